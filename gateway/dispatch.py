@@ -39,7 +39,9 @@ class RetryBudget:
 
     def earn(self) -> None:
         """A request was sent the first time."""
-        self._tokens = min(self._ceiling, self._tokens + self._fraction)
+        self._tokens += self._fraction
+        if self._tokens > self._ceiling:
+            self._tokens = self._ceiling
 
     def spend(self) -> bool:
         """Take one retry; false if none is left."""

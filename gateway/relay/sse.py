@@ -150,8 +150,15 @@ _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in the end of a plain answer."""
-    return _usage(_last_usage(tail))
+    """The last usage in the end of a plain answer, where it mostly is one of the last fields of the whole."""
+    start = tail.rfind(b'"usage"')
+    if start < 0:
+        return None
+    try:
+        found = orjson.loads(b"{" + tail[start:])["usage"]
+    except orjson.JSONDecodeError:
+        found = None
+    return _usage(found if found and type(found) is dict else _last_usage(tail))
 
 
 def read_stream_usage(first: bytes, last: bytes = b"") -> Usage | None:
@@ -196,8 +203,8 @@ def _usage(found: dict[str, Any]) -> Usage | None:
     """Understands OpenAI's names, of chat and of responses, and Anthropic's."""
     if not found:
         return None
-    prompt = found.get("prompt_tokens", found.get("input_tokens"))
-    completion = found.get("completion_tokens", found.get("output_tokens"))
+    prompt = found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens")
+    completion = found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens")
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
     return Usage(

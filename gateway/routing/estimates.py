@@ -19,6 +19,7 @@ from gateway.routing.engine import CostModel
 
 _MAX_KNOWN = 65536
 _MOST_MODELS = 1024
+_PROMPTS, _ANSWERS = 50, 500  # in a running mean; those before fade
 _ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
 
 
@@ -92,11 +93,14 @@ class Estimates:
                 del self._means[next(iter(self._means))]
             means = self._means[model] = _Means(self._start.bytes_per_token, self._start.output_tokens)
         if prompt_tokens >= 64 and prompt_bytes >= 256:
-            means.prompts += 1
-            sample = min(16.0, max(0.5, prompt_bytes / prompt_tokens))
-            means.bytes_per_token += max(0.02, 1 / means.prompts) * (sample - means.bytes_per_token)
+            if means.prompts < _PROMPTS:
+                means.prompts += 1
+            sample = prompt_bytes / prompt_tokens
+            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
+            means.bytes_per_token += 1 / means.prompts * (sample - means.bytes_per_token)
         if output_tokens > 0:
-            means.answers = min(means.answers + 1, 500)
+            if means.answers < _ANSWERS:
+                means.answers += 1
             means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
@@ -184,7 +188,6 @@ _REFRESH = 25  # answers between two computations of the quantile, once there ar
 _FEW = 20.0  # answers; for a tenant with fewer, the model's lengths are used
 _UNKNOWN_TOKENS = 512.0
 _MAX_TENANTS = 1024  # and models
-_LEAST_SAMPLE_WEIGHT = 0.02  # of one prompt in what prompts are usually longer than estimated
 
 _EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
@@ -210,7 +213,9 @@ class _Lengths:
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
         """Add an answer. `was_cut`: its limit ended it; `share`: the quantile to compute."""
-        bucket = min(_BUCKETS - 1, int(_STEPS * log2(tokens))) if tokens > 1 else 0
+        bucket = int(_STEPS * log2(tokens)) if tokens > 1 else 0
+        if bucket >= _BUCKETS:
+            bucket = _BUCKETS - 1
         (self._cut if was_cut else self._ended)[bucket] += self._weight
         self._weight /= _FADES
         if self._weight > 1e100:
@@ -223,9 +228,10 @@ class _Lengths:
 
     def exceeded(self, tokens: int) -> None:
         """A prompt had so many tokens more than estimated."""
-        self._prompts += 1
-        self._mean_excess += (tokens - self._mean_excess) * max(_LEAST_SAMPLE_WEIGHT, 1 / self._prompts)
-        self.excess_tokens = max(0, round(self._mean_excess))
+        if self._prompts < _PROMPTS:
+            self._prompts += 1
+        self._mean_excess += (tokens - self._mean_excess) * (1 / self._prompts)
+        self.excess_tokens = round(self._mean_excess) if self._mean_excess > 0 else 0
 
     def _quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""
