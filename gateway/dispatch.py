@@ -123,14 +123,13 @@ class Dispatcher:
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
         keep_alive = reply.comment if demand.streams else None
         while True:
-            explanation = self._explanation(demand, attempts) if request.explains else ""
+            explanation = self._explanation(demand, attempts) if request.explains else b""
             with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive) as lease:
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:
                     reply.set_backend_headers(
-                        f"x-gateway-backend: {lease.backend}\r\n"
-                        f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
-                        f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{explanation}".encode()
+                        b"x-gateway-backend: %b\r\nx-gateway-queue-ms: %.0f\r\nx-gateway-prefix-tokens: %d\r\n%b"
+                        % (lease.backend.encode(), record.queue_seconds * 1000, lease.hit_tokens, explanation)
                     )
                 # A rank that the client names wrongly is rejected by the backend, in the engine's words.
                 rank = lease.rank if lease.rank is None or demand.rank is None else demand.rank
@@ -168,15 +167,15 @@ class Dispatcher:
                 await self._lease_broker.change(_PAUSE_SECONDS)
             waited = self._lease_broker.now() - since
 
-    def _explanation(self, demand: Demand, attempts: Attempts) -> str:
+    def _explanation(self, demand: Demand, attempts: Attempts) -> bytes:
         """The header line x-gateway-explain, or nothing."""
         if not (self._response_headers and demand.sequences):
-            return ""
+            return b""
         try:
             verdicts = self._lease_broker.explain(demand, attempts.avoid)
         except NoBackend:
-            return ""
-        return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
+            return b""
+        return b"x-gateway-explain: %b\r\n" % as_header(verdicts)
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
         demand, backend = request.demand, self._fleet.by_name[lease.backend]

@@ -203,11 +203,11 @@ class AccessLog(LineWriter):
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
     """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen.
 
-    Times are cut at a thousandth by `int`, which costs a third of `round`.
+    Times are cut at a thousandth by `// 1`, which costs an eighth of `round`.
     """
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     document: dict[str, Any] = {
-        "time": int((offset_seconds + ended) * 1000) / 1000,
+        "time": (offset_seconds + ended) * 1e3 // 1 / 1e3,
         "request_id": record.request_id,
         "endpoint": record.endpoint,
         "model": record.model,
@@ -217,9 +217,9 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
         "status": record.status,
         "stream": record.streams,
         "attempts": record.attempts,
-        "queue_ms": int(record.queue_seconds * 1000 * 1000) / 1000,
-        "first_byte_ms": None if first is None else int((first - arrived) * 1000 * 1000) / 1000,
-        "duration_ms": int((ended - arrived) * 1000 * 1000) / 1000,
+        "queue_ms": record.queue_seconds * 1e6 // 1 / 1e3,
+        "first_byte_ms": None if first is None else (first - arrived) * 1e6 // 1 / 1e3,
+        "duration_ms": (ended - arrived) * 1e6 // 1 / 1e3,
         "request_bytes": record.request_bytes,
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,

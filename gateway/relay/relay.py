@@ -32,7 +32,7 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection, Pool
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.request import InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
@@ -175,15 +175,16 @@ class UpstreamResponse:
     # Passing on.
 
     def _take_head(self) -> None:
-        self._status = self._connection.status
-        for name, value in self._connection.headers:
-            if len(value) > _MAX_VALUE_BYTES:
-                continue
-            name = name.lower()
-            if name == b"content-type":
-                self._content_type = value
-            elif name in _PASSED_HEADERS and len(self._extra) < _MAX_EXTRA_BYTES:
-                self._extra += b"%b: %b\r\n" % (name, value)
+        self._status, headers = self._connection.status, self._connection.headers
+        fields = dict(headers)
+        content_type = fields.get(b"content-type")
+        if content_type is not None and len(content_type) <= _MAX_VALUE_BYTES:
+            self._content_type = content_type
+        if not _PASSED_HEADERS.isdisjoint(fields):
+            for name, value in headers:
+                fits = len(value) <= _MAX_VALUE_BYTES and len(self._extra) < _MAX_EXTRA_BYTES
+                if name in _PASSED_HEADERS and fits:
+                    self._extra += b"%b: %b\r\n" % (name, value)
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._request.done_marker, self._request.hides_usage)
 
@@ -347,16 +348,16 @@ class Relay:
         response = UpstreamResponse(request, pool.backend, connection, sink, first_token, on_tokens, self._clock)
         self._under_way.add(response)
         try:
-            head = b"%b %b%b%b" % (request.method, request.target, pool.constant_head, request.headers)
+            headers, body = request.headers, request.body
             if rank is not None and request.kind is Kind.GENERATE:
-                head += b"x-data-parallel-rank: %d\r\n" % rank
+                headers += b"x-data-parallel-rank: %d\r\n" % rank
+            if request.method != b"GET":
+                framing = b"content-length: %d" % len(body) if request.upload is None else b"transfer-encoding: chunked"
+                headers = b"%bcontent-type: %b\r\n%b\r\n" % (headers, request.content_type, framing)
+            head = b"%b %b%b%b\r\n" % (request.method, request.target, pool.constant_head, headers)
+            connection.send(head, response, body)
             if request.upload is not None:
-                return await self._send_upload(head, request, connection, response)
-            if request.method == b"GET":
-                head += b"\r\n"
-            else:
-                head += b"content-type: %b\r\ncontent-length: %d\r\n\r\n" % (request.content_type, len(request.body))
-            connection.send(head, response, request.body)
+                await self._send_upload(request.upload, connection, response)
             return await response.done
         except asyncio.CancelledError:
             if response.answered:
@@ -366,15 +367,8 @@ class Relay:
             self._under_way.remove(response)
             pool.give_back(connection, answered=response.close())
 
-    async def _send_upload(
-        self, head: bytes, request: InferenceRequest, connection: BackendConnection, response: UpstreamResponse
-    ) -> UpstreamResult:
+    async def _send_upload(self, upload: BodyStream, connection: BackendConnection, response: UpstreamResponse) -> None:
         """Pass an upload on piece by piece, as fast as the backend reads it; its answer may already arrive."""
-        upload = request.upload
-        assert upload is not None
-        connection.send(
-            b"%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % (head, request.content_type), response
-        )
         whole = False
         response.done.add_done_callback(lambda _: upload.close())  # answered early: wait for no more of it
         try:
@@ -390,7 +384,6 @@ class Relay:
         finally:
             if not whole:
                 connection.abort()  # the backend would read the next request as the rest of the body
-        return await response.done
 
     async def _drained(self, connection: BackendConnection) -> None:
         """Wait until the backend reads more. With a timeout, because a client's disconnect is not noticed meanwhile."""
