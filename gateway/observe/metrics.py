@@ -67,7 +67,7 @@ class Histogram(Live):
         (counts, total), bounds = known, self._bounds
         for value in values:
             counts[bisect_left(bounds, value)] += 1
-        total[0] += sum(values)
+        total[0] += sum(values, 0.0)
 
     def _copied(self) -> Iterator[tuple[Labels, Any]]:
         for labels, (counts, total) in self.values.items():

@@ -138,10 +138,8 @@ class RecordBatcher:
         if not records:
             return
         for consume_all in self._batch_consumers:
-            try:
+            with self._supervisor.guard("finished_requests"):
                 consume_all(records)
-            except Exception as error:
-                self._supervisor.caught("finished_requests", error)
         for consume in self._consumers:
             for record in records:
                 try:

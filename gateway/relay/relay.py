@@ -233,10 +233,12 @@ class UpstreamResponse:
             sink.end()
             usage = read_usage(kept)
         elif status >= 400:
-            self._finish_error(
-                UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
-            )
-            return
+            answer = UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
+            if error := _judge(answer):
+                self.done.set_exception(error)
+                return
+            sink.send(status, self._content_type, self._extra, kept)
+            usage = None
         elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
@@ -249,17 +251,9 @@ class UpstreamResponse:
             UpstreamResult(status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
         )
 
-    def _finish_error(self, answer: UpstreamResult) -> None:
-        if error := _judge(answer):
-            self.done.set_exception(error)
-        else:
-            self._sink.send(answer.status, answer.content_type, answer.extra, answer.body)
-            self.answered = True
-            self.done.set_result(answer)
-
     def _gave_up(self, event: bytes) -> None:
         """The backend ended the stream with an error, or by aborting it."""
-        aborted = ABORTED in event or _is_engine_death(event)
+        aborted = ABORTED in event or _ENGINE_DEATH.search(event) is not None
         if self._sink.begun:
             message = f"The backend aborted the response: {_message(event)}"
             self.done.set_exception(StreamInterrupted(message, answered=not aborted))
@@ -275,7 +269,7 @@ def _judge(answer: UpstreamResult) -> BackendError | None:
     if status in (429, 503):
         return BackendBusy(f"The backend returned {status}.", answer=answer)
     if status >= 500:
-        if _is_engine_death(body):
+        if _ENGINE_DEATH.search(body):
             return EngineDead("The backend's engine is dead.", answer=answer)
         return BackendFault(f"The backend returned {status}.", answer=answer)
     if status == 404 and b"does not exist" in body:
@@ -285,10 +279,6 @@ def _judge(answer: UpstreamResult) -> BackendError | None:
     if status in (404, 405) and b'"error"' not in body:
         return EndpointNotOffered("The backend of this model does not support this endpoint.")
     return None
-
-
-def _is_engine_death(body: bytes) -> bool:
-    return _ENGINE_DEATH.search(body) is not None
 
 
 def _message(event: bytes) -> str:

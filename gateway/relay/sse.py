@@ -116,7 +116,7 @@ class EventStream:
 def _document_of(event: bytes) -> dict[str, Any] | None:
     """The object that an event holds; None if it holds none."""
     try:
-        document = orjson.loads(b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")))
+        document = orjson.loads(b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]))
     except orjson.JSONDecodeError:
         return None
     return document if type(document) is dict else None

@@ -23,13 +23,6 @@ _PROMPTS, _ANSWERS = 50, 500  # in a running mean; those before fade
 _ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
 
 
-class Counted(NamedTuple):
-    """What an engine counted in a prompt, and in its answer."""
-
-    prompt_tokens: int
-    output_tokens: int
-
-
 class Measure(NamedTuple):
     """A prompt's tokens, its first part whose tokens an engine has counted, and whether its last answer is whole.
 
@@ -59,7 +52,7 @@ class Estimates:
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
         self._start = _Means(bytes_per_token, output_tokens)
         self._means: dict[str, _Means] = {}
-        self._known: OrderedDict[int, Counted] = OrderedDict()  # by the prompt's last key
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()  # of prompt and answer, by the prompt's last key
 
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes that make one token of this model."""
@@ -71,13 +64,13 @@ class Estimates:
         """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Demand`."""
         ratio, anchor, tokens, is_whole = self._means.get(model, self._start).bytes_per_token, 0, 0, False
         if turn and (known := self._known.get(keys[turn - 1])) is not None:
-            anchor, tokens, after = edges[turn - 1], known.prompt_tokens, edges[turn_end - 1]
-            expected = known.output_tokens * ratio
+            (tokens, output), anchor, after = known, edges[turn - 1], edges[turn_end - 1]
+            expected = output * ratio
             is_whole = expected / _ALIKE - 64 <= after - anchor <= expected * _ALIKE + 64
             if is_whole:
-                anchor, tokens = after, tokens + known.output_tokens
+                anchor, tokens = after, tokens + output
         if keys and edges[-1] == size and (known := self._known.get(keys[-1])) is not None:
-            return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
+            return Measure(known[0], size, known[0], is_whole)
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
     def expected_output_tokens(self, model: str, limit: int | None) -> float:
@@ -104,7 +97,7 @@ class Estimates:
             means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
-        self._known[prompt_key] = Counted(prompt_tokens, output_tokens)
+        self._known[prompt_key] = prompt_tokens, output_tokens
         self._known.move_to_end(prompt_key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
