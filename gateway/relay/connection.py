@@ -49,7 +49,7 @@ class BackendConnection(asyncio.Protocol):
         self.answered = False  # a byte of it has arrived
         self.ended = True  # it has arrived completely
         self.status = 0  # 0 = the head is not complete
-        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
+        self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []  # of the body; the receiver clears it
         self.on_body = self.parts.append  # the parser calls it once an event: no frame for it
         self._parser = httptools.HttpResponseParser(self)
@@ -175,7 +175,7 @@ class BackendConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self.status:  # not a trailer
-            self.headers.append((name.lower(), value))
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """The end of a head; heads of 1xx answers are passed over."""

@@ -44,7 +44,7 @@ _MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
 _MAX_EXTRA_BYTES = 4096
 _GONE_SECONDS = 10.0  # a backend that refuses connections may leave open ones silent forever
 _PASSED_HEADERS = frozenset(
-    b"content-encoding content-disposition content-language openai-processing-ms retry-after".split()
+    b"content-type content-encoding content-disposition content-language openai-processing-ms retry-after".split()
 )
 
 
@@ -175,16 +175,15 @@ class UpstreamResponse:
     # Passing on.
 
     def _take_head(self) -> None:
-        self._status, headers = self._connection.status, self._connection.headers
-        fields = dict(headers)
-        content_type = fields.get(b"content-type")
-        if content_type is not None and len(content_type) <= _MAX_VALUE_BYTES:
-            self._content_type = content_type
-        if not _PASSED_HEADERS.isdisjoint(fields):
-            for name, value in headers:
-                fits = len(value) <= _MAX_VALUE_BYTES and len(self._extra) < _MAX_EXTRA_BYTES
-                if name in _PASSED_HEADERS and fits:
-                    self._extra += b"%b: %b\r\n" % (name, value)
+        self._status = self._connection.status
+        for name, value in self._connection.headers:
+            name = name.lower()
+            if name not in _PASSED_HEADERS or len(value) > _MAX_VALUE_BYTES:
+                continue
+            if name == b"content-type":
+                self._content_type = value
+            elif len(self._extra) < _MAX_EXTRA_BYTES:
+                self._extra += b"%b: %b\r\n" % (name, value)
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._request.done_marker, self._request.hides_usage)
 

@@ -26,7 +26,7 @@ def test_an_answer_that_arrives_at_once_is_passed_on_in_order() -> None:
     assert transport.sent == b"GET / HTTP/1.1\r\n\r\n"
     connection.data_received(PLAIN)
     assert receiver.said == ["head 200", "body", "end", "received"]
-    assert receiver.headers == [(b"content-type", b"application/json"), (b"content-length", b"5")]
+    assert receiver.headers == [(b"Content-Type", b"application/json"), (b"Content-Length", b"5")]
     assert connection.rest(0.0)
 
 

@@ -55,7 +55,7 @@ class Scene:
         return self.expected.pop(0) if self.expected else 1000
 
     def head(self, status: int = 200, headers: list[tuple[bytes, bytes]] = JSON) -> None:
-        self.connection.status, self.connection.headers = status, [(name.lower(), value) for name, value in headers]
+        self.connection.status, self.connection.headers = status, headers
 
     def body(self, *pieces: bytes, end: bool = False) -> None:
         self.connection.parts += pieces
