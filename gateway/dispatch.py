@@ -56,7 +56,7 @@ class Attempts:
 
     __slots__ = ("_budget", "_connect_failures", "_repeatable", "_repeated", "avoid", "fresh")
 
-    def __init__(self, budget: RetryBudget, *, repeatable: bool) -> None:
+    def __init__(self, budget: RetryBudget, repeatable: bool) -> None:
         self._budget = budget
         self._repeatable = repeatable
         self._connect_failures = 0
@@ -119,7 +119,7 @@ class Dispatcher:
         Raises a GatewayError if it cannot be answered; `reply.begun` is then true if the client has a part of the
         response. When cancelled, the backend request is aborted and everything reserved is released.
         """
-        demand, attempts = request.demand, Attempts(self._budget, repeatable=request.repeatable)
+        demand, attempts = request.demand, Attempts(self._budget, request.repeatable)
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
         keep_alive = reply.comment if demand.streams else None
         while True:

@@ -246,9 +246,9 @@ class UpstreamResponse:
             sink.send(status, self._content_type, self._extra, kept)
             usage = read_usage(kept[-_TAIL_BYTES:])
         self.answered = True
-        self.done.set_result(
-            UpstreamResult(status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
-        )
+        result = UpstreamResult(status, usage, self._first_byte_seconds)
+        result.client_was_slow = self._client_was_slow
+        self.done.set_result(result)
 
     def _gave_up(self, event: bytes) -> None:
         """The backend ended the stream with an error, or by aborting it."""
@@ -333,7 +333,7 @@ class Relay:
         is closed, which makes the backend abort the request.
         """
         pool = self._pools[backend]
-        connection = await pool.take(fresh=fresh)
+        connection = (None if fresh else pool.take_idle()) or await pool.take_new()
         response = UpstreamResponse(request, pool.backend, connection, sink, first_token, on_tokens, self._clock)
         self._under_way.add(response)
         try:
