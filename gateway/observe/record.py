@@ -109,6 +109,8 @@ class Record:
 
 
 _BATCH = 64
+_Consumer = Callable[[Record], None]
+_BatchConsumers = Sequence[Callable[[list[Record]], None]]
 
 
 class RecordBatcher:
@@ -116,12 +118,7 @@ class RecordBatcher:
     a third. `consumers` get them one by one, `batch_consumers` all that there are.
     """
 
-    def __init__(
-        self,
-        supervisor: Supervisor,
-        *consumers: Callable[[Record], None],
-        batch_consumers: Sequence[Callable[[list[Record]], None]] = (),
-    ) -> None:
+    def __init__(self, supervisor: Supervisor, *consumers: _Consumer, batch_consumers: _BatchConsumers = ()) -> None:
         self._supervisor = supervisor
         self._consumers = consumers
         self._batch_consumers = batch_consumers

@@ -161,13 +161,13 @@ def read_usage(tail: bytes) -> Usage | None:
     return _usage(found if found and type(found) is dict else _last_usage(tail))
 
 
-def read_stream_usage(first: bytes, last: bytes = b"") -> Usage | None:
-    """The usage in the first and the last such piece of a stream; later events count over earlier ones.
+def read_stream_usage(*pieces: bytes) -> Usage | None:
+    """The usage in these pieces of a stream; later events count over earlier ones.
 
     What a request has brought along (tools, metadata) may be named so too: only the places count where engines put it.
     """
     merged: dict[str, Any] = {}
-    for piece in (first, last) if last is not first else (first,):
+    for piece in dict.fromkeys(pieces):  # often the same one
         for event in _EVENT_END.split(piece):
             if b'"usage"' not in event:
                 continue
