@@ -38,7 +38,7 @@ from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
-from gateway.observe.record import Record, RecordBatcher
+from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.resources import MemoryBudget, fitted, raise_limit
 from gateway.routing.engine import CostModel
@@ -96,7 +96,12 @@ class Gateway:
             prefixes = PrefixHashes(secret) if config.server.access_log_prefixes else None
             self.access_log = AccessLog(log_out, clock, lambda: datetime.now(UTC).timestamp(), prefixes)
         self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
-        self.finished = RecordBatcher(supervisor, *self._consumers())
+        limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
+        consumers = [cache_state.learn, limit_changes.finished]
+        if report.enabled:
+            consumers.append(self.prefix_report.finished)
+        batch_consumers = [self.metrics.finished, *([self.access_log.add] if self.access_log else [])]
+        self.finished = RecordBatcher(supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
         self._build_front(secret)
         self._listen_to_fleet()
@@ -110,15 +115,6 @@ class Gateway:
                 return LeastLoadedPolicy()
             case "round_robin":
                 return RoundRobinPolicy()
-
-    def _consumers(self) -> list[Callable[[Record], None]]:
-        limits = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, self.clock)
-        consumers: list[Callable[[Record], None]] = [self.cache_state.learn, self.metrics.finished, limits.finished]
-        if self.config.prefix_report.enabled:
-            consumers.append(self.prefix_report.finished)
-        if self.access_log is not None:
-            consumers.append(self.access_log.add)
-        return consumers
 
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""

@@ -40,7 +40,9 @@ class RetryBudget:
 
     def earn(self) -> None:
         """A request was sent the first time."""
-        self._tokens = min(self._ceiling, self._tokens + self._fraction)
+        self._tokens += self._fraction
+        if self._tokens > self._ceiling:
+            self._tokens = self._ceiling
 
     def spend(self) -> bool:
         """Take one retry; false if none is left."""
@@ -55,7 +57,7 @@ class Attempts:
 
     __slots__ = ("_budget", "_connect_failures", "_repeatable", "avoid", "fresh", "repeated")
 
-    def __init__(self, budget: RetryBudget, *, repeatable: bool) -> None:
+    def __init__(self, budget: RetryBudget, repeatable: bool) -> None:
         self._budget = budget
         self._repeatable = repeatable
         self._connect_failures = 0
@@ -118,18 +120,17 @@ class Dispatcher:
         Raises a GatewayError if it cannot be answered; `reply.begun` is then true if the client has a part of the
         response. When cancelled, the backend request is aborted and everything reserved is released.
         """
-        demand, attempts = request.demand, Attempts(self._budget, repeatable=request.repeatable)
+        demand, attempts = request.demand, Attempts(self._budget, request.repeatable)
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
         keep_alive = reply.comment if demand.streams else None
         while True:
-            explanation = self._explanation(demand, attempts) if request.explains else ""
+            explanation = self._explanation(demand, attempts) if request.explains else b""
             with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive) as lease:
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:
                     reply.set_backend_headers(
-                        f"x-gateway-backend: {lease.backend}\r\n"
-                        f"x-gateway-queue-ms: {record.queue_seconds * 1000:.0f}\r\n"
-                        f"x-gateway-prefix-tokens: {lease.hit_tokens}\r\n{explanation}".encode()
+                        b"x-gateway-backend: %b\r\nx-gateway-queue-ms: %.0f\r\nx-gateway-prefix-tokens: %d\r\n%b"
+                        % (lease.backend.encode(), record.queue_seconds * 1000, lease.hit_tokens, explanation)
                     )
                 # A rank that the client names wrongly is rejected by the backend, in the engine's words.
                 rank = lease.rank if lease.rank is None or demand.rank is None else demand.rank
@@ -157,7 +158,7 @@ class Dispatcher:
                     lease.on_failure()  # nothing was sent
                     raise
                 except asyncio.CancelledError:
-                    self._metrics.attempts.values[lease.backend, "cancelled"] += 1
+                    self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise
                 else:
                     self._succeeded(request, lease, answer, record)
@@ -168,21 +169,21 @@ class Dispatcher:
                 await self._lease_broker.change(_PAUSE_SECONDS)
             waited = self._lease_broker.now() - since
 
-    def _explanation(self, demand: Demand, attempts: Attempts) -> str:
+    def _explanation(self, demand: Demand, attempts: Attempts) -> bytes:
         """The header line x-gateway-explain, or nothing."""
         if not (self._response_headers and demand.sequences):
-            return ""
+            return b""
         try:
             verdicts = self._lease_broker.explain(demand, attempts.avoid)
         except NoBackend:
-            return ""
-        return f"x-gateway-explain: {as_header(verdicts).decode()}\r\n"
+            return b""
+        return b"x-gateway-explain: %b\r\n" % as_header(verdicts)
 
     def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
         demand, backend = request.demand, self._fleet.by_name[lease.backend]
         lease.on_answer(answer)
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
-        self._metrics.attempts.values[lease.backend, "ok"] += 1
+        self._metrics.attempts.add((lease.backend, "ok"))
         if answer.usage is not None:
             plausible = answer.limit_usage(demand, backend.context_tokens.get(demand.model))
             record.answered(
@@ -193,7 +194,7 @@ class Dispatcher:
     def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
         demand, backend = request.demand, self._fleet.by_name[lease.backend]
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
-        self._metrics.attempts.values[lease.backend, error.code or "failed"] += 1
+        self._metrics.attempts.add((lease.backend, error.code or "failed"))
         lease.on_failure()
         if isinstance(error, BackendBusy):
             error.retry_after(self._lease_broker.retry_after_seconds(demand.model))

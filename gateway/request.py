@@ -144,7 +144,7 @@ class Usage:
 
 def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
     """An upper bound of the tokens of this many prompts of text."""
-    return _MOST_TOKENS_PER_BYTE * size_bytes + _MOST_TEMPLATE_TOKENS * max(1, prompts)
+    return _MOST_TOKENS_PER_BYTE * size_bytes + _MOST_TEMPLATE_TOKENS * (prompts or 1)
 
 
 class BodyStream(Protocol):
@@ -232,13 +232,14 @@ class UpstreamResult:
 
         `context_tokens`: the model's limit for prompt and answer of one sequence; None = not known.
         """
-        if self.usage is None:
+        usage = self.usage
+        if usage is None:
             return False
-        most = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * max(1, demand.sequences)
-        most_prompt = most
+        most = most_prompt = (context_tokens or _UNKNOWN_CONTEXT_TOKENS) * (demand.sequences or 1)
         if demand.learnable_bytes and demand.pinned is None:  # the prompt is text, and all in the request
-            most_prompt = min(most, most_prompt_tokens(demand.sequences, demand.size_bytes))
-        prompt, completion, cached = self.usage.prompt_tokens, self.usage.completion_tokens, self.usage.cached_tokens
+            of_text = most_prompt_tokens(demand.sequences, demand.size_bytes)
+            most_prompt = of_text if of_text < most else most
+        prompt, completion, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
         if prompt <= most_prompt and completion <= most and (cached is None or cached <= prompt):
             return True
         prompt = min(prompt, most_prompt)

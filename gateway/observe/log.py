@@ -42,15 +42,15 @@ class LineWriter:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def write(self, line: bytes) -> None:
-        """Queue a line, with its newline. Never waits for the reader, never raises."""
-        size = len(line) + _LINE_OVERHEAD_BYTES
+    def write(self, lines: bytes, count: int = 1) -> None:
+        """Queue a line, or several, with their newlines. Never waits for the reader, never raises."""
+        size = len(lines) + _LINE_OVERHEAD_BYTES
         with self._lock:
             if self._held_bytes + size > MAX_HELD_BYTES:
-                self.dropped += 1
+                self.dropped += count
             else:
                 self._held_bytes += size
-                self._lines.append(line)
+                self._lines.append(lines)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -189,10 +189,11 @@ class AccessLog(LineWriter):
         self._wall_clock = wall_clock
         self._look_at_clocks()
 
-    def add(self, record: Record) -> None:
-        if record.ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
+    def add(self, records: list[Record]) -> None:
+        if records[-1].ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
             self._look_at_clocks()
-        self.write(line_of(record, self._offset_seconds, self._prefixes))
+        offset_seconds, prefixes = self._offset_seconds, self._prefixes
+        self.write(b"".join([line_of(record, offset_seconds, prefixes) for record in records]), len(records))
 
     def _look_at_clocks(self) -> None:
         self._looked_seconds = self._clock()
@@ -202,11 +203,11 @@ class AccessLog(LineWriter):
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
     """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen.
 
-    Times are cut at a thousandth by `int`, which costs a third of `round`.
+    Times are cut at a thousandth by `// 1`, which costs an eighth of `round`.
     """
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     document: dict[str, Any] = {
-        "time": int((offset_seconds + ended) * 1000) / 1000,
+        "time": (offset_seconds + ended) * 1e3 // 1 / 1e3,
         "request_id": record.request_id,
         "endpoint": record.endpoint,
         "model": record.model,
@@ -216,9 +217,9 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
         "status": record.status,
         "stream": record.streams,
         "attempts": record.attempts,
-        "queue_ms": int(record.queue_seconds * 1000 * 1000) / 1000,
-        "first_byte_ms": None if first is None else int((first - arrived) * 1000 * 1000) / 1000,
-        "duration_ms": int((ended - arrived) * 1000 * 1000) / 1000,
+        "queue_ms": record.queue_seconds * 1e6 // 1 / 1e3,
+        "first_byte_ms": None if first is None else (first - arrived) * 1e6 // 1 / 1e3,
+        "duration_ms": (ended - arrived) * 1e6 // 1 / 1e3,
         "request_bytes": record.request_bytes,
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,

@@ -60,12 +60,14 @@ class Histogram(Live):
         self._bounds = bounds
         super().__init__(HistogramMetricFamily, name, documentation, labels, self._copied)
 
-    def observe(self, labels: Labels, value: float) -> None:
+    def observe(self, labels: Labels, *values: float) -> None:
         known = self.values.get(labels)
         if known is None:
             known = self.values[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        known[0][bisect_left(self._bounds, value)] += 1
-        known[1][0] += value
+        (counts, total), bounds = known, self._bounds
+        for value in values:
+            counts[bisect_left(bounds, value)] += 1
+        total[0] += sum(values, 0.0)
 
     def _copied(self) -> Iterator[tuple[Labels, Any]]:
         for labels, (counts, total) in self.values.items():
@@ -162,30 +164,33 @@ class Metrics(Collector):
         self.before_collecting()
         return MetricsSnapshot(self._live, breathe)
 
-    def finished(self, record: Record) -> None:
-        endpoint, backend = record.endpoint, record.backend
-        model = record.model if record.model in self._models else self._capped(record.model)
-        self.requests.values[endpoint, model, backend, record.outcome] += 1.0
-        if record.model:
-            self.queue_wait.observe((model, "batch" if record.batch else "interactive"), record.queue_seconds)
-        if not backend:
-            return
-        self.duration.observe((endpoint, model), record.ended_seconds - record.arrived_seconds)
-        if record.streams and record.first_byte_seconds is not None:
-            self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
-        self.hit_tokens.values[backend, "predicted"] += record.predicted_hit_tokens
-        if record.actual_hit_tokens is not None:
-            self.hit_tokens.values[backend, "actual"] += record.actual_hit_tokens
-        if record.prompt_tokens:
-            self.prompt_tokens.values[model,] += record.prompt_tokens
-            self.completion_tokens.values[model,] += record.completion_tokens
+    def finished(self, records: list[Record]) -> None:
+        """Count requests, all that have the same labels together: each label is looked up once."""
+        alike = defaultdict[tuple[str, str, str, str, bool], list[Record]](list)
+        for record in records:
+            alike[record.endpoint, record.model, record.backend, record.outcome, record.batch].append(record)
+        for (endpoint, model, backend, outcome, batch), group in alike.items():
+            if model not in self._models and len(self._models) >= _MAX_MODELS:
+                model = "other"
+            self._models.add(model)
+            self.requests.add((endpoint, model, backend, outcome), len(group))
+            if model:
+                waits = [record.queue_seconds for record in group]
+                self.queue_wait.observe((model, "batch" if batch else "interactive"), *waits)
+            if backend:
+                self._answered(endpoint, model, backend, group)
 
-    def _capped(self, model: str) -> str:
-        """The label of a model that is counted for the first time."""
-        if len(self._models) >= _MAX_MODELS:
-            return "other"
-        self._models.add(model)
-        return model
+    def _answered(self, endpoint: str, model: str, backend: str, group: list[Record]) -> None:
+        self.duration.observe((endpoint, model), *[record.ended_seconds - record.arrived_seconds for record in group])
+        for record in group:
+            if record.streams and record.first_byte_seconds is not None:
+                self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
+        self.hit_tokens.add((backend, "predicted"), sum([record.predicted_hit_tokens for record in group]))
+        if actual := [record.actual_hit_tokens for record in group if record.actual_hit_tokens is not None]:
+            self.hit_tokens.add((backend, "actual"), sum(actual))
+        if counted := [record for record in group if record.prompt_tokens]:
+            self.prompt_tokens.add((model,), sum([record.prompt_tokens for record in counted]))
+            self.completion_tokens.add((model,), sum([record.completion_tokens for record in counted]))
 
 
 _ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)

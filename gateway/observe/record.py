@@ -1,6 +1,6 @@
 """The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.request import Demand, Usage
 from gateway.supervisor import Supervisor
@@ -109,16 +109,19 @@ class Record:
 
 
 _BATCH = 64
+_Consumer = Callable[[Record], None]
+_BatchConsumers = Sequence[Callable[[list[Record]], None]]
 
 
 class RecordBatcher:
     """Passes each record to every consumer, 64 at a time or when `settle` is called: done in a row, the same work costs
-    a third.
+    a third. `consumers` get them one by one, `batch_consumers` all that there are.
     """
 
-    def __init__(self, supervisor: Supervisor, *consumers: Callable[[Record], None]) -> None:
+    def __init__(self, supervisor: Supervisor, *consumers: _Consumer, batch_consumers: _BatchConsumers = ()) -> None:
         self._supervisor = supervisor
         self._consumers = consumers
+        self._batch_consumers = batch_consumers
         self._records: list[Record] = []
 
     def add(self, record: Record) -> None:
@@ -129,6 +132,11 @@ class RecordBatcher:
     def settle(self) -> None:
         """Pass on the collected records. An exception of one consumer for one record affects no other."""
         records, self._records = self._records, []
+        if not records:
+            return
+        for consume_all in self._batch_consumers:
+            with self._supervisor.guard("finished_requests"):
+                consume_all(records)
         for consume in self._consumers:
             for record in records:
                 try:

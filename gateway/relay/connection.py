@@ -237,10 +237,10 @@ class Pool:
     def __repr__(self) -> str:
         return f"<Pool {self.backend.name} {self.open} in use, {len(self._idle)} idle>"
 
-    async def take(self, *, fresh: bool = False) -> BackendConnection:
-        """An open connection; `fresh` = not one that was used before. Raises ConnectFailed or OutOfDescriptors."""
+    def take_idle(self) -> BackendConnection | None:
+        """The idle connection that was used last, if it may be used again."""
         config, now = self._config, self._clock()
-        while self._idle and not fresh:
+        while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
             if (
@@ -249,10 +249,14 @@ class Pool:
                 and now - connection.idle_since < config.keep_alive_seconds
                 and now - connection.made_at < config.max_connection_age_seconds
             ):
-                break
+                self.open += 1
+                return connection
             connection.abort()
-        else:
-            connection = await self._connect()
+        return None
+
+    async def take_new(self) -> BackendConnection:
+        """A connection that was never used. Raises ConnectFailed or OutOfDescriptors."""
+        connection = await self._connect()
         self.open += 1
         return connection
 

@@ -33,7 +33,7 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection, Pool
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.request import InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
@@ -45,7 +45,7 @@ _MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
 _MAX_EXTRA_BYTES = 4096
 _GONE_SECONDS = 10.0  # a backend that refuses connections may leave open ones silent forever
 _PASSED_HEADERS = frozenset(
-    b"content-encoding content-disposition content-language openai-processing-ms retry-after".split()
+    b"content-type content-encoding content-disposition content-language openai-processing-ms retry-after".split()
 )
 
 
@@ -84,7 +84,8 @@ class UpstreamResponse:
         self._content_type = b"application/json"
         self._extra = b""
         self._events: EventStream | None = None
-        self._kept = b""  # a plain answer until it is passed on, then its end
+        self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
+        self._kept_bytes = 0
         self._client_was_slow = False
         self._first_byte_seconds: float | None = None
 
@@ -128,21 +129,24 @@ class UpstreamResponse:
     def received(self) -> None:
         """Pass on what has arrived together: of a stream, mostly one event in one part."""
         self.heard = True
-        connection, sink = self._connection, self._sink
+        connection = self._connection
         if not self._status and connection.status:
             self._take_head()
         events, parts, count = self._events, connection.parts, len(connection.parts)
-        if count and not self.done.done():  # done: the end marker has come, or the client has left
+        if self.done.done():  # the end marker has come, or the client has left
+            parts.clear()
+            return
+        if count:
             data = parts[0] if count == 1 else b"".join(parts)
+            parts.clear()
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
                 if events is not None:
                     self._first_token()
             if events is None:
-                self._kept = self._kept + data if self._kept else data
-                if sink.begun or (len(self._kept) > _HELD_BYTES and not connection.ended):
-                    self._pass_plain(data)
+                self._keep(data)
             elif data := events.take(data):
+                sink = self._sink
                 if not sink.begun:
                     self._begin(data)
                 if sink.write(data):
@@ -150,9 +154,8 @@ class UpstreamResponse:
                 self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
                 if self._left <= 0:
                     self._expected = self._left = self._on_tokens(self._expected - self._left)
-        parts.clear()
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
-        if (connection.ended or (events is not None and events.ended)) and not self.done.done():
+        if connection.ended or (events is not None and events.ended):
             self._finish()
 
     def failed(self, error: BackendError) -> None:
@@ -187,23 +190,29 @@ class UpstreamResponse:
     def _take_head(self) -> None:
         self._status = self._connection.status
         for name, value in self._connection.headers:
-            if len(value) > _MAX_VALUE_BYTES:
-                continue
             name = name.lower()
+            if name not in _PASSED_HEADERS or len(value) > _MAX_VALUE_BYTES:
+                continue
             if name == b"content-type":
                 self._content_type = value
-            elif name in _PASSED_HEADERS and len(self._extra) < _MAX_EXTRA_BYTES:
+            elif len(self._extra) < _MAX_EXTRA_BYTES:
                 self._extra += b"%b: %b\r\n" % (name, value)
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
             self._events = EventStream(self._request.done_marker, self._request.hides_usage)
 
-    def _pass_plain(self, data: bytes) -> None:
-        """Pass on a part of a long plain answer; with the first one, all that was kept."""
-        if not self._sink.begun:
-            data = self._kept
+    def _keep(self, data: bytes) -> None:
+        """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""
+        sink = self._sink
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        if not sink.begun and (self._kept_bytes <= _HELD_BYTES or self._connection.ended):
+            return
+        kept = b"".join(self._kept)
+        self._kept = [kept[-_TAIL_BYTES:]]
+        if not sink.begun:
+            data = kept
             self._begin(data)
-        self._kept = self._kept[-_TAIL_BYTES:]
-        if self._sink.write(data):
+        if sink.write(data):
             self._wait_for_room()
 
     def _begin(self, data: bytes) -> None:
@@ -220,7 +229,7 @@ class UpstreamResponse:
         self._sink.when_writable(self._connection.resume_reading)
 
     def _finish(self) -> None:
-        events, sink, status = self._events, self._sink, self._status
+        events, sink, status, kept = self._events, self._sink, self._status, b"".join(self._kept)
         if events is not None:
             if events.failure:
                 self._gave_up(events.failure)
@@ -234,36 +243,29 @@ class UpstreamResponse:
             usage = read_stream_usage(events.usage_first, events.usage_last)
         elif sink.begun:
             sink.end()
-            usage = read_usage(self._kept)
+            usage = read_usage(kept)
         elif status >= 400:
-            self._finish_error(
-                UpstreamResult(status, None, self._first_byte_seconds, self._kept, self._content_type, self._extra)
-            )
-            return
-        elif self._request.done_marker is not None and ABORTED in self._kept:
+            answer = UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
+            if error := _judge(answer):
+                self.done.set_exception(error)
+                return
+            sink.send(status, self._content_type, self._extra, kept)
+            usage = None
+        elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         else:
-            if self._request.on_opening is not None:
-                self._note_opening(self._kept)
-            sink.send(status, self._content_type, self._extra, self._kept)
-            usage = read_usage(self._kept[-_TAIL_BYTES:])
+            self._note_opening(kept)
+            sink.send(status, self._content_type, self._extra, kept)
+            usage = read_usage(kept[-_TAIL_BYTES:])
         self.answered = True
-        self.done.set_result(
-            UpstreamResult(status, usage, self._first_byte_seconds, client_was_slow=self._client_was_slow)
-        )
-
-    def _finish_error(self, answer: UpstreamResult) -> None:
-        if error := _judge(answer):
-            self.done.set_exception(error)
-        else:
-            self._sink.send(answer.status, answer.content_type, answer.extra, answer.body)
-            self.answered = True
-            self.done.set_result(answer)
+        result = UpstreamResult(status, usage, self._first_byte_seconds)
+        result.client_was_slow = self._client_was_slow
+        self.done.set_result(result)
 
     def _gave_up(self, event: bytes) -> None:
         """The backend ended the stream with an error, or by aborting it."""
-        aborted = ABORTED in event or _is_engine_death(event)
+        aborted = ABORTED in event or _ENGINE_DEATH.search(event) is not None
         if self._sink.begun:
             message = f"The backend aborted the response: {_message(event)}"
             self.done.set_exception(StreamInterrupted(message, answered=not aborted))
@@ -279,7 +281,7 @@ def _judge(answer: UpstreamResult) -> BackendError | None:
     if status in (429, 503):
         return BackendBusy(f"The backend returned {status}.", answer=answer)
     if status >= 500:
-        if _is_engine_death(body):
+        if _ENGINE_DEATH.search(body):
             return EngineDead("The backend's engine is dead.", answer=answer)
         return BackendFault(f"The backend returned {status}.", answer=answer)
     if status == 404 and b"does not exist" in body:
@@ -289,10 +291,6 @@ def _judge(answer: UpstreamResult) -> BackendError | None:
     if status in (404, 405) and b'"error"' not in body:
         return EndpointNotOffered("The backend of this model does not support this endpoint.")
     return None
-
-
-def _is_engine_death(body: bytes) -> bool:
-    return _ENGINE_DEATH.search(body) is not None
 
 
 def _message(event: bytes) -> str:
@@ -351,23 +349,23 @@ class Relay:
         is closed, which makes the backend abort the request.
         """
         pool = self._pools[backend]
-        connection = await pool.take(fresh=fresh)
+        connection = (None if fresh else pool.take_idle()) or await pool.take_new()
         movable = request.repeatable and not last
         response = UpstreamResponse(
             request, pool.backend, connection, sink, first_token, on_tokens, self._clock, movable
         )
         self._under_way.add(response)
         try:
-            head = b"%b %b%b%b" % (request.method, request.target, pool.constant_head, request.headers)
+            headers, body = request.headers, request.body
             if rank is not None and request.kind is Kind.GENERATE:
-                head += b"x-data-parallel-rank: %d\r\n" % rank
+                headers += b"x-data-parallel-rank: %d\r\n" % rank
+            if request.method != b"GET":
+                framing = b"content-length: %d" % len(body) if request.upload is None else b"transfer-encoding: chunked"
+                headers = b"%bcontent-type: %b\r\n%b\r\n" % (headers, request.content_type, framing)
+            head = b"%b %b%b%b\r\n" % (request.method, request.target, pool.constant_head, headers)
+            connection.send(head, response, body)
             if request.upload is not None:
-                return await self._send_upload(head, request, connection, response)
-            if request.method == b"GET":
-                head += b"\r\n"
-            else:
-                head += b"content-type: %b\r\ncontent-length: %d\r\n\r\n" % (request.content_type, len(request.body))
-            connection.send(head, response, request.body)
+                await self._send_upload(request.upload, connection, response)
             return await response.done
         except asyncio.CancelledError:
             if response.answered:
@@ -377,15 +375,8 @@ class Relay:
             self._under_way.remove(response)
             pool.give_back(connection, answered=response.close())
 
-    async def _send_upload(
-        self, head: bytes, request: InferenceRequest, connection: BackendConnection, response: UpstreamResponse
-    ) -> UpstreamResult:
+    async def _send_upload(self, upload: BodyStream, connection: BackendConnection, response: UpstreamResponse) -> None:
         """Pass an upload on piece by piece, as fast as the backend reads it; its answer may already arrive."""
-        upload = request.upload
-        assert upload is not None
-        connection.send(
-            b"%bcontent-type: %b\r\ntransfer-encoding: chunked\r\n\r\n" % (head, request.content_type), response
-        )
         whole = False
         response.done.add_done_callback(lambda _: upload.close())  # answered early: wait for no more of it
         try:
@@ -401,7 +392,6 @@ class Relay:
         finally:
             if not whole:
                 connection.abort()  # the backend would read the next request as the rest of the body
-        return await response.done
 
     async def _drained(self, connection: BackendConnection) -> None:
         """Wait until the backend reads more. With a timeout, because a client's disconnect is not noticed meanwhile."""

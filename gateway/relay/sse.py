@@ -14,7 +14,7 @@ from gateway.request import Usage
 _MAX_PARTIAL_BYTES = 131072
 _KEPT_BYTES = 4096  # of the end of a longer event, so that the usage there is not cut in two
 _DONE = b"data: [DONE]\n\n"
-_EVENT_END = re.compile(rb"(\r?\n\r?\n)")  # JSON holds no line ends, so either spelling is found safely
+_EVENT_END = re.compile(rb"(\n\r?\n)")  # JSON holds no line ends; a carriage return before them stays at the event
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
 _ERROR = b'data: {"error"'
 ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
@@ -46,17 +46,18 @@ class EventStream:
         An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
         """
         was_within = self._within
-        if self._partial or not data.endswith(b"\n\n"):
+        if self._partial or data[-2:] != b"\n\n":
             data = self._cut(data)
             if not data:
                 return b""
-        if self.failure or _ERROR in data or ABORTED in data:
+        # Not `in`, which tries to take bytes for a number first, at the cost of another search.
+        if self.failure or data.find(_ERROR) >= 0 or data.find(ABORTED) >= 0:
             data = self._up_to_failure(data)
         if not (was_within and self._within):
             self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
         if data.endswith(_DONE):
             self.ended = self._done_marker is not None
-        if b'"usage"' in data and _HAS_USAGE.search(data):
+        if data.find(b'"usage"') >= 0 and _HAS_USAGE.search(data):
             self.usage_last = data
             if not self.usage_first:
                 self.usage_first = data
@@ -79,9 +80,9 @@ class EventStream:
         marker = self._done_marker
         if marker is None:
             return b""
-        starts = (marker, marker.replace(b": ", b":", 1))  # the space is optional
-        # The same bytes inside a line are text that a model wrote.
-        return marker if data.startswith(starts) or any(b"\n" + start in data for start in starts) else b""
+        lines = b"\n" + data  # the same bytes inside a line are text that a model wrote
+        is_there = b"\n" + marker in lines or b"\n" + marker.replace(b": ", b":", 1) in lines  # the space is optional
+        return marker if is_there else b""
 
     def _up_to_failure(self, data: bytes) -> bytes:
         if self.failure:
@@ -90,7 +91,7 @@ class EventStream:
         for number, event in enumerate(pieces):
             # Without an end marker, as in responses, events repeat what the request said.
             if _ERROR in event or (ABORTED in event and self._done_marker is not None):
-                self.failure = event
+                self.failure = event.removesuffix(b"\r")
                 return b"".join(pieces[:number])
         return data
 
@@ -115,7 +116,7 @@ class EventStream:
 def _document_of(event: bytes) -> dict[str, Any] | None:
     """The object that an event holds; None if it holds none."""
     try:
-        document = orjson.loads(b"\n".join(line[5:] for line in event.splitlines() if line.startswith(b"data:")))
+        document = orjson.loads(b"\n".join([line[5:] for line in event.splitlines() if line.startswith(b"data:")]))
     except orjson.JSONDecodeError:
         return None
     return document if type(document) is dict else None
@@ -140,7 +141,8 @@ def _stripped(event: bytes) -> bytes:
     if not document.get("choices"):
         return b""
     others = [line for line in event.splitlines() if not line.startswith(b"data:")]
-    return (b"\r\n" if b"\r\n" in event else b"\n").join([*others, b"data: " + orjson.dumps(document)])
+    line = b"data: " + orjson.dumps(document) + event[len(event.rstrip(b"\r")) :]
+    return (b"\r\n" if b"\r\n" in event else b"\n").join([*others, line])
 
 
 _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
@@ -148,8 +150,15 @@ _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
 def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in the end of a plain answer."""
-    return _usage(_last_usage(tail))
+    """The last usage in the end of a plain answer, where it mostly is one of the last fields of the whole."""
+    start = tail.rfind(b'"usage"')
+    if start < 0:
+        return None
+    try:
+        found = orjson.loads(b"{" + tail[start:])["usage"]
+    except orjson.JSONDecodeError:
+        found = None
+    return _usage(found if found and type(found) is dict else _last_usage(tail))
 
 
 def read_stream_usage(*pieces: bytes) -> Usage | None:
@@ -158,7 +167,7 @@ def read_stream_usage(*pieces: bytes) -> Usage | None:
     What a request has brought along (tools, metadata) may be named so too: only the places count where engines put it.
     """
     merged: dict[str, Any] = {}
-    for piece in pieces:
+    for piece in dict.fromkeys(pieces):  # often the same one
         for event in _EVENT_END.split(piece):
             if b'"usage"' not in event:
                 continue
@@ -194,8 +203,8 @@ def _usage(found: dict[str, Any]) -> Usage | None:
     """Understands OpenAI's names, of chat and of responses, and Anthropic's."""
     if not found:
         return None
-    prompt = found.get("prompt_tokens", found.get("input_tokens"))
-    completion = found.get("completion_tokens", found.get("output_tokens"))
+    prompt = found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens")
+    completion = found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens")
     details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
     cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
     return Usage(

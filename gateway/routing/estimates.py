@@ -19,14 +19,8 @@ from gateway.routing.engine import CostModel
 
 _MAX_KNOWN = 65536
 _MOST_MODELS = 1024
+_PROMPTS, _ANSWERS = 50, 500  # in a running mean; those before fade
 _ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
-
-
-class Counted(NamedTuple):
-    """What an engine counted in a prompt, and in its answer."""
-
-    prompt_tokens: int
-    output_tokens: int
 
 
 class Measure(NamedTuple):
@@ -58,7 +52,7 @@ class Estimates:
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
         self._start = _Means(bytes_per_token, output_tokens)
         self._means: dict[str, _Means] = {}
-        self._known: OrderedDict[int, Counted] = OrderedDict()  # by the prompt's last key
+        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()  # of prompt and answer, by the prompt's last key
 
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes that make one token of this model."""
@@ -70,13 +64,13 @@ class Estimates:
         """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Demand`."""
         ratio, anchor, tokens, is_whole = self._means.get(model, self._start).bytes_per_token, 0, 0, False
         if turn and (known := self._known.get(keys[turn - 1])) is not None:
-            anchor, tokens, after = edges[turn - 1], known.prompt_tokens, edges[turn_end - 1]
-            expected = known.output_tokens * ratio
+            (tokens, output), anchor, after = known, edges[turn - 1], edges[turn_end - 1]
+            expected = output * ratio
             is_whole = expected / _ALIKE - 64 <= after - anchor <= expected * _ALIKE + 64
             if is_whole:
-                anchor, tokens = after, tokens + known.output_tokens
+                anchor, tokens = after, tokens + output
         if keys and edges[-1] == size and (known := self._known.get(keys[-1])) is not None:
-            return Measure(known.prompt_tokens, size, known.prompt_tokens, is_whole)
+            return Measure(known[0], size, known[0], is_whole)
         return Measure(max(1, tokens + int((size - anchor) / ratio)), anchor, tokens, is_whole)
 
     def expected_output_tokens(self, model: str, limit: int | None) -> float:
@@ -92,15 +86,18 @@ class Estimates:
                 del self._means[next(iter(self._means))]
             means = self._means[model] = _Means(self._start.bytes_per_token, self._start.output_tokens)
         if prompt_tokens >= 64 and prompt_bytes >= 256:
-            means.prompts += 1
-            sample = min(16.0, max(0.5, prompt_bytes / prompt_tokens))
-            means.bytes_per_token += max(0.02, 1 / means.prompts) * (sample - means.bytes_per_token)
+            if means.prompts < _PROMPTS:
+                means.prompts += 1
+            sample = prompt_bytes / prompt_tokens
+            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
+            means.bytes_per_token += 1 / means.prompts * (sample - means.bytes_per_token)
         if output_tokens > 0:
-            means.answers = min(means.answers + 1, 500)
+            if means.answers < _ANSWERS:
+                means.answers += 1
             means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
-        self._known[prompt_key] = Counted(prompt_tokens, output_tokens)
+        self._known[prompt_key] = prompt_tokens, output_tokens
         self._known.move_to_end(prompt_key)
         if len(self._known) > _MAX_KNOWN:
             self._known.popitem(last=False)
@@ -184,7 +181,6 @@ _REFRESH = 25  # answers between two computations of the quantile, once there ar
 _FEW = 20.0  # answers; for a tenant with fewer, the model's lengths are used
 _UNKNOWN_TOKENS = 512.0
 _MAX_TENANTS = 1024  # and models
-_LEAST_SAMPLE_WEIGHT = 0.02  # of one prompt in what prompts are usually longer than estimated
 
 _EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
@@ -210,7 +206,9 @@ class _Lengths:
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
         """Add an answer. `was_cut`: its limit ended it; `share`: the quantile to compute."""
-        bucket = min(_BUCKETS - 1, int(_STEPS * log2(tokens))) if tokens > 1 else 0
+        bucket = int(_STEPS * log2(tokens)) if tokens > 1 else 0
+        if bucket >= _BUCKETS:
+            bucket = _BUCKETS - 1
         (self._cut if was_cut else self._ended)[bucket] += self._weight
         self._weight /= _FADES
         if self._weight > 1e100:
@@ -223,9 +221,10 @@ class _Lengths:
 
     def exceeded(self, tokens: int) -> None:
         """A prompt had so many tokens more than estimated."""
-        self._prompts += 1
-        self._mean_excess += (tokens - self._mean_excess) * max(_LEAST_SAMPLE_WEIGHT, 1 / self._prompts)
-        self.excess_tokens = max(0, round(self._mean_excess))
+        if self._prompts < _PROMPTS:
+            self._prompts += 1
+        self._mean_excess += (tokens - self._mean_excess) * (1 / self._prompts)
+        self.excess_tokens = round(self._mean_excess) if self._mean_excess > 0 else 0
 
     def _quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""

@@ -71,7 +71,7 @@ def test_lines_are_written_in_order_and_none_is_lost_when_it_stops() -> None:
     out = Pipe()
     with log_to(out) as log:
         for number in range(1000):
-            log.add(record(request_id=str(number)))
+            log.add([record(request_id=str(number))])
     lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
     assert [line["request_id"] for line in lines] == [str(number) for number in range(1000)]
     assert lines[0]["time"] == 912.5
@@ -81,7 +81,7 @@ def test_lines_are_written_in_order_and_none_is_lost_when_it_stops() -> None:
 def test_lines_are_written_while_it_runs() -> None:
     out = Pipe()
     with log_to(out) as log:
-        log.add(record())
+        log.add([record()])
         assert out.written.wait(10)
 
 
@@ -90,7 +90,7 @@ def test_a_stuck_reader_costs_lines_but_never_stops_who_logs() -> None:
     out.open.clear()
     with log_to(out) as log:
         for _ in range(100_000):
-            log.add(record())
+            log.add([record()])
         assert log.dropped >= 10
         out.open.set()
     assert len(out.getvalue().splitlines()) + log.dropped == 100_000
@@ -100,8 +100,8 @@ def test_a_reader_that_is_gone_costs_lines_that_are_counted() -> None:
     out = Pipe()
     out.broken = True
     with log_to(out) as log:
-        log.add(record())
-        log.add(record())
+        log.add([record()])
+        log.add([record()])
     assert log.dropped == 2
 
 

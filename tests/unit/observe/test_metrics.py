@@ -29,10 +29,11 @@ def scrape(metrics: Metrics) -> dict[str, float]:
 
 def test_a_finished_request_is_counted_once_everywhere() -> None:
     metrics = Metrics()
-    metrics.finished(
-        record(streams=True, first_byte_seconds=10.3, queue_seconds=0.2, predicted_hit_tokens=64, actual_hit_tokens=48,
-               prompt_tokens=100, completion_tokens=7)
+    answered = record(
+        streams=True, first_byte_seconds=10.3, queue_seconds=0.2, predicted_hit_tokens=64, actual_hit_tokens=48,
+        prompt_tokens=100, completion_tokens=7,
     )  # fmt: skip
+    metrics.finished([answered])
     samples = scrape(metrics)
     assert samples['gateway_requests_total{backend="a",endpoint="chat",model="m",outcome="completed"}'] == 1
     assert samples['gateway_request_duration_seconds_sum{endpoint="chat",model="m"}'] == 2.0
@@ -46,7 +47,7 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
 
 def test_a_request_that_reached_no_backend_is_counted_with_its_wait_alone() -> None:
     metrics = Metrics()
-    metrics.finished(record(backend="", outcome="queue_timeout", queue_seconds=60.0, batch=True))
+    metrics.finished([record(backend="", outcome="queue_timeout", queue_seconds=60.0, batch=True)])
     samples = scrape(metrics)
     assert samples['gateway_requests_total{backend="",endpoint="chat",model="m",outcome="queue_timeout"}'] == 1
     assert samples['gateway_queue_wait_seconds_sum{class="batch",model="m"}'] == 60.0
@@ -58,21 +59,21 @@ def test_a_request_that_reached_no_backend_is_counted_with_its_wait_alone() -> N
 
 def test_a_request_refused_before_its_model_was_known_is_only_counted() -> None:
     metrics = Metrics()
-    metrics.finished(record(backend="", model="", outcome="rejected"))
+    metrics.finished([record(backend="", model="", outcome="rejected")])
     assert list(scrape(metrics)) == ['gateway_requests_total{backend="",endpoint="chat",model="",outcome="rejected"}']
 
 
 def test_an_answer_that_is_no_stream_has_no_time_to_first_token() -> None:
     metrics = Metrics()
-    metrics.finished(record(first_byte_seconds=10.3))
+    metrics.finished([record(first_byte_seconds=10.3)])
     assert not any(name.startswith("gateway_time_to_first_token") for name in scrape(metrics))
 
 
 def test_models_beyond_a_thousand_share_one_label() -> None:
     metrics = Metrics()
     for number in range(1003):
-        metrics.finished(record(model=f"m{number}"))
-    metrics.finished(record(model="m5"))
+        metrics.finished([record(model=f"m{number}")])
+    metrics.finished([record(model="m5")])
     by_model = {labels[1]: value for labels, value in metrics.requests.values.items()}
     assert len(by_model) == 1001
     assert by_model["other"] == 3
@@ -112,7 +113,7 @@ def test_histograms_that_saw_nothing_show_nothing() -> None:
 
 def test_label_values_cannot_break_the_format() -> None:
     metrics = Metrics()
-    metrics.finished(record(model='m"\n# x'))
+    metrics.finished([record(model='m"\n# x')])
     assert scrape(metrics)
 
 

@@ -53,3 +53,21 @@ def test_what_one_consumer_raises_keeps_no_record_from_the_others() -> None:
     assert seen == [records[0], records[2]]
     assert later == records
     assert supervisor.faults == {"finished_requests": 1}
+
+
+def test_a_consumer_of_batches_gets_all_that_there_are_and_its_fault_is_its_own() -> None:
+    supervisor, batches, single = Supervisor(lambda: 0.0), list[list[Record]](), list[Record]()
+
+    def faulty(_: list[Record]) -> None:
+        raise OverflowError
+
+    finished = RecordBatcher(supervisor, single.append, batch_consumers=(faulty, batches.append))
+    records = [record(number) for number in range(3)]
+    for each in records:
+        finished.add(each)
+    with capture_logs():
+        finished.settle()
+        finished.settle()
+    assert batches == [records]
+    assert single == records
+    assert supervisor.faults == {"finished_requests": 1}

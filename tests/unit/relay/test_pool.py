@@ -27,7 +27,7 @@ class Scene(Pool):
 
     def used(self, *, fresh: bool = False) -> BackendConnection:
         """A connection that was taken and got a whole answer."""
-        connection = run(self.take(fresh=fresh))
+        connection = (None if fresh else self.take_idle()) or run(self.take_new())
         connection.send(b"x", FakeReceiver(connection))
         connection.data_received(ANSWER)
         return connection
@@ -50,8 +50,8 @@ def test_the_most_recently_used_comes_first() -> None:
     first, second = pool.used(), pool.used()
     pool.give_back(first)
     pool.give_back(second)
-    assert run(pool.take()) is second
-    assert run(pool.take()) is first
+    assert pool.take_idle() is second
+    assert pool.take_idle() is first
 
 
 def test_a_fresh_one_is_made_where_a_used_one_will_not_do() -> None:
@@ -63,7 +63,7 @@ def test_a_fresh_one_is_made_where_a_used_one_will_not_do() -> None:
 
 def test_a_connection_without_a_whole_answer_is_closed() -> None:
     pool = Scene()
-    connection = run(pool.take())
+    connection = run(pool.take_new())
     connection.send(b"x", FakeReceiver(connection))
     connection.data_received(ANSWER[:-1])
     pool.give_back(connection)
@@ -137,7 +137,7 @@ async def test_a_backend_whose_port_is_closed_cannot_be_reached() -> None:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         pool = Pool(backend(url), UpstreamConfig(), lambda: 0.0)
         with pytest.raises(ConnectFailed, match="connect to backend 'a'") as error:
-            await pool.take()
+            await pool.take_new()
     assert isinstance(error.value.__cause__, ConnectionRefusedError)
     assert pool.open == 0
 
@@ -149,5 +149,5 @@ async def test_a_backend_that_does_not_accept_in_time_cannot_be_reached(monkeypa
     monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", hang)
     pool = Pool(backend(), UpstreamConfig(connect_timeout_seconds=0.01), lambda: 0.0)
     with pytest.raises(ConnectFailed, match=r"within 0\.01 s"):
-        await pool.take()
+        await pool.take_new()
     assert pool.open == 0

@@ -148,7 +148,8 @@ async def pieces(*parts: bytes | BaseException, lease_broker: asyncio.Event | No
 
 
 def upload(source: AsyncIterator[bytes]) -> InferenceRequest:
-    return request(upload=source, kind=Kind.UPLOAD, content_type=b"multipart/form-data; boundary=b", repeatable=False)
+    form = b"multipart/form-data; boundary=b"
+    return request(upload=source, body=b"", kind=Kind.UPLOAD, content_type=form, repeatable=False)
 
 
 def test_an_upload_is_passed_on_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
