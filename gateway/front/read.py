@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from gateway._native import prefix_keys
 from gateway.config import Config, KeyConfig
 from gateway.embeddings.rerank_wire import pairs_of, scored_bytes
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
@@ -18,7 +19,7 @@ from gateway.front.http_request import HttpRequest, Route
 from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
+from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, seed, sequences_of
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
