@@ -271,15 +271,14 @@ class ClientConnection(asyncio.BufferedProtocol):
         if whole is None:
             return False
         incoming = HttpRequest()
-        incoming.method, incoming.path, incoming.headers, body = whole
+        incoming.take_whole(*whole)
         try:
             if incoming.admit(handler.check_key, self._host.config):
                 return False
-            self._holding.add(len(body))
+            self._holding.add(incoming.held_bytes)
         except GatewayError:
             return False
         self._incoming = incoming
-        incoming.take_body(body, True)
         self._ready(incoming)
         return True
 

@@ -8,7 +8,8 @@ turns before) is found to its last byte.
 """
 
 from array import array
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
@@ -34,7 +35,8 @@ _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 o
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
 
 
-class Prompt(NamedTuple):
+@dataclass(slots=True, init=False)
+class Prompt:
     """The prompt's canonical bytes, message by message.
 
     `media`: number of images, sounds and files, which are replaced by their digest. `answer`: index of the piece with
@@ -44,10 +46,24 @@ class Prompt(NamedTuple):
     """
 
     pieces: list[bytes]
-    media: int = 0
-    answer: int = -1
-    token_ids: list[int] | None = None
-    more_bytes: int = 0
+    media: int
+    answer: int
+    token_ids: list[int] | None
+    more_bytes: int
+
+    def __init__(
+        self,
+        pieces: list[bytes],
+        media: int = 0,
+        answer: int = -1,
+        token_ids: list[int] | None = None,
+        more_bytes: int = 0,
+    ) -> None:
+        self.pieces = pieces
+        self.media = media
+        self.answer = answer
+        self.token_ids = token_ids
+        self.more_bytes = more_bytes
 
     @property
     def text(self) -> bytes:
@@ -73,8 +89,10 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
         opening.append(("tool_choice", "none"))
     if not opening:
         return prompt
-    answer = prompt.answer + 1 if prompt.answer >= 0 else -1
-    return prompt._replace(pieces=[orjson.dumps(opening), *prompt.pieces], answer=answer)
+    prompt.pieces.insert(0, orjson.dumps(opening))
+    if prompt.answer >= 0:
+        prompt.answer += 1
+    return prompt
 
 
 def _turns(messages: list[Any]) -> Prompt:
@@ -148,10 +166,9 @@ def _text(prompt: Any) -> Prompt:
         return _one(prompt)
     if type(prompt[0]) is dict:
         return _turns(prompt)
-    more = [each for each in prompt[1:] if type(each) in (str, list)]
-    first = _one(prompt[0])
-    size = sum(len(each) * (1 if type(each) is str else 4) for each in more)
-    return first._replace(more_bytes=first.more_bytes + size)
+    first, more = _one(prompt[0]), [each for each in prompt[1:] if type(each) in (str, list)]
+    first.more_bytes += sum(len(each) * (1 if type(each) is str else 4) for each in more)
+    return first
 
 
 def _one(prompt: Any) -> Prompt:
