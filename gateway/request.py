@@ -20,10 +20,10 @@ class Kind(StrEnum):
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Demand:
-    """What the scheduler needs of a request: small values only. Never changed after its construction; not frozen,
-    because that would double the cost of the construction.
+    """What the scheduler needs of a request: small values only. Never changed after its construction; not frozen, and
+    with its constructor written out, because a compiled one costs a quarter.
 
     `keys`: the chained hashes of the prompt's prefix blocks. `edges`: the prompt's size up to the end of each block, in
     the unit of `prompt_size` (bytes; tokens in a replay). `ends`: the number of blocks up to the end of each message;
@@ -38,30 +38,84 @@ class Demand:
     """
 
     model: str
-    tenant: str = ""
-    weight: float = 1.0
-    batch: bool = False
-    deadline_seconds: float | None = None
-    keys: tuple[int, ...] = ()
-    edges: tuple[int, ...] = ()
-    ends: tuple[int, ...] | None = None
-    prompt_size: int = 0
-    prompt_tokens: int = 1
-    turn: int = 0
-    turn_end: int = 0
-    anchor_size: int = 0
-    anchor_tokens: int = 0
-    learnable_bytes: int = 0
-    token_keys: tuple[int, ...] = ()
-    reads_cache: bool = True
-    sequences: int = 1
-    divisible: bool = False
-    output_tokens: int | None = None
-    streams: bool = False
-    size_bytes: int = 0
-    pinned: str | None = None
-    rank: int | None = None
-    hint: int = 0
+    tenant: str
+    weight: float
+    batch: bool
+    deadline_seconds: float | None
+    keys: tuple[int, ...]
+    edges: tuple[int, ...]
+    ends: tuple[int, ...] | None
+    prompt_size: int
+    prompt_tokens: int
+    turn: int
+    turn_end: int
+    anchor_size: int
+    anchor_tokens: int
+    learnable_bytes: int
+    token_keys: tuple[int, ...]
+    reads_cache: bool
+    sequences: int
+    divisible: bool
+    output_tokens: int | None
+    streams: bool
+    size_bytes: int
+    pinned: str | None
+    rank: int | None
+    hint: int
+
+    def __init__(
+        self,
+        model: str,
+        tenant: str = "",
+        weight: float = 1.0,
+        batch: bool = False,
+        deadline_seconds: float | None = None,
+        keys: tuple[int, ...] = (),
+        edges: tuple[int, ...] = (),
+        ends: tuple[int, ...] | None = None,
+        prompt_size: int = 0,
+        prompt_tokens: int = 1,
+        turn: int = 0,
+        turn_end: int = 0,
+        anchor_size: int = 0,
+        anchor_tokens: int = 0,
+        learnable_bytes: int = 0,
+        token_keys: tuple[int, ...] = (),
+        reads_cache: bool = True,
+        sequences: int = 1,
+        divisible: bool = False,
+        output_tokens: int | None = None,
+        streams: bool = False,
+        size_bytes: int = 0,
+        pinned: str | None = None,
+        rank: int | None = None,
+        hint: int = 0,
+    ) -> None:
+        self.model = model
+        self.tenant = tenant
+        self.weight = weight
+        self.batch = batch
+        self.deadline_seconds = deadline_seconds
+        self.keys = keys
+        self.edges = edges
+        self.ends = ends
+        self.prompt_size = prompt_size
+        self.prompt_tokens = prompt_tokens
+        self.turn = turn
+        self.turn_end = turn_end
+        self.anchor_size = anchor_size
+        self.anchor_tokens = anchor_tokens
+        self.learnable_bytes = learnable_bytes
+        self.token_keys = token_keys
+        self.reads_cache = reads_cache
+        self.sequences = sequences
+        self.divisible = divisible
+        self.output_tokens = output_tokens
+        self.streams = streams
+        self.size_bytes = size_bytes
+        self.pinned = pinned
+        self.rank = rank
+        self.hint = hint
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, known or estimated."""
@@ -133,13 +187,18 @@ class Pairs:
         return type(self.queries) is str or len(self.queries) == 1
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Usage:
     """Tokens as the engine reports them; `cached_tokens` is None where it does not report them."""
 
     prompt_tokens: int
     completion_tokens: int
-    cached_tokens: int | None = None
+    cached_tokens: int | None
+
+    def __init__(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int | None = None) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = completion_tokens
+        self.cached_tokens = cached_tokens
 
 
 def most_prompt_tokens(prompts: int, size_bytes: int) -> int:
@@ -156,7 +215,7 @@ class BodyStream(Protocol):
         """Discard the rest, which is not needed."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class InferenceRequest:
     """A valid request, ready to be placed and sent; never changed after its construction.
 
@@ -170,20 +229,64 @@ class InferenceRequest:
     target: bytes
     demand: Demand
     request_id: str
-    body: bytes = b""
-    upload: BodyStream | None = None
-    worked_bytes: int = 0  # input of the engine, for uploads and requests that do not generate
-    content_type: bytes = b"application/json"
-    headers: bytes = b""
-    done_marker: bytes | None = None
-    hides_usage: bool = False
-    repeatable: bool = True
-    on_opening: Callable[[str, bytes], None] | None = None  # gets the backend and the first bytes of a 200 response
-    explains: bool = False  # the client requests an explanation of the placement
-    document: dict[str, Any] | None = None  # the parsed body, until the prompt is tokenized
-    salt: str = ""  # of the prompt's KV cache blocks
-    inputs: EmbeddingInputs | None = None  # that may be batched
-    pairs: Pairs | None = None  # that may be sent in pieces
+    body: bytes
+    upload: BodyStream | None
+    worked_bytes: int  # input of the engine, for uploads and requests that do not generate
+    content_type: bytes
+    headers: bytes
+    done_marker: bytes | None
+    hides_usage: bool
+    repeatable: bool
+    on_opening: Callable[[str, bytes], None] | None  # gets the backend and the first bytes of a 200 response
+    explains: bool  # the client requests an explanation of the placement
+    document: dict[str, Any] | None  # the parsed body, until the prompt is tokenized
+    salt: str  # of the prompt's KV cache blocks
+    inputs: EmbeddingInputs | None  # that may be batched
+    pairs: Pairs | None  # that may be sent in pieces
+
+    def __init__(
+        self,
+        endpoint: str,
+        kind: Kind,
+        method: bytes,
+        target: bytes,
+        demand: Demand,
+        request_id: str,
+        body: bytes = b"",
+        upload: BodyStream | None = None,
+        worked_bytes: int = 0,
+        content_type: bytes = b"application/json",
+        headers: bytes = b"",
+        done_marker: bytes | None = None,
+        hides_usage: bool = False,
+        repeatable: bool = True,
+        on_opening: Callable[[str, bytes], None] | None = None,
+        explains: bool = False,
+        document: dict[str, Any] | None = None,
+        salt: str = "",
+        inputs: EmbeddingInputs | None = None,
+        pairs: Pairs | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.kind = kind
+        self.method = method
+        self.target = target
+        self.demand = demand
+        self.request_id = request_id
+        self.body = body
+        self.upload = upload
+        self.worked_bytes = worked_bytes
+        self.content_type = content_type
+        self.headers = headers
+        self.done_marker = done_marker
+        self.hides_usage = hides_usage
+        self.repeatable = repeatable
+        self.on_opening = on_opening
+        self.explains = explains
+        self.document = document
+        self.salt = salt
+        self.inputs = inputs
+        self.pairs = pairs
 
 
 class Sink(Protocol):
@@ -215,17 +318,35 @@ class Sink(Protocol):
     def end(self) -> None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class UpstreamResult:
     """How a backend answered: status, reported usage, and when its first byte came (the loop's clock)."""
 
     status: int
     usage: Usage | None
     first_byte_seconds: float | None
-    body: bytes = b""
-    content_type: bytes = b""
-    extra: bytes = b""
-    client_was_slow: bool = False  # backpressure: the client read it more slowly than it came
+    body: bytes
+    content_type: bytes
+    extra: bytes
+    client_was_slow: bool  # backpressure: the client read it more slowly than it came
+
+    def __init__(
+        self,
+        status: int,
+        usage: Usage | None,
+        first_byte_seconds: float | None,
+        body: bytes = b"",
+        content_type: bytes = b"",
+        extra: bytes = b"",
+        client_was_slow: bool = False,
+    ) -> None:
+        self.status = status
+        self.usage = usage
+        self.first_byte_seconds = first_byte_seconds
+        self.body = body
+        self.content_type = content_type
+        self.extra = extra
+        self.client_was_slow = client_was_slow
 
     def limit_usage(self, demand: Demand, context_tokens: int | None) -> bool:
         """Limit the reported usage to what the request can have used. True = it was possible as it was.

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 
 import httptools
 
+from gateway._native import whole_request
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
 from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, KeyCheck, Upload
@@ -251,10 +252,35 @@ class ClientConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes of requests have been read."""
         data = self._host.read_buffer[:nbytes]
-        if nbytes <= _SLICE_BYTES and not (self._deaf or self._pipelined or self._stash):
+        if self._deaf or self._pipelined or self._stash:
+            self.data_received(data)
+        elif self._parsing is _Phase.IDLE and self._task is None and self._take_whole(data):
+            return
+        elif nbytes <= _SLICE_BYTES:
             self._parse(data)
         else:
             self.data_received(data)
+
+    def _take_whole(self, data: memoryview) -> bool:
+        """Take a request that came in one piece, with nothing unusual about it, without the parser.
+
+        False = it is the parser's, and so is what must be refused.
+        """
+        handler = self._host.handler
+        whole = whole_request(data, handler.known_headers)
+        if whole is None:
+            return False
+        incoming = HttpRequest()
+        incoming.take_whole(*whole)
+        try:
+            if incoming.admit(handler.check_key, self._host.config):
+                return False
+            self._holding.add(incoming.held_bytes)
+        except GatewayError:
+            return False
+        self._incoming = incoming
+        self._ready(incoming)
+        return True
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Parse bytes of requests, up to the first request that has to wait."""

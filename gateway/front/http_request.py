@@ -194,6 +194,13 @@ class HttpRequest:
         if expect is not None and expect.lower() != b"100-continue":
             raise InvalidRequest("Unsupported Expect header: only 100-continue is accepted.")
 
+    def take_whole(self, method: bytes, path: bytes, headers: dict[bytes, bytes], body: bytes) -> None:
+        """Keep a usual request that arrived in one piece; its connection may be used again."""
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.take_body(body, True)
+
     def admit(self, check_key: KeyCheck | None, config: ServerConfig) -> bool:
         """Find the route, check the key and the body's length and encoding. True = the body is streamed.
 

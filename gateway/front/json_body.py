@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import orjson
 
+from gateway._native import key_count
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 
@@ -254,6 +255,7 @@ REFUSED = {
 }
 
 _REFUSED = frozenset(REFUSED)
+_CLOSER_LOOK = _REFUSED | {"vllm_xargs"}
 
 
 def refuse_fields(document: dict[str, Any]) -> None:
@@ -273,6 +275,8 @@ _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with es
 
 def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     """The body as a JSON object. Raises InvalidRequest with the reason."""
+    if len(body) <= SHORT_BYTES and (document := _parse_short(body, limits)) is not None:
+        return document
     most, long = limits.max_json_strings, len(body) > SHORT_BYTES
     strings = body
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
@@ -308,9 +312,25 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
         yield
     if may_repeat and (duplicate := _duplicate_key(pieces)):
         raise InvalidRequest(f"Duplicate key {duplicate!r}.", param=duplicate)
-    if "vllm_xargs" in document or not _REFUSED.isdisjoint(document):
+    if not _CLOSER_LOOK.isdisjoint(document):
         refuse_fields(document)
     return document
+
+
+def _parse_short(body: bytes, limits: ServerConfig) -> dict[str, Any] | None:
+    """The object that a short body is, if nothing is wrong with it: parsing comes first, because it cannot take long.
+
+    None = something may be wrong. No limit but that of depth is less than the length of the body.
+    """
+    if len(body) > min(limits.max_json_containers, limits.max_json_strings, limits.max_json_values):
+        return None
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    if type(document) is not dict or key_count(body, limits.max_json_depth) != len(document):
+        return None  # a key that is there twice, or too deep
+    return document if _CLOSER_LOOK.isdisjoint(document) else None
 
 
 def _check_shape(marks: bytes, limits: ServerConfig) -> None:

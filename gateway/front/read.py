@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+from gateway._native import prefix_keys
 from gateway.config import Config, KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
@@ -18,7 +19,7 @@ from gateway.front.http_request import HttpRequest, Route
 from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, prefix_keys, seed, sequences_of
+from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, seed, sequences_of
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
@@ -127,6 +128,7 @@ _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 # The first of the limits counts; `n` and `best_of` are checked only. With the least value.
 _COUNTS = (("n", 1), ("best_of", 1), ("max_completion_tokens", 0), ("max_tokens", 0), ("max_output_tokens", 0))
+_COUNTED = frozenset(("prompt", *(name for name, _ in _COUNTS)))
 _PASSED = (b"traceparent", b"tracestate", b"x-session-id")
 
 
@@ -266,23 +268,23 @@ class RequestReader:
     ) -> Demand:
         limit, sequences = _counts(document, self._limits.max_sequences)
         streams = document.get("stream") is True
-        pieces, media, answer, token_ids, more_bytes = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
+        prompt = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
         chain = self._seeds.get(model) if not salt else None
         if chain is None:
             chain = seed(model, salt)
             if not salt and len(self._seeds) < _MAX_SEEDS:
                 self._seeds[model] = chain
-        keys, edges, ends = prefix_keys(pieces, chain)
-        size, turn, turn_end = sum(map(len, pieces)) + more_bytes, 0, 0
-        if 0 < answer < len(ends):
-            turn, turn_end = ends[answer - 1], ends[answer]
+        keys, edges, ends = prefix_keys(prompt.pieces, chain)
+        size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
+        if 0 < prompt.answer < len(ends):
+            turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
         if not known.answer_is_whole:
             turn = turn_end = 0
-        if token_ids is not None:
-            prompt_tokens = len(token_ids) + more_bytes // 4
+        if prompt.token_ids is not None:
+            prompt_tokens = len(prompt.token_ids) + prompt.more_bytes // 4
         else:
-            prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * media if not known.anchor_size else 0)
+            prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * prompt.media if not known.anchor_size else 0)
         pinned = None
         if endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
             pinned = self._place_of(previous, incoming, "previous_response_id").backend
@@ -307,7 +309,7 @@ class RequestReader:
             turn_end,
             known.anchor_size,
             known.anchor_tokens,
-            learnable_bytes=0 if media or token_ids is not None else size,
+            learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
             reads_cache=_reads_cache(document),
             sequences=sequences,
             output_tokens=limit,
@@ -318,8 +320,8 @@ class RequestReader:
             hint=seed(client, session[:1024]) if session else 0,
         )
         report = self._report
-        if report is not None and token_ids is None and report.wants_sample(incoming.arrived_seconds):
-            report.sample(pieces, demand, client, application, incoming.arrived_seconds)
+        if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):
+            report.sample(prompt.pieces, demand, client, application, incoming.arrived_seconds)
         return demand
 
 
@@ -368,6 +370,8 @@ def _counting(options: Any) -> dict[str, Any] | None:
 
 def _counts(document: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
     """The client's limit of output tokens, if any, and the number of sequences. Raises InvalidRequest."""
+    if _COUNTED.isdisjoint(document):
+        return None, 1
     limit = None
     for name, at_least in _COUNTS:
         value = document.get(name)

@@ -8,85 +8,18 @@ turns before) is found to its last byte.
 """
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
-_SIZES = ((256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))
-LONGEST_BYTES = _SIZES[-1][1]
-
-
-def _spans() -> tuple[tuple[int, int], ...]:
-    spans, start = [], 0
-    for size, end in _SIZES:
-        spans += [(at, at + size) for at in range(start, end, size)]
-        start = end
-    return tuple(spans)
-
-
-_SPANS = _spans()
-_EDGES = tuple(end for _, end in _SPANS)
+from gateway._native import LONGEST_BYTES, text_turns
 
 
 def seed(*parts: str) -> int:
     """The chain's start: a hash of what changes the KV cache besides the prompt (model, LoRA, cache salt, tenant)."""
     return xxh3_64_intdigest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
-
-
-class Blocks(NamedTuple):
-    """Keys of a prompt's blocks, its length in bytes up to the end of each, and how many there are up to the end of
-    each piece."""
-
-    keys: tuple[int, ...]
-    edges: tuple[int, ...]
-    ends: tuple[int, ...]
-
-
-def prefix_keys(pieces: Sequence[bytes], chain: int) -> Blocks:
-    """The prompt's blocks.
-
-    `pieces` are its messages, `chain` is a `seed`. Text beyond 2 MiB has no key.
-    """
-    keys: list[int] = []
-    edges: list[int] = []
-    ends: list[int] = []
-    digest, position = xxh3_64_intdigest, 0
-    sizes = iter(_SIZES)
-    step, until = next(sizes)
-    for piece in pieces:
-        length = len(piece)
-        if position + length > LONGEST_BYTES:
-            piece, length = piece[: LONGEST_BYTES - position], LONGEST_BYTES - position
-        if position == 0:  # fast path for one long message
-            full = bisect_right(_EDGES, length)
-            for start, end in _SPANS[:full]:
-                chain = digest(piece[start:end], chain)
-                keys.append(chain)
-            edges += _EDGES[:full]
-            at = edges[-1] if full else 0
-        else:
-            at = 0
-            while True:
-                while position + at >= until:
-                    step, until = next(sizes, (step, LONGEST_BYTES))
-                if length - at <= step:
-                    break
-                chain = digest(piece[at : at + step], chain)
-                at += step
-                keys.append(chain)
-                edges.append(position + at)
-        if at < length:
-            chain = digest(piece[at:] if at else piece, chain)
-            keys.append(chain)
-            edges.append(position + length)
-        ends.append(len(keys))
-        position += length
-        if position >= LONGEST_BYTES:
-            break
-    return Blocks(tuple(keys), tuple(edges), tuple(ends))
 
 
 # Inputs of chat templates and tokenization besides the turns, in the order in which templates use them.
@@ -102,7 +35,8 @@ _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 o
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
 
 
-class Prompt(NamedTuple):
+@dataclass(slots=True, init=False)
+class Prompt:
     """The prompt's canonical bytes, message by message.
 
     `media`: number of images, sounds and files, which are replaced by their digest. `answer`: index of the piece with
@@ -112,10 +46,24 @@ class Prompt(NamedTuple):
     """
 
     pieces: list[bytes]
-    media: int = 0
-    answer: int = -1
-    token_ids: list[int] | None = None
-    more_bytes: int = 0
+    media: int
+    answer: int
+    token_ids: list[int] | None
+    more_bytes: int
+
+    def __init__(
+        self,
+        pieces: list[bytes],
+        media: int = 0,
+        answer: int = -1,
+        token_ids: list[int] | None = None,
+        more_bytes: int = 0,
+    ) -> None:
+        self.pieces = pieces
+        self.media = media
+        self.answer = answer
+        self.token_ids = token_ids
+        self.more_bytes = more_bytes
 
     @property
     def text(self) -> bytes:
@@ -141,11 +89,15 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
         opening.append(("tool_choice", "none"))
     if not opening:
         return prompt
-    answer = prompt.answer + 1 if prompt.answer >= 0 else -1
-    return prompt._replace(pieces=[orjson.dumps(opening), *prompt.pieces], answer=answer)
+    prompt.pieces.insert(0, orjson.dumps(opening))
+    if prompt.answer >= 0:
+        prompt.answer += 1
+    return prompt
 
 
 def _turns(messages: list[Any]) -> Prompt:
+    if (texts := text_turns(messages, LONGEST_BYTES)) is not None:
+        return Prompt(texts[0], 0, texts[1])
     pieces: list[bytes] = []
     media, answer, more, room = 0, -1, 0, LONGEST_BYTES
     for message in messages:
@@ -161,15 +113,12 @@ def _turns(messages: list[Any]) -> Prompt:
             role = None
         elif role == "assistant":
             answer = len(pieces)
-        if type(content) is str and len(content) <= room and len(message) == 2:
-            piece = f"\x1e{role}\x1f{content}".encode()
-        else:
-            text, its_media, its_more = _content(content, room)
-            others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
-            extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
-            piece = f"\x1e{role}\x1f{text}".encode() + extra
-            media += its_media
-            more += its_more
+        text, its_media, its_more = _content(content, room)
+        others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
+        extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
+        piece = f"\x1e{role}\x1f{text}".encode() + extra
+        media += its_media
+        more += its_more
         pieces.append(piece)
         room -= max(len(piece), _LEAST_BYTES)
     return Prompt(pieces, media, answer, more_bytes=more)
@@ -217,10 +166,9 @@ def _text(prompt: Any) -> Prompt:
         return _one(prompt)
     if type(prompt[0]) is dict:
         return _turns(prompt)
-    more = [each for each in prompt[1:] if type(each) in (str, list)]
-    first = _one(prompt[0])
-    size = sum(len(each) * (1 if type(each) is str else 4) for each in more)
-    return first._replace(more_bytes=first.more_bytes + size)
+    first, more = _one(prompt[0]), [each for each in prompt[1:] if type(each) in (str, list)]
+    first.more_bytes += sum(len(each) * (1 if type(each) is str else 4) for each in more)
+    return first
 
 
 def _one(prompt: Any) -> Prompt:

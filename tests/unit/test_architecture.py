@@ -31,7 +31,8 @@ LAYERS: dict[str, set[str]] = {
     "config": set(),
     "config_file": {"config"},
     "resources": {"config", "errors"},
-    "routing": {"request"},
+    "_native": set(),
+    "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "routing.engine"},
@@ -61,6 +62,7 @@ LAYERS: dict[str, set[str]] = {
         "tokenization.tokenization",
     },
     "front": {
+        "_native",
         "request",
         "errors",
         "config",
@@ -94,7 +96,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
+    "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
     "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway._native import prefix_keys
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
@@ -13,7 +14,7 @@ from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.engine import Engine, EngineLoad
 from gateway.routing.exact_index import packed, token_keys, token_seed
-from gateway.routing.prompt_blocks import prefix_keys, seed
+from gateway.routing.prompt_blocks import seed
 
 BLOCK_TOKENS = 16
 KV_TOKENS = 10_000

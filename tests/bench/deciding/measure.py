@@ -10,13 +10,14 @@ from itertools import cycle
 from statistics import median
 from typing import Any, TypeVar
 
+from gateway._native import prefix_keys
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import at_once, parse_body
 from gateway.request import Demand
 from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
+from gateway.routing.prompt_blocks import canonical_prompt, seed
 from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from loadtest.report.statistics import percentile

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.errors import Draining, Unauthorized
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import ClientResponse
-from tests.unit.front.clients import CHUNKED, GET, POST, Scene, hang, play, wait_for
+from tests.unit.front.clients import CHUNKED, GET, POST, UPLOAD, Scene, hang, play, wait_for
 from tests.unit.scheduling.virtual_time import turns
 
 
@@ -34,6 +34,62 @@ def test_any_pieces_give_the_same_requests_answered_in_order(requests: list[byte
         assert not scene.wire.closed
 
     play(scenario)
+
+
+NOT_FOUND = b"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+TOO_LARGE = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 70\r\n\r\n" + b"x" * 70
+CLOSED = GET[:-2] + b"Connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        GET,
+        POST,
+        CHUNKED,
+        UPLOAD + b"hello",
+        NOT_FOUND,
+        TOO_LARGE,
+        CLOSED,
+        GET + POST,
+        POST + b"GET",
+        b"\r\n" + GET,
+        POST[:-1],
+    ],
+    ids=range(11),
+)
+@pytest.mark.parametrize("options", [{}, {"memory_budget_bytes": 1}], ids=["with memory", "without"])
+def test_what_one_read_brings_is_answered_as_by_the_parser(read: bytes, options: dict[str, int]) -> None:
+    def is_held(scene: Scene) -> tuple[int, bytes, list[tuple[object, ...]]]:
+        served = [
+            (
+                each.method,
+                each.path,
+                each.headers,
+                each.body,
+                each.held_bytes,
+                each.keep_alive,
+                each.route,
+                str(each.error),
+            )
+            for each in scene.served
+        ]
+        return scene.memory.used_bytes, scene.wire.sent, served
+
+    async def at_once(scene: Scene) -> None:
+        for _ in range(2):
+            scene.read_buffer[: len(read)] = read
+            scene.client.buffer_updated(len(read))
+            await turns(5)
+
+    async def by_parser(scene: Scene) -> None:
+        for _ in range(2):
+            scene.client.data_received(read)
+            await turns(5)
+
+    assert is_held(play(at_once, max_body_bytes=64, **options)) == is_held(
+        play(by_parser, max_body_bytes=64, **options)
+    )
 
 
 def test_one_request_is_answered_at_a_time() -> None:

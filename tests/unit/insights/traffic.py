@@ -8,11 +8,12 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
+from gateway._native import prefix_keys
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
-from gateway.routing.prompt_blocks import canonical_prompt, prefix_keys, seed
+from gateway.routing.prompt_blocks import canonical_prompt, seed
 
 Document = dict[str, Any]
 BYTES_PER_TOKEN = 4

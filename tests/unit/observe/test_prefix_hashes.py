@@ -1,11 +1,12 @@
+from gateway._native import prefix_keys
 from gateway.observe.log import PrefixHashes
 from gateway.request import Demand
-from gateway.routing.prompt_blocks import prefix_keys, seed
+from gateway.routing.prompt_blocks import seed
 
 
 def asked(*pieces: bytes) -> Demand:
-    blocks = prefix_keys(pieces, seed("m"))
-    return Demand("m", keys=blocks.keys, edges=blocks.edges, prompt_size=sum(map(len, pieces)))
+    keys, edges, _ = prefix_keys(list(pieces), seed("m"))
+    return Demand("m", keys=keys, edges=edges, prompt_size=sum(map(len, pieces)))
 
 
 def test_prompts_that_begin_alike_share_hashes_up_to_where_they_part() -> None:

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.prompt_blocks import LONGEST_BYTES, prefix_keys, seed
+from gateway._native import prefix_keys
+from gateway.routing.prompt_blocks import LONGEST_BYTES, seed
 
 CHAIN = seed("m", "")
 PIECES = st.lists(st.integers(0, 3000), max_size=6)
@@ -34,7 +35,7 @@ def test_every_piece_ends_with_an_edge_and_the_last_edge_is_the_end(lengths: lis
     edges = edges_of(*lengths)
     ends = {end for end in accumulate(lengths) if end}
     assert ends <= set(edges)
-    counts = prefix_keys([b"x" * length for length in lengths], CHAIN).ends
+    counts = prefix_keys([b"x" * length for length in lengths], CHAIN)[2]
     assert [edges[count - 1] if count else 0 for count in counts] == list(accumulate(lengths))
     assert (edges[-1] if edges else 0) == sum(lengths)
     assert list(edges) == sorted(set(edges))

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gateway._native import prefix_keys
 from gateway.routing.cache_view import PrefixIndex
-from gateway.routing.prompt_blocks import prefix_keys
 
 MOST_BACKENDS = 5
 CAPACITY = 1500

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway._native import prefix_keys
 from gateway.routing.prompt_blocks import (
     LONGEST_BYTES,
     Prompt,
     canonical_prompt,
     inputs_of,
-    prefix_keys,
     seed,
     sequences_of,
 )

@@ -1,0 +1,126 @@
+"""The functions of `kernel.c` in Python."""
+
+import re
+from collections.abc import Container
+from typing import Any
+
+from xxhash import xxh3_64_intdigest
+
+_HEAD = re.compile(
+    rb"(GET|POST) (/[A-Za-z0-9/._?=&%:@+~-]{0,511}) HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z0-9-]{1,64}: ?[!-~](?:[ -~]*[!-~])?\r\n){1,32})\r\n"
+)
+_FIELD = re.compile(rb"([A-Za-z0-9-]+): ?([ -~]+)\r\n")
+_MAX_HEAD_BYTES = 4096
+_FRAMING = frozenset((b"expect", b"proxy-connection", b"transfer-encoding", b"upgrade"))
+
+
+def whole_request(
+    data: bytes | memoryview, known: Container[bytes]
+) -> tuple[bytes, bytes, dict[bytes, bytes], bytes] | None:
+    """Method, target, known headers and body of a request that is all of `data`, if nothing about it is unusual.
+
+    None = read it with the HTTP parser. A subset of HTTP/1.1 that leaves no choice of interpretation: a connection that
+    stays open, a body with a length, each known header once, `known` in lower case and with the fields of the framing.
+    """
+    match = _HEAD.match(data, 0, _MAX_HEAD_BYTES)
+    if match is None:
+        return None
+    headers: dict[bytes, bytes] = {}
+    method, target, fields = match.groups()
+    for name, value in _FIELD.findall(fields):
+        name = name.lower()
+        if name in _FRAMING or name in headers:
+            return None
+        if name in known:
+            headers[name] = value
+        elif name == b"connection" and value.lower() != b"keep-alive":
+            return None
+    length, size = headers.get(b"content-length", b"0"), len(data) - match.end()
+    if b"host" not in headers or len(length) > 10 or not length.isdigit() or int(length) != size:
+        return None
+    return method, target, headers, bytes(data[match.end() :])
+
+
+_BACKSLASH, _COLON, _OPENERS = ord("\\"), ord(":"), frozenset(b"{[")
+_NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[]:"))
+
+
+def key_count(body: bytes, max_depth: int) -> int:
+    """The number of keys that the outermost object of a JSON text has, each counted as often as it is there.
+
+    -1 if brackets are nested deeper than `max_depth`, or are not balanced; of what is no JSON, any number. Brackets and
+    braces count as one kind.
+    """
+    if _BACKSLASH in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # the quotation marks left begin and end strings
+    keys = depth = 0
+    for mark in b"".join(body.split(b'"')[::2]).translate(None, _NOT_STRUCTURE):
+        if mark == _COLON:
+            keys += depth == 1
+        elif mark in _OPENERS:
+            depth += 1
+            if depth > max_depth:
+                return -1
+        else:
+            depth -= 1
+            if depth < 0:
+                return -1
+    return keys if depth == 0 else -1
+
+
+_LEAST_TURN_BYTES = 512  # least size that a turn counts with: at most 4096 of them become blocks
+
+
+def text_turns(turns: list[Any], room: int) -> tuple[list[bytes], int] | None:
+    """The canonical bytes of each turn, and the index of the last answer, or -1, if all are a role and a text.
+
+    None = some turn has more or other fields, or there is no `room` for it.
+    """
+    pieces: list[bytes] = []
+    answer = -1
+    for turn in turns:
+        if room <= 0 or type(turn) is not dict or len(turn) != 2:
+            return None
+        role, content = turn.get("role"), turn.get("content")
+        if type(role) is not str or type(content) is not str or len(content) > room:
+            return None
+        if role == "assistant":
+            answer = len(pieces)
+        piece = f"\x1e{role}\x1f{content}".encode()
+        pieces.append(piece)
+        room -= max(len(piece), _LEAST_TURN_BYTES)
+    return pieces, answer
+
+
+_SIZES = ((256, 4096), (512, 8192), (1024, 16384), (2048, 32768), (4096, 2097152))  # of blocks, up to a position
+LONGEST_BYTES = _SIZES[-1][1]  # of a prompt; text beyond it has no key
+
+
+def prefix_keys(pieces: list[bytes], chain: int) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The keys of a prompt's blocks, its length in bytes up to the end of each, and how many there are up to the end of
+    each piece.
+
+    `pieces` are its messages, `chain` is the key before the first one.
+    """
+    keys: list[int] = []
+    edges: list[int] = []
+    ends: list[int] = []
+    position, sizes = 0, iter(_SIZES)
+    step, until = next(sizes)
+    for piece in pieces:
+        at, length = 0, min(len(piece), LONGEST_BYTES - position)
+        while at < length:
+            while position + at >= until:
+                step, until = next(sizes)
+            chain = xxh3_64_intdigest(piece[at : min(at + step, length)], chain)
+            keys.append(chain)
+            at += step
+            edges.append(position + at)
+        if length:
+            edges[-1] = position + length
+        ends.append(len(keys))
+        position += length
+        if position >= LONGEST_BYTES:
+            break
+    return tuple(keys), tuple(edges), tuple(ends)

@@ -1,0 +1,189 @@
+"""The functions of the extension return what those in Python return, for any input."""
+
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import httptools
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gateway._native import pure
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+
+try:
+    from gateway._native import kernel
+except ImportError:
+    kernel = None  # type: ignore[assignment]
+BUILDS = [pure] if kernel is None else [pure, kernel]
+compiled = pytest.mark.skipif(kernel is None, reason="the extension is not built")
+
+TEXT = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"', "\\\\", "{", "}]", ":", '":"', "assistant", "é", "😀"])
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=10,
+)
+JSON_TEXTS = st.builds(
+    lambda document, ascii_only, indent: json.dumps(document, ensure_ascii=ascii_only, indent=indent).encode(),
+    st.dictionaries(TEXT, VALUES, max_size=5), st.booleans(), st.sampled_from([None, 1, "\t"]),
+)  # fmt: skip
+MARKS = st.lists(st.sampled_from([b'"', b"\\", b"{", b"}", b"[", b"]", b":", b",", b"a", b"\x00"]), max_size=40)
+BODIES = JSON_TEXTS | MARKS.map(b"".join) | st.binary(max_size=64)
+
+
+def outcome(function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        return type(error)
+
+
+@compiled
+@given(BODIES, st.integers(0, 6))
+@example(b'"' + b"\\" * 4097 + b'":', 1)
+def test_keys_are_counted_alike(body: bytes, max_depth: int) -> None:
+    assert kernel.key_count(body, max_depth) == pure.key_count(body, max_depth)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@given(body=JSON_TEXTS)
+def test_keys_of_an_object_are_counted_as_a_parser_counts_them(build: ModuleType, body: bytes) -> None:
+    assert build.key_count(body, 64) == len(json.loads(body))
+    assert build.key_count(b'{"a":1,"\\u0061":{"a":2}, "b" : [[]]}', 2) == -1
+    assert build.key_count(b'{"a":1,"\\u0061":{"a":2}, "b" : [[]]}', 3) == 3
+
+
+NAMES = st.sampled_from(
+    [b"Host", b"host", b"Content-Length", b"Connection", b"Expect", b"Upgrade", b"Transfer-Encoding", b"X-Request-Id",
+     b"Accept", b"a_b", b"Proxy-Connection", b"", b"x" * 64, b"x" * 65]
+)  # fmt: skip
+FIELD_VALUES = st.sampled_from(
+    [b"x", b"5", b"0", b"05", b"+5", b"5 ", b"keep-alive", b"Keep-Alive", b"close", b"", b" x", b"a b", b"a\tb",
+     b"\xe9", b"a\x00", b"99999999999", b"chunked"]
+)  # fmt: skip
+FIELDS = st.lists(st.tuples(NAMES, st.sampled_from([b": ", b":", b":  ", b" : ", b"\t:"]), FIELD_VALUES), max_size=6)
+LINES = st.sampled_from(
+    [b"POST /v1/completions HTTP/1.1", b"GET /livez HTTP/1.1", b"GET /a?b=c HTTP/1.1", b"PUT / HTTP/1.1",
+     b"POST / HTTP/1.0", b"GET  / HTTP/1.1", b"GET x HTTP/1.1", b"GET /a#b HTTP/1.1", b"GET /\xe9 HTTP/1.1",
+     b"GET /" + b"x" * 511 + b" HTTP/1.1", b"GET /" + b"x" * 512 + b" HTTP/1.1", b"POST / HTTP/1.1 "]
+)  # fmt: skip
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> bytes:
+    ends = draw(st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n", b"\r"]))
+    fields = [b"%b%b%b" % field for field in draw(FIELDS)]
+    if draw(st.booleans()):
+        fields.insert(0, b"host: x")
+    body = draw(st.sampled_from([b"", b"hello", b"hello\r\n\r\n"]))
+    if draw(st.booleans()):
+        fields.append(b"content-length: %d" % (len(body) + draw(st.sampled_from([0, 0, 0, 1, -1]))))
+    data = b"\r\n".join([draw(LINES), *fields[:-1]]) + (ends + fields[-1] if fields else b"") + b"\r\n\r\n" + body
+    if draw(st.booleans()):
+        data = bytearray(data)
+        at = draw(st.integers(0, len(data) - 1))
+        data[at : at + draw(st.integers(0, 2))] = draw(st.binary(max_size=2))
+    return bytes(data)
+
+
+PLAIN = b"POST /score HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\nhello"
+LONG = b"POST /score HTTP/1.1\r\nHost: x\r\n%b\r\n" % b"".join(b"a: %b\r\n" % (b"b" * 500) for _ in range(9))
+
+
+@compiled
+@given(requests() | st.binary(max_size=64))
+@example(PLAIN)
+@example(LONG)
+@example(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 31 + b"\r\n")
+@example(b"GET / HTTP/1.1\r\nHost: x\r\n" + b"a: b\r\n" * 32 + b"\r\n")
+@example(b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"b" * (4096 - 33) + b"\r\n\r\n")
+@example(b"GET / HTTP/1.1\r\nHost: x\r\na: " + b"b" * (4096 - 32) + b"\r\n\r\n")
+def test_whole_requests_are_read_alike(data: bytes) -> None:
+    for end in (len(data), len(data) // 2):
+        part = memoryview(data)[:end]
+        assert kernel.whole_request(part, KNOWN_HEADERS) == pure.whole_request(part, KNOWN_HEADERS)
+
+
+class Parsed:
+    """What the HTTP parser makes of a request."""
+
+    def __init__(self, data: bytes) -> None:
+        self.target = self.body = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.complete = 0
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(data)
+
+    def on_url(self, url: bytes) -> None:
+        self.target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.headers.append((name, value))
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_message_complete(self) -> None:
+        self.complete += 1
+        assert self.parser.should_keep_alive()
+        assert not self.parser.should_upgrade()
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@given(data=requests())
+@example(data=PLAIN)
+def test_a_request_that_is_read_as_a_whole_is_what_the_parser_reads(build: ModuleType, data: bytes) -> None:
+    whole = build.whole_request(memoryview(data), KNOWN_HEADERS)
+    if whole is None:
+        return
+    parsed, incoming = Parsed(data), HttpRequest()
+    version = parsed.parser.get_http_version()
+    incoming.take_head(parsed.parser.get_method(), parsed.target, version, parsed.headers, KNOWN_HEADERS)
+    assert parsed.complete == 1
+    assert whole == (incoming.method, incoming.path, incoming.headers, parsed.body)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_usual_requests_are_read_as_a_whole_and_others_are_not(build: ModuleType) -> None:
+    headers = {b"host": b"x", b"content-length": b"5"}
+    assert build.whole_request(PLAIN, KNOWN_HEADERS) == (b"POST", b"/score", headers, b"hello")
+    assert build.whole_request(LONG, KNOWN_HEADERS) is None
+    for cut in range(len(PLAIN)):
+        assert build.whole_request(PLAIN[:cut], KNOWN_HEADERS) is None
+    assert build.whole_request(PLAIN + PLAIN, KNOWN_HEADERS) is None
+
+
+TURNS = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "é"]) | TEXT, "content": TEXT | VALUES})
+    | st.dictionaries(st.sampled_from(["role", "content", "name"]), TEXT, max_size=3)
+    | VALUES,
+    max_size=5,
+)
+PLAIN_TURNS = st.lists(
+    st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant"]), "content": st.text(max_size=700)}),
+    max_size=5,
+)
+
+
+@compiled
+@given(TURNS | PLAIN_TURNS, st.sampled_from([-1, 0, 1, 512, 513, 1400, 2097152]))
+def test_turns_are_spelled_alike(turns: list[Any], room: int) -> None:
+    assert outcome(kernel.text_turns, turns, room) == outcome(pure.text_turns, turns, room)
+
+
+@compiled
+@given(st.lists(st.binary(max_size=9000), max_size=6), st.integers(0, 2**64 - 1))
+@example([b"", b"x" * 4096, b"y", b"", b"z" * 2097152, b"more"], 7)
+@example([b"x" * 2097152, b""], 7)
+def test_keys_of_prefix_blocks_are_equal(pieces: list[bytes], chain: int) -> None:
+    assert kernel.prefix_keys(pieces, chain) == pure.prefix_keys(pieces, chain)
+
+
+@compiled
+@pytest.mark.parametrize("args", [(), (b"",), (b"", b"", b""), ("text", "text"), (1, 1), ([1], "x"), (None, None)])
+@pytest.mark.parametrize("name", ["key_count", "whole_request", "text_turns", "prefix_keys"])
+def test_other_arguments_are_an_error_or_nothing(name: str, args: tuple[Any, ...]) -> None:
+    assert outcome(getattr(kernel, name), *args) in (None, TypeError)
