@@ -258,6 +258,15 @@ class HitPredictor:
         self._exact = exact
         self.pending_blocks = PendingBlocks()
 
+    def depths(self, demand: Demand) -> list[int]:
+        """How much of the prompt each engine holds, by index: more is better, but not to scale."""
+        depths = self.index.depths(demand.keys)
+        if demand.token_keys:
+            for engine, depth in self._exact_depths(demand.token_keys).items():
+                if engine < len(depths):
+                    depths[engine] = depth
+        return depths
+
     def predict(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
         """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
         if not demand.reads_cache:
