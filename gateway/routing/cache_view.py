@@ -213,7 +213,7 @@ class HitAccuracy:
     `on_change` is called with an engine, its share, and whether predictions hold there again or have begun to fail.
     """
 
-    def __init__(self, on_change: Callable[[int, float, bool], None] = lambda *_: None) -> None:
+    def __init__(self, on_change: Callable[[int, float, bool], None] | None = None) -> None:
         self._shares: dict[int, float] = {}
         self.lowered: dict[int, float] = {}  # shares of engines whose predictions do not hold
         self._low: set[int] = set()
@@ -240,7 +240,8 @@ class HitAccuracy:
             self._low.remove(engine)
         else:
             return
-        self._on_change(engine, share, share >= _GOOD_ENOUGH)
+        if self._on_change is not None:
+            self._on_change(engine, share, share >= _GOOD_ENOUGH)
 
     def reset(self, engine: int) -> None:
         """Forget what was learned: another process with another cache answers there."""
@@ -257,6 +258,15 @@ class HitPredictor:
         self._hit_accuracy = hit_accuracy
         self._exact = exact
         self.pending_blocks = PendingBlocks()
+
+    def depths(self, demand: Demand) -> list[int]:
+        """How much of the prompt each engine holds, by index: more is better, but not to scale."""
+        depths = self.index.depths(demand.keys)
+        if demand.token_keys:
+            for engine, depth in self._exact_depths(demand.token_keys).items():
+                if engine < len(depths):
+                    depths[engine] = depth
+        return depths
 
     def predict(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
         """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""

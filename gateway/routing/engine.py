@@ -246,15 +246,18 @@ def placement_costs(
     prompt_tokens: int,
     output_tokens: float,
     now: float,
+    mean_stall: float | None = None,
 ) -> tuple[list[float], list[float]]:
     """Marginal costs of a request on each engine, and the part that is its own prefill, in seconds.
 
-    One loop without calls for engines that have not changed: this runs for every engine at every placement.
+    One loop without calls for engines that have not changed. `mean_stall`: that of more engines than these.
     """
-    in_flight = 0
-    for engine in engines:
-        in_flight += engine.load.in_flight
-    mean_stall, per_step = mean_stall_of(model, in_flight, len(engines)), model.max_batched_tokens
+    if mean_stall is None:
+        in_flight = 0
+        for engine in engines:
+            in_flight += engine.load.in_flight
+        mean_stall = mean_stall_of(model, in_flight, len(engines))
+    per_step = model.max_batched_tokens
     costs: list[float] = []
     prefills: list[float] = []
     last_hit, last_slowness, own, chunks = -1, 0.0, 0.0, 0
@@ -276,6 +279,51 @@ def placement_costs(
         costs.append(cost + output_tokens * rate * lacking if lacking > 0 else cost)
         prefills.append(own)
     return costs, prefills
+
+
+FEW_ENGINES = 16  # so many are all priced
+_LEAST_LOADED = 8
+_USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS = 1000, 200.0
+
+
+class Shortlist:
+    """The engines that can be the cheapest for a request: the least loaded ones, and those that hold more of its prompt
+    than all of these. Loads are compared by the cost of a usual request, renewed when an engine's load has changed."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.engines = engines
+        self._places = {engine.index: at for at, engine in enumerate(engines)}
+        self._loads = [engine.load for engine in engines]
+        self._changes = [-1] * len(engines)
+        self._in_flight = [0] * len(engines)
+        self._costs = [0.0] * len(engines)
+        self._model: CostModel | None = None
+
+    def refresh(self, model: CostModel, now: float) -> float:
+        """Follow the engines' loads; returns the `mean_stall` of all."""
+        if model is not self._model:
+            self._model, self._changes = model, [-1] * len(self.engines)
+        changes = self._changes
+        for at, load in enumerate(self._loads):
+            if load.changes != changes[at]:
+                self._renew(at, load, model, now)
+        return mean_stall_of(model, sum(self._in_flight), len(self.engines))
+
+    def _renew(self, at: int, load: EngineLoad, model: CostModel, now: float) -> None:
+        engine = (self.engines[at],)
+        usual, _ = placement_costs(model, engine, (0,), _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now, 0.0)
+        self._costs[at], self._in_flight[at] = usual[0], load.in_flight
+        self._changes[at] = load.changes  # after pricing, which may change it
+
+    def of(self, depths: Sequence[int]) -> list[Engine]:
+        """`depths`: how much of the prompt each engine holds, by the engine's index."""
+        limit, engines = sorted(self._costs)[_LEAST_LOADED - 1], self.engines
+        least = [engines[at] for at, cost in enumerate(self._costs) if cost <= limit]
+        depth = max([depths[engine.index] for engine in least])
+        if max(depths) > depth:
+            places = self._places
+            least += [engines[places[index]] for index, more in enumerate(depths) if more > depth and index in places]
+        return least
 
 
 class Parts(NamedTuple):

@@ -9,7 +9,16 @@ from typing import Any
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitPredictor
-from gateway.routing.engine import CostModel, Engine, Parts, cost_parts, mean_stall_of, placement_costs
+from gateway.routing.engine import (
+    FEW_ENGINES,
+    CostModel,
+    Engine,
+    Parts,
+    Shortlist,
+    cost_parts,
+    mean_stall_of,
+    placement_costs,
+)
 from gateway.routing.estimates import Estimates
 
 _MAX_HINTS = 65536
@@ -76,6 +85,10 @@ class Policy(ABC):
     def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
         """What the request would cost on each engine."""
 
+    def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
+        """The same for those engines of many that can be the best one."""
+        return self.options(demand, shortlist.engines, model, now)
+
     def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> Sequence[Parts | None]:
         """The costs of `options`, taken apart; None if they are not in seconds."""
         return [None] * len(options.costs)
@@ -94,13 +107,27 @@ class PrefixPolicy(Policy):
         self._estimates = estimates
         self._affinity = affinity
 
-    def options(self, demand: Demand, engines: Sequence[Engine], model: CostModel, now: float) -> Options:
+    def options(
+        self,
+        demand: Demand,
+        engines: Sequence[Engine],
+        model: CostModel,
+        now: float,
+        mean_stall: float | None = None,
+    ) -> Options:
         hits = self._hit_predictor.predict(demand, engines)
         output = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
-        costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now)
+        costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now, mean_stall)
         if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
             costs[at] -= WORTH * prefills[at]
         return Options(engines, costs, prefills, hits)
+
+    def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
+        if len(shortlist.engines) <= FEW_ENGINES or demand.hint:
+            return self.options(demand, shortlist.engines, model, now)
+        mean_stall = shortlist.refresh(model, now)
+        engines = shortlist.of(self._hit_predictor.depths(demand))
+        return self.options(demand, engines, model, now, mean_stall)
 
     def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> list[Parts]:
         """The cost's parts, without the discount for a hint."""

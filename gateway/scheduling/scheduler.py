@@ -14,7 +14,7 @@ from typing import Self
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand, UpstreamResult, Usage
-from gateway.routing.engine import Engine, prefill_seconds
+from gateway.routing.engine import Engine, Shortlist, prefill_seconds
 from gateway.routing.estimates import Calibration, Calibrations, OutputLengths
 from gateway.routing.kv_reservations import Reservation
 from gateway.routing.policy import EngineVerdict, Options, Policy
@@ -103,6 +103,7 @@ class ModelView:
 
     engines: list[Engine]
     capacity: Capacity
+    shortlist: Shortlist
 
 
 _IDLE_SHARE = 0.5  # of the mean in flight: an engine with less is worth a longer scan
@@ -164,7 +165,11 @@ class Scheduler:
         tenant = tenants.arrived(demand, now)
         if tenants.waiting:  # refuse early: refusals should be cheap
             self._queue.refuse_if_full(demand, now)
-        options = self._policy.options(demand, engines, view.capacity.calibration.model, now)
+        model = view.capacity.calibration.model
+        if engines is view.engines:
+            options = self._policy.likely_options(demand, view.shortlist, model, now)
+        else:
+            options = self._policy.options(demand, engines, model, now)
         if not tenants.waiting:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
@@ -336,7 +341,7 @@ class Scheduler:
         engines = list(serving)
         if engines:  # model names that do not exist are not kept
             capacity = Capacity(self._calibrations.learning(model), self._lengths, self._settings.kv_headroom)
-            self._views[model] = ModelView(engines, capacity)
+            self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 
     def _refuse_what_never_fits(self, demand: Demand, engines: Sequence[Engine]) -> None:
