@@ -135,8 +135,10 @@ class RecordBatcher:
         if not records:
             return
         for consume_all in self._batch_consumers:
-            with self._supervisor.guard("finished_requests"):
+            try:
                 consume_all(records)
+            except Exception as error:
+                self._supervisor.caught("finished_requests", error)
         for consume in self._consumers:
             for record in records:
                 try:
