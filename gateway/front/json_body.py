@@ -274,9 +274,7 @@ _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with es
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
-    """The body as a JSON object. Raises InvalidRequest with the reason."""
-    if len(body) <= SHORT_BYTES and (document := _parse_short(body, limits)) is not None:
-        return document
+    """The body as a JSON object. Raises InvalidRequest with the reason. Most bodies need `parse_short` only."""
     most, long = limits.max_json_strings, len(body) > SHORT_BYTES
     strings = body
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
@@ -317,12 +315,13 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     return document
 
 
-def _parse_short(body: bytes, limits: ServerConfig) -> dict[str, Any] | None:
+def parse_short(body: bytes, limits: ServerConfig) -> dict[str, Any] | None:
     """The object that a short body is, if nothing is wrong with it: parsing comes first, because it cannot take long.
 
-    None = something may be wrong. No limit but that of depth is less than the length of the body.
+    None = something may be wrong, or it is not short: `parse_body` judges it. Where no limit but that of depth is less
+    than the length of the body, the others need no look.
     """
-    if len(body) > min(limits.max_json_containers, limits.max_json_strings, limits.max_json_values):
+    if len(body) > min(SHORT_BYTES, limits.max_json_containers, limits.max_json_strings, limits.max_json_values):
         return None
     try:
         document = orjson.loads(body)

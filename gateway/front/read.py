@@ -16,7 +16,7 @@ from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.http_request import HttpRequest, Route
-from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, refuse_remote_media, with_fields
+from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, parse_short, refuse_remote_media, with_fields
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, seed, sequences_of
@@ -169,7 +169,7 @@ class RequestReader:
     ) -> Steps[InferenceRequest]:
         """A JSON request. `only_model` returns the model to use where the body names none. Raises InvalidRequest."""
         body, key, endpoint, kind = incoming.body, incoming.key, route.endpoint, route.kind
-        document = yield from parse_body(body, self._limits)
+        document = parse_short(body, self._limits) or (yield from parse_body(body, self._limits))
         if not self._limits.allow_media_urls:
             refuse_remote_media(document, generates=kind is Kind.GENERATE)
         changes: dict[str, Any] = {}

@@ -30,7 +30,9 @@ DOCUMENTS = st.dictionaries(KEYS, VALUES, max_size=5)
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> dict[str, Any]:
-    return at_once(json_body.parse_body(body, limits))
+    short, document = json_body.parse_short(body, limits), at_once(json_body.parse_body(body, limits))
+    assert short is None or short == document
+    return document
 
 
 def limits(**changed: int) -> ServerConfig:
