@@ -270,6 +270,7 @@ class Gateway:
             enter = stack.enter_async_context
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
+            stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             await enter(self.batcher.running())
             await enter(

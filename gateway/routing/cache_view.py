@@ -213,7 +213,7 @@ class HitAccuracy:
     `on_change` is called with an engine, its share, and whether predictions hold there again or have begun to fail.
     """
 
-    def __init__(self, on_change: Callable[[int, float, bool], None] = lambda *_: None) -> None:
+    def __init__(self, on_change: Callable[[int, float, bool], None] | None = None) -> None:
         self._shares: dict[int, float] = {}
         self.lowered: dict[int, float] = {}  # shares of engines whose predictions do not hold
         self._low: set[int] = set()
@@ -240,7 +240,8 @@ class HitAccuracy:
             self._low.remove(engine)
         else:
             return
-        self._on_change(engine, share, share >= _GOOD_ENOUGH)
+        if self._on_change is not None:
+            self._on_change(engine, share, share >= _GOOD_ENOUGH)
 
     def reset(self, engine: int) -> None:
         """Forget what was learned: another process with another cache answers there."""

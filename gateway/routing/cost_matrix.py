@@ -6,14 +6,14 @@ engine for all that follow. Long runs of requests that keep waiting are found at
 
 from collections.abc import Callable, Sequence
 from math import exp
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from gateway.routing.engine import LEAST_SHARE, MEMORY_SECONDS, MOST_SHARE, CostModel, Engine, mean_stall_of
 
-Floats = npt.NDArray[np.float64]
+Floats: TypeAlias = npt.NDArray[np.float64]
 
 _TIE = 1e-9  # seconds for each sequence in flight: decides between equal costs only
 _FINE_TIE = 1e-14  # the same for each request that was placed there before
@@ -87,7 +87,7 @@ def column_of(engine: Engine, model: CostModel, now: float) -> Column:
     )
 
 
-Hit = Floats  # predicted hit tokens of one request, for each engine; less than its prompt has
+Hit: TypeAlias = Floats  # predicted hit tokens of one request, for each engine; less than its prompt has
 
 _INFINITE = float("inf")
 _ROUNDS = 4
