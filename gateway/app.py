@@ -18,6 +18,7 @@ from typing import BinaryIO, TextIO
 import structlog
 import uvloop
 
+from gateway import BUILD, __version__
 from gateway.admin_views import Overview, QueueView
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import watching
@@ -230,6 +231,12 @@ class Gateway:
             "Learned prefill time of an uncached token, by model.",
             ("model",),
             lambda: [((name,), calibrations.of(name).model.b) for name in self.fleet.families()],
+        )
+        gauge(
+            "gateway_build_info",
+            "Version and build of the gateway: compiled (modules of a request's path), or python; always 1.",
+            ("version", "build"),
+            lambda: [((__version__, BUILD), 1)],
         )
         gauge(
             "gateway_held_bytes",
