@@ -16,8 +16,15 @@ _STAND_IN = re.compile(
 )
 
 
-# Their hosts, sinks and transports stand in for compiled classes in tasks of their own, where no skip is seen.
-_WITH_STAND_INS = ["unit/front/test_connection*.py", "unit/relay/test_relay.py", "unit/scheduling/test_queue_scan.py"]
+# These have stand-ins for compiled classes throughout or in tasks of their own, or copy compiled objects.
+_WITH_STAND_INS = [
+    "unit/embeddings/test_fair_queue.py",
+    "unit/embeddings/test_pending_batch.py",
+    "unit/front/test_connection*.py",
+    "unit/relay/test_relay.py",
+    "unit/scheduling/test_queue_scan*.py",
+    "unit/scheduling/test_scheduler_further.py",
+]
 collect_ignore_glob = _WITH_STAND_INS if BUILD == "compiled" else []
 
 
