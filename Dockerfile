@@ -1,12 +1,15 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
 # Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
+# The gateway is compiled on the same Python with a C compiler and Python's headers: --build-arg BUILD_IMAGE=...
 # Tokenizers of models for exact routing by KV events: --build-arg EXTRAS=tokenizer
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
+ARG BUILD_IMAGE=python:3.13
 
-FROM ${BASE_IMAGE} AS builder
-ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
+FROM ${BUILD_IMAGE} AS builder
+ENV GATEWAY_PURE=0 \
+    PIP_CONFIG_FILE=/run/secrets/pip.conf \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore
@@ -14,7 +17,7 @@ ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
 RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
 WORKDIR /src
 
-# dependencies first: they change less often than the code. Wheels only: there is no compiler here
+# dependencies first: they change less often than the code. Wheels only: the gateway alone is compiled here
 COPY pyproject.toml ./
 ARG EXTRAS=
 RUN --mount=type=secret,id=pip.conf \
@@ -24,7 +27,7 @@ print(*project['dependencies'], *extras, sep='\n')" > /tmp/requirements.txt && \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --only-binary :all: --no-compile \
       -r /tmp/requirements.txt
 
-COPY README.md LICENSE* ./
+COPY README.md LICENSE* hatch_build.py ./
 COPY gateway ./gateway
 RUN --mount=type=secret,id=pip.conf \
     /opt/installer/bin/pip wheel --no-deps --wheel-dir /tmp/wheel . && \

@@ -6,8 +6,16 @@ PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
 JOBS ?= 3
+# What `make test` and `make instructions` run: python, or compiled = the modules that `make build` compiles.
+BUILD ?= python
+PURE_python := 1
+PURE_compiled := 0
+READY := $(if $(filter compiled,$(BUILD)),build,setup)
+# Compiled: the tests that a request's path runs through.
+PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
+TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -16,8 +24,13 @@ $(VENV)/.ready: pyproject.toml
 	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); } || \
 	  { echo "Cannot make $(VENV): install python3-venv (apt-get install python3-venv) and run make again." >&2; exit 1; }
 	@echo "installing the gateway and its developer tools into $(VENV)"
-	@$(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
+	@GATEWAY_PURE=1 $(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# Compiles the modules of a request's path in place. Sources that change afterwards run as Python until the next time.
+build: export GATEWAY_PURE := 0
+build: setup
+	$(PY) hatch_build.py
 
 check: setup
 	$(VENV)/bin/ruff format --check .
@@ -30,8 +43,9 @@ format: setup
 
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
-test: setup
-	$(PY) -m pytest tests --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
+test instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
+test: $(READY)
+	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
 test-random: setup
@@ -43,7 +57,7 @@ test-vllm: setup
 
 # What the gateway's own code runs per request, event and decision, counted under valgrind, within its budget.
 # ARGS=--write makes what was counted the budget.
-instructions: setup
+instructions: $(READY)
 	@command -v valgrind >/dev/null && test -e /usr/include/valgrind/callgrind.h || \
 	  { echo "counting needs valgrind: installing it"; apt-get update -qq && apt-get install -y -qq valgrind gcc libc6-dev; } >/dev/null || \
 	  { echo "Install valgrind and a C compiler (apt-get install valgrind gcc libc6-dev) and run make again." >&2; exit 1; }
@@ -77,4 +91,4 @@ demo: setup
 	@$(VENV)/bin/gateway demo --engine $(ENGINE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-vllm .models .bench .image .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build gateway/_compiled .venv-vllm .models .bench .image .mypy_cache .ruff_cache .pytest_cache .hypothesis

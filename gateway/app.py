@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, TextIO
 import structlog
 import uvloop
 
+from gateway import BUILD, __version__
 from gateway.admin import AdminPort, Overview, QueueView
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import watching
@@ -196,6 +197,12 @@ class Gateway:
             ("model",),
             lambda: [((name,), calibrations.of(name).model.b) for name in self.fleet.families()],
         )
+        gauge(
+            "gateway_build_info",
+            "Version and build of the gateway: compiled (modules of a request's path), or python; always 1.",
+            ("version", "build"),
+            lambda: [((__version__, BUILD), 1)],
+        )
         for name, text, memory in (
             ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
             ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
@@ -222,6 +229,7 @@ class Gateway:
             enter = stack.enter_async_context
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
+            stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             await enter(self.batcher.running())
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 from typer import Argument, Option
 
-from gateway import __version__
+from gateway import BUILD, __version__
 
 if TYPE_CHECKING:
     from gateway.config import Config
@@ -53,14 +53,14 @@ app.add_typer(config_commands, name="config")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(__version__)
+        typer.echo(f"{__version__} ({BUILD})")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and the build.")
     ] = False,
 ) -> None: ...
 

@@ -156,7 +156,7 @@ class Coalescer:
         demand = replace(
             shared.demand,
             tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
-            weight=sum(weights.values()),
+            weight=sum(weights.values(), 0.0),
             deadline_seconds=None if None in deadlines else max(at for at in deadlines if at is not None),
         )
         return replace(shared, request_id=name, headers=b"x-request-id: %b\r\n" % name.encode(), demand=demand)

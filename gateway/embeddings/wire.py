@@ -139,7 +139,7 @@ def _are_ids(values: list[Any]) -> bool:
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
     """Whole numbers that add up to `total`, in proportion to the weights (largest remainders)."""
-    whole = sum(weights)
+    whole = sum(weights, 0.0)
     if not whole:
         weights, whole = [1.0] * len(weights), float(len(weights))
     exact = [total * weight / whole for weight in weights]

@@ -40,7 +40,7 @@ class LineWriter:
         self._held_bytes = 0
         self._torn = False  # the last line was not written to its end
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._writer_thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def write(self, lines: bytes, count: int = 1) -> None:
         """Queue a line, or several, with their newlines. Never waits for the reader, never raises."""
@@ -53,12 +53,12 @@ class LineWriter:
                 self._lines.append(lines)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._writer_thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        self._thread.join(_EXIT_SECONDS)  # a reader that hangs keeps the thread, not the process
+        self._writer_thread.join(_EXIT_SECONDS)  # a reader that hangs keeps the thread, not the process
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_SECONDS):

@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
-from prometheus_client.registry import Collector
 
 from gateway.observe.record import Record
 
@@ -78,7 +77,7 @@ class Histogram(Live):
         family.add_metric(labels, buckets=[*zip(bounds, accumulate(map(float, counts)), strict=True)], sum_value=total)
 
 
-class MetricsSnapshot(Collector):
+class MetricsSnapshot:
     """Metrics as they were at one moment; they are made ready and rendered in any thread, with pauses for others."""
 
     def __init__(self, live: Iterable[Live], breathe: Breathe) -> None:
@@ -88,7 +87,7 @@ class MetricsSnapshot(Collector):
     def collect(self) -> Iterable[Metric]:
         for live, values in self._taken:
             metric = live.family(values, self._breathe)
-            metric.samples = cast(list[Sample], self._pausing(metric.samples))  # encoders go through them once
+            metric.samples = cast(Any, self._pausing(metric.samples))  # encoders go through them once
             yield metric
 
     def _pausing(self, samples: list[Sample]) -> Iterator[Sample]:
@@ -97,7 +96,7 @@ class MetricsSnapshot(Collector):
             self._breathe()
 
 
-class Metrics(Collector):
+class Metrics:
     """Every metric of the gateway. Labels that clients choose are capped."""
 
     def __init__(self) -> None:
@@ -140,7 +139,8 @@ class Metrics(Collector):
         self.loop_lag = Histogram(
             "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
         )
-        self._live: list[Live] = list(vars(self).values())  # all of the above
+        self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens]
+        self._live += [self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag]
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None
 
@@ -234,7 +234,17 @@ class EmbeddingMetrics:
         self.evictions = Counter(
             "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
         )
-        metrics.include(*vars(self).values())
+        metrics.include(
+            self.batch_items,
+            self.batch_tokens,
+            self.batch_wait,
+            self.flushes,
+            self.isolations,
+            self.splits,
+            self.counted,
+            self.inputs,
+            self.evictions,
+        )
 
 
 _EVERY_SECONDS = 0.1

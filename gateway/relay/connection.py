@@ -300,5 +300,7 @@ class Pool:
                     "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 ) from error
-            raise ConnectFailed(f"Could not connect to backend {self.backend.name!r}: {error}.") from error
+            failure = ConnectFailed(f"Could not connect to backend {self.backend.name!r}: {error}.")
+            failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
+            raise failure from error
         return connection

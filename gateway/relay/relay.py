@@ -6,8 +6,8 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from math import ceil
 
 import orjson
@@ -402,15 +402,14 @@ class Relay:
             seconds = self._config.idle_stream_timeout_seconds
             raise FirstByteTimeout(f"Timeout: the backend read no data of the upload for {seconds:g} s.") from error
 
-    @asynccontextmanager
-    async def watching(self) -> AsyncIterator[None]:
-        """Cut answers that have stalled, while the block runs; then close idle connections."""
-        try:
-            async with self._supervisor.repeating("answer_watch", self._watch, _LOOK_SECONDS):
-                yield
-        finally:
-            for pool in self._pools.values():
-                pool.close()
+    def close_idle(self) -> None:
+        """Close the connections that no request uses."""
+        for pool in self._pools.values():
+            pool.close()
+
+    def watching(self) -> AbstractAsyncContextManager[None]:
+        """Cut answers that have stalled, while the block runs."""
+        return self._supervisor.repeating("answer_watch", self._watch, _LOOK_SECONDS)
 
     async def _watch(self) -> None:
         await asyncio.sleep(_LOOK_SECONDS)

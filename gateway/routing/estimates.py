@@ -228,7 +228,7 @@ class _Lengths:
 
     def _quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""
-        left, lasting, longest, longer = sum(self._ended) + sum(self._cut), 1.0, 0, 1 - share
+        left, lasting, longest, longer = sum(self._ended, 0.0) + sum(self._cut, 0.0), 1.0, 0, 1 - share
         negligible = 1e-6 * left
         for bucket, (ended, cut) in enumerate(zip(self._ended, self._cut, strict=True)):
             here = ended + cut

@@ -122,7 +122,7 @@ class FairTurns(Generic[T]):
         entry = self.entries.pop(share)
         for entries in (self._by_end, self._lagging):
             place = bisect_left(entries, entry)
-            if place < len(entries) and entries[place] is entry:
+            if place < len(entries) and entries[place][2] is share:
                 del entries[place]
 
     def moved(self, share: Share) -> None:
@@ -343,7 +343,7 @@ class Tenants:
             return False
         if now - self._summed_seconds > _SUM_GOOD_FOR_SECONDS:
             weights = [one.weight for one in self._by_name.values() if now - one.seen_seconds < _ACTIVE_SECONDS]
-            self._active, self._active_weight = len(weights), sum(weights)
+            self._active, self._active_weight = len(weights), sum(weights, 0.0)
             self._summed_seconds = now
         return True
 

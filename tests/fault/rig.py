@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from gateway.config_file import parse
 from gateway.front.connection import ClientConnection
+from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
 from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway
@@ -40,6 +41,23 @@ class Engine(Protocol):
         """The base URL."""
 
 
+class CountedHandler:
+    """The gateway's handler. `accepted`: requests that the front took on."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler = handler
+        self.accepted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.handler, name)
+
+    async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
+        """Serve it as the gateway does; probes of the gateway are not counted."""
+        if incoming.route is None or not incoming.route.public:
+            self.accepted += 1
+        await self.handler.serve(incoming, connection)
+
+
 class UnderTest:
     """A running gateway, and what it was asked and logged."""
 
@@ -47,18 +65,11 @@ class UnderTest:
         self.gateway = gateway
         self.log = log
         self.admin_port: int | None = None
-        self.accepted = 0  # requests that the front took on
         self.events: Sequence[Any] = []
         self.complaints: list[str] = []
         self.expects_internal_errors = False
-        serve = gateway.handler.serve
-
-        async def counted(incoming: HttpRequest, connection: ClientConnection) -> None:
-            if incoming.route is None or not incoming.route.public:  # probes of the gateway are not counted
-                self.accepted += 1
-            await serve(incoming, connection)
-
-        gateway.handler.serve = counted  # type: ignore[method-assign]
+        self.counted = CountedHandler(gateway.handler)
+        gateway.server.handler = self.counted
 
     @property
     def port(self) -> int:
@@ -113,7 +124,7 @@ class UnderTest:
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,
             "batched": gateway.batcher.busy,
-            "unanswered": self.accepted - sum(self.outcomes.values()),
+            "unanswered": self.counted.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
         for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:
             load = engine.load
@@ -182,9 +193,9 @@ def the_books_add_up(under_test: UnderTest, engines: Sequence[Engine]) -> None:
     assert not under_test.complaints, under_test.complaints[:3]
     metrics = under_test.gateway.metrics
     outcomes = under_test.outcomes
-    assert sum(outcomes.values()) == under_test.accepted, (outcomes, under_test.accepted)
+    assert sum(outcomes.values()) == under_test.counted.accepted, (outcomes, under_test.counted.accepted)
     lines = [orjson.loads(line) for line in under_test.log.getvalue().splitlines()]
-    assert len(lines) == under_test.accepted
+    assert len(lines) == under_test.counted.accepted
     executions = [
         seen.request_id for engine in engines if isinstance(engine, ScriptedBackend) for seen in engine.ledger
     ]

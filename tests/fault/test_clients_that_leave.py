@@ -113,7 +113,7 @@ async def test_leaving_before_the_body_is_complete(backend: ScriptedBackend, lea
             client.close()
         await under_test.comes_to_rest()
         assert backend.ledger == []
-        assert under_test.accepted == 0
+        assert under_test.counted.accepted == 0
 
 
 FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n--b\r\n'

@@ -23,7 +23,8 @@ VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc"
 # Every part has an entry. COMPOSITION_ROOT alone may import all of them.
 COMPOSITION_ROOT = "app"
 LAYERS: dict[str, set[str]] = {
-    "__init__": set(),
+    "__init__": {"compiled"},
+    "compiled": set(),
     "__main__": {"cli.main"},
     "errors": set(),
     "request": set(),
@@ -96,7 +97,7 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main",
+    "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main", "compiled",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
     "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",

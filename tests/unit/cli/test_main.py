@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
-from gateway import __version__
+from gateway import BUILD, __version__
 from gateway.cli.main import app, is_open_to_all, why_not_serving
 from gateway.config import Config
 from gateway.config_file import load, parse
@@ -89,7 +89,7 @@ def test_the_full_example_names_every_key_with_its_default() -> None:
 
 
 def test_the_version_is_shown() -> None:
-    assert gateway("--version").output.strip() == __version__
+    assert gateway("--version").output.strip() == f"{__version__} ({BUILD})"
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -346,14 +346,14 @@ def test_a_silent_connection_to_a_backend_that_refuses_others_is_given_up(monkey
     run(main())
 
 
-def test_when_the_watch_ends_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_when_the_gateway_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
-        async with scene.relay.watching():
-            task = scene.send()
-            await turns(2)
-            scene.connection.data_received(ANSWER)
-            await task
+        task = scene.send()
+        await turns(2)
+        scene.connection.data_received(ANSWER)
+        await task
+        scene.relay.close_idle()
         assert scene.transport.aborted
         scene.check_that_nothing_is_left()
 
