@@ -281,8 +281,8 @@ def placement_costs(
     return costs, prefills
 
 
-FEW_ENGINES = 16  # so many are all priced
-_LEAST_LOADED = 8
+FEW_ENGINES = 64  # so many are all priced
+_LEAST_LOADED = 16
 _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS = 1000, 200.0
 
 

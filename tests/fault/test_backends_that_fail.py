@@ -300,7 +300,7 @@ async def start_stoppable() -> Stoppable:
     return Stoppable(process, int(await process.stdout.readline()))
 
 
-async def test_a_frozen_backend_holds_only_what_it_had_and_returns_when_it_thaws(other: ScriptedBackend) -> None:
+async def test_a_frozen_backend_loses_what_it_has_not_answered_and_returns_when_it_thaws(other: ScriptedBackend) -> None:
     frozen = await start_stoppable()
     other.plays(*stream(3))
     try:
@@ -311,9 +311,8 @@ async def test_a_frozen_backend_holds_only_what_it_had_and_returns_when_it_thaws
             await holds(lambda: under_test.state(frozen) == "down", "it is out")
             answers = await many(under_test, 100, body=STREAM)
             assert all(answer.is_done for answer in answers)
-            assert sum(not task.done() for task in stuck) == 3
-            frozen.process.send_signal(signal.SIGCONT)
             assert all(answer.is_done for answer in await asyncio.gather(*stuck))
+            frozen.process.send_signal(signal.SIGCONT)
             await holds(lambda: under_test.state(frozen) == "up", "it is back")
     finally:
         frozen.process.kill()
