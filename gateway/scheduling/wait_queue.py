@@ -77,9 +77,7 @@ class TenantQueue:
     def parts(self, order: "ScanOrder", count: int) -> tuple[list[Ticket], list[Ticket]]:
         """The oldest `count` tickets: those that starve, and the others, each in order."""
         tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
-        if tickets and tickets[-1].arrived_seconds < since:
-            starving = len(tickets)
-        elif tickets[0].arrived_seconds < since:
+        if tickets and tickets[0].arrived_seconds < since:
             starving = bisect_left(tickets, since, key=_arrived)
         first, others = tickets[:starving], tickets[starving:]
         if order.by_turn:
