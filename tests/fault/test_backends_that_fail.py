@@ -300,7 +300,7 @@ async def start_stoppable() -> Stoppable:
     return Stoppable(process, int(await process.stdout.readline()))
 
 
-async def test_a_frozen_backend_loses_what_it_has_not_answered_and_returns_when_it_thaws(other: ScriptedBackend) -> None:
+async def test_a_frozen_backend_loses_what_it_has_not_begun_and_returns_when_it_thaws(other: ScriptedBackend) -> None:
     frozen = await start_stoppable()
     other.plays(*stream(3))
     try:
