@@ -1,15 +1,12 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
 # Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
-# The gateway is compiled on the same Python with a C compiler and Python's headers: --build-arg BUILD_IMAGE=...
 # Tokenizers of models for exact routing by KV events: --build-arg EXTRAS=tokenizer
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
-ARG BUILD_IMAGE=python:3.13
 
-FROM ${BUILD_IMAGE} AS builder
-ENV GATEWAY_PURE=0 \
-    PIP_CONFIG_FILE=/run/secrets/pip.conf \
+FROM ${BASE_IMAGE} AS builder
+ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore
@@ -17,7 +14,7 @@ ENV GATEWAY_PURE=0 \
 RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
 WORKDIR /src
 
-# dependencies first: they change less often than the code. Wheels only: the gateway alone is compiled here
+# dependencies first: they change less often than the code. Wheels only: there is no compiler here
 COPY pyproject.toml ./
 ARG EXTRAS=
 RUN --mount=type=secret,id=pip.conf \

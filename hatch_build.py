@@ -1,8 +1,7 @@
 """Compiles the hot modules of the gateway, for wheels and in place: `python hatch_build.py`, which is `make build`.
 
 mypyc compiles the modules that pyproject.toml lists, and the C compiler those of `gateway/_native`. The sources stay
-beside them: `gateway/compiled.py` says when which run. The environment variable GATEWAY_PURE decides what a wheel has:
-1 = Python only; 0 = compiled modules, and an error if they cannot be compiled; unset = compiled modules if possible.
+beside them: `gateway/compiled.py` says when which run. A wheel has them if the environment variable GATEWAY_PURE is 0.
 """
 
 import contextlib
@@ -27,35 +26,29 @@ SPEED = {"opt_level": "2", "debug_level": "0"}
 
 
 class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the compiled modules to a wheel, where there is a C compiler; editable installations have none."""
+    """Adds the compiled modules to a wheel that is to have them; editable installations have none."""
 
     def dependencies(self) -> list[str]:
-        return REQUIRES if why_not() is None else []
+        return REQUIRES if _is_wanted() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable":
+        if version == "editable" or not _is_wanted():
             return
-        reason = why_not()
-        if reason is None:
-            self.scratch = tempfile.TemporaryDirectory()  # until the wheel is written
-            folder = Path(self.scratch.name, "compiled")
-            try:
-                compile_gateway(Path(self.root), self.config, Path(self.scratch.name), folder)
-            except (Exception, SystemExit) as error:
-                reason = f"they could not be compiled ({error})"
-            else:
-                build_data |= {"pure_python": False, "infer_tag": True}
-                build_data["force_include"][str(folder)] = "gateway/_compiled"
-        if reason is not None:
-            if os.environ.get("GATEWAY_PURE") == "0":
-                raise RuntimeError(f"GATEWAY_PURE=0 wants compiled modules: {reason}.")
-            self.app.display_warning(f"The wheel has no compiled modules: {reason}.")
+        if reason := why_not():
+            raise RuntimeError(f"GATEWAY_PURE=0 wants compiled modules: {reason}.")
+        self.scratch = tempfile.TemporaryDirectory()  # until the wheel is written
+        folder = Path(self.scratch.name, "compiled")
+        compile_gateway(Path(self.root), self.config, Path(self.scratch.name), folder)
+        build_data |= {"pure_python": False, "infer_tag": True}
+        build_data["force_include"][str(folder)] = "gateway/_compiled"
+
+
+def _is_wanted() -> bool:
+    return os.environ.get("GATEWAY_PURE") == "0"
 
 
 def why_not() -> str | None:
     """Why nothing can be compiled here."""
-    if os.environ.get("GATEWAY_PURE") == "1":
-        return "GATEWAY_PURE is 1"
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"
