@@ -12,13 +12,11 @@ from hypothesis import strategies as st
 
 from gateway._native import pure
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+from tests.unit._native.kernel_build import built_kernel
 
-try:
-    from gateway._native import kernel
-except ImportError:
-    kernel = None  # type: ignore[assignment]
+kernel: Any = built_kernel()
 BUILDS = [pure] if kernel is None else [pure, kernel]
-compiled = pytest.mark.skipif(kernel is None, reason="the extension is not built")
+compiled = pytest.mark.skipif(kernel is None, reason="there is no C compiler, or no Python.h")
 
 TEXT = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"', "\\\\", "{", "}]", ":", '":"', "assistant", "é", "😀"])
 VALUES = st.recursive(
