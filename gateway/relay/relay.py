@@ -109,7 +109,7 @@ class UpstreamResponse:
         message = f"The backend sent no data for {silent:g} s."
         first_byte_timeout_seconds = config.first_byte_timeout_seconds
         if self._movable and self._first_byte_seconds is None and not self._sink.begun and self._is_replaced(fleet):
-            self.give_up(BackendDown(f"{message} It answers no health probe."))
+            self.give_up(BackendDown(f"{message} Its health probes fail."))
         elif health.gone and silent >= _GONE_SECONDS:
             self.give_up(FreshConnectionClosed(f"{message} It refuses connections."))
         elif has_begun and silent >= config.idle_stream_timeout_seconds:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.compiled import digest
 from loadtest.compare.peers import OURS, NotInstalled, Say
 from tests.bench.place import SOURCES, Place
 
 _PROJECT = SOURCES.parents[1]
-_PARTS = ("pyproject.toml", "hatch_build.py", "gateway")
+_PACKAGE, _BUILT_BY = "gateway", ("pyproject.toml", "hatch_build.py")
 _DISTRIBUTION = "/usr/bin/python3"
 _DESCRIBE = """
 import json, platform, sys, sysconfig
@@ -75,11 +76,7 @@ def install_gateway(place: Place, python: Interpreter, say: Say) -> None:
 
 
 def _digest(python: Interpreter) -> str:
-    content = hashlib.sha256(f"{python.path} {python.name}".encode())
-    for part in _PARTS:
-        path = _PROJECT / part
-        for file in sorted(path.rglob("*.[pc]*")) if path.is_dir() else [path]:
-            if file.is_file() and "__pycache__" not in file.parts:
-                content.update(file.relative_to(_PROJECT).as_posix().encode())
-                content.update(file.read_bytes())
+    content = hashlib.sha256(f"{python.path} {python.name} {digest(_PROJECT / _PACKAGE)}".encode())
+    for file in _BUILT_BY:
+        content.update((_PROJECT / file).read_bytes())
     return content.hexdigest()

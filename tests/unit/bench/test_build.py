@@ -46,7 +46,8 @@ def test_the_gateway_is_installed_once_for_each_state_of_its_sources(
     (project / "small" / "__init__.py").touch()
     (project / "pyproject.toml").write_text('[project]\nname = "small"\nversion = "1"\n')
     monkeypatch.setattr(build, "_PROJECT", project)
-    monkeypatch.setattr(build, "_PARTS", ("pyproject.toml", "small"))
+    monkeypatch.setattr(build, "_PACKAGE", "small")
+    monkeypatch.setattr(build, "_BUILT_BY", ("pyproject.toml",))
     installed: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> None:
