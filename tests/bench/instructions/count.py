@@ -15,12 +15,16 @@ from tests.bench.instructions import workloads
 from tests.bench.instructions.workloads import Counter
 
 _EMPTY = "nothing"
+_UNROUTED = ".unrouted"
 _LONG, _SHORT = 120, 20  # events of a stream
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure: the instructions of a workload for each of `units`; `less` is subtracted first."""
+    """One figure: the instructions of a workload for each of `units`; `less` is subtracted first.
+
+    `unrouted`: the same without a gateway, which is subtracted, too: what the fake ends of the connections cost.
+    """
 
     name: str
     title: str
@@ -28,20 +32,35 @@ class Row:
     run: Callable[[Counter], None]
     less: str = ""
     blocks: int = 1  # counted blocks; entering and leaving one costs a little
+    unrouted: Callable[[Counter], None] | None = None
 
 
 ROWS = [
     Row(_EMPTY, "an empty block", 200, lambda counter: _nothing(counter, 200), blocks=0),
-    Row("chat_1k", "1 KB chat", 100, lambda counter: workloads.chat(counter, "1k", 100)),
-    Row("chat_16k", "16 KB chat", 50, lambda counter: workloads.chat(counter, "16k", 50)),
-    Row("stream_short", f"stream of {_SHORT} events", 20, lambda counter: workloads.streamed(counter, _SHORT, 20)),
-    Row(
-        "event",
-        "streamed event",
-        20 * (_LONG - _SHORT),
-        lambda counter: workloads.streamed(counter, _LONG, 20),
-        less="stream_short",
-    ),
+    *[
+        Row(
+            f"chat_{size}",
+            f"{size[:-1]} KB chat",
+            units,
+            lambda counter, size=size, units=units: workloads.chat(counter, size, units),
+            unrouted=lambda counter, size=size, units=units: workloads.chat(counter, size, units, through=False),
+        )
+        for size, units in (("1k", 100), ("16k", 50))
+    ],
+    *[
+        Row(
+            name,
+            title,
+            units,
+            lambda counter, events=events: workloads.streamed(counter, events, 20),
+            less,
+            unrouted=lambda counter, events=events: workloads.streamed(counter, events, 20, through=False),
+        )
+        for name, title, units, events, less in (
+            ("stream_short", f"stream of {_SHORT} events", 20, _SHORT, ""),
+            ("event", "streamed event", 20 * (_LONG - _SHORT), _LONG, "stream_short"),
+        )
+    ],
     Row("embedding", "embeddings text, in batches", 640, lambda counter: workloads.embedded(counter, 640), blocks=10),
     *[
         Row(
@@ -102,7 +121,9 @@ def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[s
     with TemporaryDirectory() as scratch:
         for row in wanted:
             say(f"counting {row.title}")
-            totals[row.name] = _total(row, library, Path(scratch))
+            totals[row.name] = _total(row.name, library, Path(scratch))
+            if row.unrouted:
+                totals[row.name] -= _total(row.name + _UNROUTED, library, Path(scratch))
     empty = totals[_EMPTY] / ROWS[0].units
     figures = {}
     for row in wanted:
@@ -111,25 +132,26 @@ def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[s
     return {name: figure for name, figure in figures.items() if name != _EMPTY}
 
 
-def _total(row: Row, library: Path, scratch: Path) -> int:
-    out = scratch / f"{row.name}.out"
+def _total(name: str, library: Path, scratch: Path) -> int:
+    out = scratch / f"{name}.out"
     command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
     command += [f"--callgrind-out-file={out}"]
-    command += [sys.executable, "-m", "tests.bench.instructions.count", row.name, str(library)]
+    command += [sys.executable, "-m", "tests.bench.instructions.count", name, str(library)]
     environment = os.environ | {"PYTHONHASHSEED": "0"}  # the same collisions of hashes every time
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     dump = out.with_name(f"{out.name}.1")  # the first; the last is made at the end of the program
     if done.returncode or not dump.exists():
-        raise RuntimeError(f"{row.name}: {done.stderr[-2000:]}")
+        raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
     totals = re.findall(r"^totals: (\d+)", dump.read_text(), re.MULTILINE)
     return int(totals[0])
 
 
 def main(name: str, library: str) -> None:
     """One workload, inside valgrind."""
-    row = next(row for row in ROWS if row.name == name)
+    row = next(row for row in ROWS if row.name == name.removesuffix(_UNROUTED))
+    run = row.unrouted if row.unrouted and name.endswith(_UNROUTED) else row.run
     counter = Callgrind(Path(library))
-    row.run(counter)
+    run(counter)
     counter.end(name)
 
 

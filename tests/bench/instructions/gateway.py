@@ -97,7 +97,7 @@ class Loop(uvloop.Loop):
 class _Engine(_Transport):
     """A backend's end of a connection."""
 
-    def __init__(self, loop: Loop, connection: BackendConnection) -> None:
+    def __init__(self, loop: Loop, connection: "BackendConnection | _Wire") -> None:
         super().__init__()
         self._loop = loop
         self._connection = connection
@@ -112,16 +112,37 @@ class _Engine(_Transport):
             self._loop.call_soon(self._send, chunks)
 
 
-class Client(_Transport):
-    """A client's end of a connection. `end`: the last bytes of every answer."""
+class _Wire(asyncio.BufferedProtocol):
+    """A client connected to an engine: what the fake ends cost without a gateway between them."""
 
-    def __init__(self, gateway: Gateway, end: bytes) -> None:
+    def __init__(self, loop: Loop) -> None:
+        self._buffer = bytearray(1 << 16)
+        self._engine = _Engine(loop, self)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, Client)
+        self._client = transport
+
+    def get_buffer(self, _: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._engine.write(bytes(self._buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        self._client.write(data)
+
+
+class Client(_Transport):
+    """A client's end of a connection; `gateway`: None = to an engine. `end`: the last bytes of every answer."""
+
+    def __init__(self, gateway: Gateway | None, end: bytes) -> None:
         super().__init__()
         self._end = end
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         self._loop = loop
-        self._connection = ClientConnection(gateway.server, loop)
+        self._connection = ClientConnection(gateway.server, loop) if gateway else _Wire(loop)
         self._connection.connection_made(self)
         self._answered: asyncio.Future[None] = self._loop.create_future()
 
@@ -146,11 +167,11 @@ class Client(_Transport):
 
 
 @contextmanager
-def clients(count: int, end: bytes, log: Path) -> Iterator[tuple[Gateway, list[Client]]]:
+def clients(count: int, end: bytes) -> Iterator[tuple[Gateway, list[Client]]]:
     """So many clients of a gateway whose backends are up; inside a `Loop`."""
     urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": 4096} for number in range(_BACKENDS)]
     config = parse({"backends": urls, "prefix_report": {"enabled": True}})
-    with log.open("wb") as out:
+    with Path("/dev/null").open("wb") as out:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         gateway = Gateway(config, out, loop.clock, random=Random(1))
@@ -164,3 +185,9 @@ def clients(count: int, end: bytes, log: Path) -> Iterator[tuple[Gateway, list[C
             yield gateway, connected
             for client in connected:
                 client.leave()
+
+
+@contextmanager
+def unrouted(count: int, end: bytes) -> Iterator[tuple[None, list[Client]]]:
+    """Clients of an engine, without a gateway; inside a `Loop`."""
+    yield None, [Client(None, end) for _ in range(count)]

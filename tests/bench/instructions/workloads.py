@@ -4,21 +4,18 @@ import asyncio
 import json
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
+from functools import cache
 from itertools import islice
-from pathlib import Path
 from typing import Protocol
-
-import orjson
 
 from gateway.scheduling.scheduler import Lease
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy
-from tests.bench.instructions.gateway import MODEL, Client, Loop, clients
+from tests.bench.instructions.gateway import MODEL, Client, Loop, clients, unrouted
 
 _WARM_UPS = 300
 _STEP_SECONDS = 0.005
 _PROMPTS_AN_ENGINE = 90
-_LOG_LINES = Path("/dev/null")
 _CHAT = {
     "id": "chatcmpl-5d0c8e7f4b1a4f0b",
     "object": "chat.completion",
@@ -41,6 +38,7 @@ _STREAM_HEAD = (
     b"transfer-encoding: chunked\r\n\r\n"
 )
 _VECTOR = [0.0625] * 16
+_TEXT = b"A short text"
 
 
 class Counter(Protocol):
@@ -82,32 +80,33 @@ def stream(events: int) -> list[bytes]:
     ]
 
 
-def chat(counter: Counter, size: str, units: int) -> None:
-    """Chats of one size, one after another on one connection."""
+def chat(counter: Counter, size: str, units: int, through: bool = True) -> None:
+    """Chats of one size, one after another on one connection; `through` a gateway, or without one."""
     bodies = [request(b"/v1/chat/completions", each) for each in islice(chats(SIZES[size], 1), _WARM_UPS + units)]
-    _ask(counter, bodies, units, lambda _: answer(_CHAT), b'"total_tokens": 310}}')
+    answers = answer(_CHAT)
+    _ask(counter, bodies, units, lambda _: answers, b'"total_tokens": 310}}', through)
 
 
-def streamed(counter: Counter, events: int, units: int) -> None:
+def streamed(counter: Counter, events: int, units: int, through: bool = True) -> None:
     """Streamed 1 KB chats of so many events."""
     documents = [each | {"stream": True} for each in islice(chats(SIZES["1k"], 2), _WARM_UPS + units)]
     bodies = [request(b"/v1/chat/completions", each) for each in documents]
     chunks = stream(events)
-    _ask(counter, bodies, units, lambda _: chunks, b"0\r\n\r\n")
+    _ask(counter, bodies, units, lambda _: chunks, b"0\r\n\r\n", through)
 
 
 def embedded(counter: Counter, units: int) -> None:
     """Embeddings of one short text each, 64 clients at a time; the gateway sends them on in batches."""
     together = 64
 
-    def vectors(data: bytes) -> list[bytes]:
-        texts = len(orjson.loads(data.partition(b"\r\n\r\n")[2])["input"])
+    @cache
+    def vectors(texts: int) -> list[bytes]:
         rows = [{"object": "embedding", "index": index, "embedding": _VECTOR} for index in range(texts)]
         usage = {"prompt_tokens": 8 * texts, "total_tokens": 8 * texts}
         return answer({"id": "embd-1", "object": "list", "model": MODEL, "data": rows, "usage": usage})
 
     async def ask() -> None:
-        with clients(together, b"}}", _LOG_LINES) as (gateway, connected):
+        with clients(together, b"}}") as (gateway, connected):
             async with gateway.batcher.running():
                 for turn in range(_WARM_UPS // together):
                     await asyncio.gather(*asking(connected, turn))
@@ -118,18 +117,23 @@ def embedded(counter: Counter, units: int) -> None:
                         await asyncio.gather(*coroutines)
 
     def asking(connected: list[Client], turn: int) -> list[Coroutine[None, None, None]]:
-        texts = [f"A short text about thing number {turn * together + at}." for at in range(together)]
+        texts = [f"{_TEXT.decode()} about thing number {turn * together + at}." for at in range(together)]
         bodies = [request(b"/v1/embeddings", {"model": MODEL, "input": text}) for text in texts]
         return [client.ask(body) for client, body in zip(connected, bodies, strict=True)]
 
-    _run(ask(), vectors)
+    _run(ask(), lambda data: vectors(data.count(_TEXT)))
 
 
 def _ask(
-    counter: Counter, bodies: list[bytes], units: int, answered: Callable[[bytes], list[bytes]], end: bytes
+    counter: Counter,
+    bodies: list[bytes],
+    units: int,
+    answered: Callable[[bytes], list[bytes]],
+    end: bytes,
+    through: bool,
 ) -> None:
     async def ask() -> None:
-        with clients(1, end, _LOG_LINES) as (_, (client,)):
+        with (clients if through else unrouted)(1, end) as (_, (client,)):
             await _one_after_another(client, bodies[:-units])
             counter.begin()
             await _one_after_another(client, bodies[:64])  # translated

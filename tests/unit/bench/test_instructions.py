@@ -3,7 +3,6 @@
 import asyncio
 import json
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 
 import pytest
 
@@ -58,9 +57,11 @@ def test_every_workload_has_a_budget(build: str) -> None:
     [
         lambda counter: workloads.chat(counter, "1k", 5),
         lambda counter: workloads.streamed(counter, 3, 5),
+        lambda counter: workloads.chat(counter, "1k", 5, through=False),
+        lambda counter: workloads.streamed(counter, 3, 5, through=False),
         lambda counter: workloads.embedded(counter, 64),
     ],
-    ids=["chat", "stream", "embedding"],
+    ids=["chat", "stream", "unrouted chat", "unrouted stream", "embedding"],
 )
 def test_every_counted_request_is_answered(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(workloads, "_WARM_UPS", 64)
@@ -71,7 +72,7 @@ def test_every_counted_request_is_answered(run, monkeypatch: pytest.MonkeyPatch)
 
 def test_a_refusal_is_not_counted_as_an_answer() -> None:
     async def ask() -> None:
-        with clients(1, b"}", Path("/dev/null")) as (_, (client,)):
+        with clients(1, b"}") as (_, (client,)):
             await client.ask(workloads.request(b"/v1/chat/completions", {"model": "another", "messages": []}))
 
     with asyncio.Runner(loop_factory=lambda: Loop(lambda _: [])) as runner, pytest.raises(RuntimeError, match="404"):
