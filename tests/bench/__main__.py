@@ -224,14 +224,16 @@ def _compare(
     cores = _take_cores()
     turns: dict[str, list[Turn]] = {peer.name: [] for peer in ready}
     line: list[Turn] = []
+    is_whole = chosen != scenarios.SMOKE
     capped = peers.ours_with(peers.CONFIG, python is not None, BENCH_MAX_IN_FLIGHT=str(scenarios.SLOTS // 2))
     try:
         with alone(place), measure.engines(place, cores) as bench:
             for repetition in range(1, repetitions + 1):
                 for peer in ready:
                     typer.echo(f"repetition {repetition} of {repetitions}: {peer.name}", err=True)
-                    turns[peer.name].append(measure.measure_turn(bench, peer, chosen))
-                if OURS in turns and chosen != scenarios.SMOKE:
+                    loads = [*chosen, scenarios.SCRAPED] if is_whole and peer.name == OURS else chosen
+                    turns[peer.name].append(measure.measure_turn(bench, peer, loads))
+                if OURS in turns and is_whole:
                     typer.echo(f"repetition {repetition} of {repetitions}: {OURS}, caps in force", err=True)
                     line.append(measure.measure_turn(bench, capped, [scenarios.FULL, scenarios.LINE]))
     except measure.MeasurementFailed as error:

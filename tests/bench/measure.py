@@ -5,7 +5,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 from pydantic import ValidationError
@@ -26,6 +27,8 @@ from tests.bench.peers import setting
 from tests.bench.place import Cores, Place, Ports, choose_ports
 from tests.bench.results import Load, Sample, Turn
 from tests.bench.scenarios import Scenario
+
+_SCRAPE_SECONDS = 0.5
 
 
 class MeasurementFailed(Exception):
@@ -75,9 +78,10 @@ def measure_turn(bench: Bench, peer: Peer, scenarios: list[Scenario]) -> Turn:
 def measure(bench: Bench, ports: Ports, proxy_pid: int, scenario: Scenario) -> Sample:
     """Put one load on a running proxy. Raises MeasurementFailed."""
     ask(f"{ports.backends[0]}/reset")
-    before, after, printed = _under_load(
-        bench, scenario.arguments(bench.place, ports.proxy), proxy_pid, scenario.deadline_seconds
-    )
+    with _scraping(ports.metrics) if scenario.scrapes else nullcontext():
+        before, after, printed = _under_load(
+            bench, scenario.arguments(bench.place, ports.proxy), proxy_pid, scenario.deadline_seconds
+        )
     load = parse_load(printed)
     seconds = max(after.at - before.at, 1e-9)
     spent = cpu_seconds_between(before.proxy, after.proxy)
@@ -92,6 +96,24 @@ def measure(bench: Bench, ports: Ports, proxy_pid: int, scenario: Scenario) -> S
         affinity=stats["affinity"],
         least_backend_share=round(min(arrived) / max(sum(arrived), 1), 3),
     )
+
+
+@contextmanager
+def _scraping(port: int) -> Iterator[None]:
+    """Read the metrics twice a second."""
+    ended = threading.Event()
+
+    def scrape() -> None:
+        while not ended.wait(_SCRAPE_SECONDS):
+            get(f"http://127.0.0.1:{port}/metrics")
+
+    with ThreadPoolExecutor(1) as pool:
+        scraping = pool.submit(scrape)
+        try:
+            yield
+        finally:
+            ended.set()
+        scraping.result()
 
 
 def parse_load(printed: str) -> Load:

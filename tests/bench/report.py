@@ -11,7 +11,7 @@ from tests.bench.deciding import results as timings
 from tests.bench.embeddings.run import table as embeddings_table
 from tests.bench.peers import PEERS
 from tests.bench.results import Results, Sample, Turn
-from tests.bench.scenarios import ALL, FULL, LINE, SLOTS, WAITING
+from tests.bench.scenarios import ALL, FULL, LINE, SCRAPED, SLOTS, WAITING
 
 _PACE_REACHED = 0.95
 _SATURATED = 0.95
@@ -48,6 +48,7 @@ COLUMNS = [
 ]
 MEMORY = Column("memory, MiB", "", _no_sample, 0, goal_below=100)
 LINE_GOAL_RATIO = 1.1
+STALL_GOAL_MS = 10.0
 MARKS = {
     "!": "the paced rate was not reached",
     "^": "the core of engines and load generator was full",
@@ -215,9 +216,20 @@ def line(turns: list[Turn]) -> str:
     return markdown_table(heads, [[*row, f"≤ {LINE_GOAL_RATIO:.2f}x: {outcome}"]], texts=1)
 
 
+def stalls(turns: list[Turn]) -> str:
+    """How long events wait in the gateway while it also probes, settles records and answers scrapes."""
+    relays = [turn.samples[SCRAPED.name].load.relay_us for turn in turns if SCRAPED.name in turn.samples]
+    if not relays:
+        return ""
+    figures = [statistics.median(found) / 1000 for found in zip(*((r.p99, r.p999, r.max) for r in relays), strict=True)]
+    outcome = "met" if figures[-1] <= STALL_GOAL_MS else "**not met**"
+    row = [SCRAPED.title, *(f"{figure:.2f}" for figure in figures), f"≤ {STALL_GOAL_MS:.0f} ms: {outcome}"]
+    return markdown_table(["an event in the gateway", "p99, ms", "p99.9, ms", "longest, ms", "goal"], [row], texts=1)
+
+
 def _complaints(name: str, turns: list[Turn]) -> list[str]:
     lines = [f"{name}: {turn.failure}." for turn in turns if turn.failure]
-    for scenario in [*ALL, FULL, LINE]:
+    for scenario in [*ALL, FULL, LINE, SCRAPED]:
         samples = [turn.samples[scenario.name] for turn in turns if scenario.name in turn.samples]
         errors = sum(sample.load.error_count for sample in samples)
         if errors:
@@ -244,7 +256,8 @@ def markdown(results: Results) -> str:
     decisions = timings.table(results.timings) if results.timings else ""
     embeddings = embeddings_table(results.embeddings) if results.embeddings else ""
     waiting = line(results.line) if results.line else ""
-    parts = [table(results), *notes(results), affinity(results), waiting, decisions, embeddings]
+    stalled = stalls(results.turns.get(OURS, []))
+    parts = [table(results), *notes(results), affinity(results), waiting, stalled, decisions, embeddings]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

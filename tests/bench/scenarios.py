@@ -21,6 +21,8 @@ class Scenario:
     """Between the events of a stream; 0 = as fast as they are taken."""
     refused_pause_ms: int = 0
     """For which a client rests that was refused; 0 = a refusal is an error."""
+    scrapes: bool = False
+    """Whether the proxy's metrics are read twice a second meanwhile."""
 
     @property
     def streams(self) -> bool:
@@ -63,6 +65,8 @@ WAITING = 190
 # The same work at the same rate, without and with a line: ours alone knows caps.
 FULL = Scenario("full", "a stream for each slot", "1k", SLOTS, 4, 1, events=20, pace_ms=5)
 LINE = Scenario("line", "more that wait for one", "1k", SLOTS + WAITING, 4, 1, events=20, pace_ms=5)
+# Everything that the gateway does besides: probes, metrics that are read, records that are settled.
+SCRAPED = Scenario("scraped", "as p20, metrics read", "1k", 500, 5, 2, events=100, pace_ms=20, scrapes=True)
 SMOKE = [
     Scenario("a1", "1 KB chat requests, 32 connections", "1k", 32, 1.5, 0.5),
     Scenario("a16", "16 KB chat requests, 32 connections", "16k", 32, 1.5, 0.5),

@@ -115,6 +115,13 @@ def test_a_line_that_was_not_measured_says_why() -> None:
     assert report.line([Turn(failure="it ended")]) == "Caps in force: no figures.\ngateway: it ended."
 
 
+@pytest.mark.parametrize(("longest_us", "goal"), [(9_000, "≤ 10 ms: met"), (12_000, "≤ 10 ms: **not met**")])
+def test_no_event_may_wait_long_for_a_scrape(longest_us: float, goal: str) -> None:
+    turns = [Turn(samples={"scraped": make_sample(relay_p99_us=each)}) for each in (1_000, longest_us, 90_000)]
+    assert report.stalls(turns).splitlines()[-1].endswith(f"| {longest_us / 1000:.2f} | {goal} |")
+    assert report.stalls([Turn(failure="it ended")]) == ""
+
+
 def test_figures_of_a_plain_python_are_not_to_be_quoted() -> None:
     results = make_results({"gateway": [cpu_turn(40)]})
     assert "Not to be quoted" not in report.markdown(results)
