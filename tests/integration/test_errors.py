@@ -157,7 +157,9 @@ async def both_backends_busy(gateway: Gateway, fleet: Fleet) -> AsyncIterator[As
     """Each backend's only slot is taken by a stream that does not end by itself."""
     await whole_fleet_is_up(gateway, fleet)
     async with gateway.client() as sdk:
-        patient = sdk.with_options(max_retries=9)  # a backend that is slow to answer its probe gets no request meanwhile
+        patient = sdk.with_options(
+            max_retries=9
+        )  # a backend that is slow to answer its probe gets no request meanwhile
         streams = [await patient.chat.completions.create(**chat(tokens=ENDLESS_TOKENS), stream=True) for _ in range(2)]
         try:
             yield sdk
