@@ -26,8 +26,7 @@ from gateway.config import Config
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.rerank import RerankSplitter
+from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses

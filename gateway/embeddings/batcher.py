@@ -15,8 +15,7 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, PendingBatch, SentBatch
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, ModelSizes, PendingBatch, SentBatch
 from gateway.embeddings.waiter import (
     BufferedResponse,
     ClientTarget,

@@ -98,8 +98,8 @@ LAYERS: dict[str, set[str]] = {
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "compiled",
-    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
-    "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
+    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
+    "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
     "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",

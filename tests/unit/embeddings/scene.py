@@ -19,7 +19,7 @@ from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsCon
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.kinds import Coalescer
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics

@@ -1,8 +1,11 @@
-"""Many small embeddings requests become few full batches, and long lists are spread over replicas.
+"""What is batched: embeddings requests, many small ones in few full batches, and long lists of documents, in pieces.
 
-Clients whose requests spoiled a batch are quarantined: for a while they share batches only with each other. Without a
-tenant, a client is an address, which may stand for many clients behind a proxy. While a backend works on a shared
-batch, the model's tokenizer counts each client's tokens.
+Clients whose embeddings requests spoiled a batch are quarantined: for a while they share batches only with each other.
+Without a tenant, a client is an address, which may stand for many clients behind a proxy. While a backend works on a
+shared batch, the model's tokenizer counts each client's tokens.
+
+Long rerank and score requests go to all replicas. A piece of one is sent like any request, with a lease and retries of
+its own, and shares nothing with other clients' pieces.
 """
 
 import asyncio
@@ -14,23 +17,14 @@ from typing import Any, cast
 
 import orjson
 
+from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
+from gateway.embeddings.batching import BatchKey, BatchReason, ModelSizes, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
-from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged
-from gateway.embeddings.wire import (
-    Vectors,
-    body_of,
-    most_vector_bytes,
-    part_of,
-    read_vectors,
-    shares,
-    size_of,
-    vector_pieces,
-)
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter, fetch
+from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
-from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
+from gateway.request import SEVERAL_TENANTS, InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
 from gateway.tokenization.tokenization import NotCounted, Tokenization
 
@@ -70,7 +64,7 @@ def items_of(waiters: list[EmbeddingWaiter]) -> list[Any]:
     return [item for waiter in waiters for item in waiter.inputs.items]
 
 
-Counting = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
+CountingTask = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024
 _HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop: each client then writes its own
@@ -98,7 +92,7 @@ class Coalescer:
         assert inputs is not None
         if waiter.document is not None:  # nothing is missing: no backend is needed
             waiter.begin([])
-            return await self._deliver(waiter, [Vectors(waiter.document, [], 0)], reply)
+            return await self._deliver(waiter, [wire.Vectors(waiter.document, [], 0)], reply)
         if request.explains or not batcher.fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
@@ -147,12 +141,12 @@ class Coalescer:
         """The request for a batch. One of several clients queues as its tenant, or as all of them together."""
         waiters, [first, *others] = waiters_of(batch), batch.pieces
         if not others:
-            body = body_of(batch.key.template, waiters[0].inputs.items[first.start : first.start + first.items])
-            return part_of(waiters[0].request, body, batch.items, "" if waiters[0].whole else str(first.start))
-        body = body_of(batch.key.template, items_of(waiters))
+            body = wire.body_of(batch.key.template, waiters[0].inputs.items[first.start : first.start + first.items])
+            return wire.part_of(waiters[0].request, body, batch.items, "" if waiters[0].whole else str(first.start))
+        body = wire.body_of(batch.key.template, items_of(waiters))
         name, weights = self._new_id(), {piece.tenant: piece.weight for piece in batch.pieces}
         deadlines = [waiter.request.demand.deadline_seconds for waiter in waiters]
-        shared = part_of(waiters[0].request, body, batch.items)
+        shared = wire.part_of(waiters[0].request, body, batch.items)
         demand = replace(
             shared.demand,
             tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
@@ -167,7 +161,7 @@ class Coalescer:
             counting = asyncio.get_running_loop().create_task(self._count(batch))
         try:
             with Holding(self._batcher.memory) as holding:
-                response = await self._batcher.fetch(batch, request, most_vector_bytes(batch.items), holding)
+                response = await self._batcher.fetch(batch, request, wire.most_vector_bytes(batch.items), holding)
                 if response.status != 200:
                     return response
                 await self._hand_out(batch, response.body, counting)
@@ -176,12 +170,12 @@ class Coalescer:
                 counting.cancel()
         return None
 
-    async def _hand_out(self, batch: SentBatch, body: bytes, counting: Counting | None) -> None:
+    async def _hand_out(self, batch: SentBatch, body: bytes, counting: CountingTask | None) -> None:
         pieces, sizes, record, are_ids = batch.pieces, batch.pending.sizes, batch.record, batch.key.are_ids
         items, size_bytes = batch.items, batch.size_bytes
         assert record is not None
         seconds = self._clock() - batch.sent_seconds - record.queue_seconds
-        vectors = read_vectors(body, items)
+        vectors = wire.read_vectors(body, items)
         sizes.learn_answer_size(items, len(body))
         tokens = min(vectors.prompt_tokens, most_prompt_tokens(items, size_bytes))
         sizes.answered(items, size_bytes, tokens, seconds, are_ids=are_ids)
@@ -192,10 +186,10 @@ class Coalescer:
             weights = [sum(islice(remaining, piece.items)) for piece in pieces]
         exact = len(pieces) == 1 or ((are_ids or counts is not None) and sum(weights) == tokens)
         offset = handed_out = 0
-        for piece, share in zip(pieces, shares(tokens, weights), strict=True):
+        for piece, share in zip(pieces, wire.shares(tokens, weights), strict=True):
             part = slice(offset, offset + piece.items)
             own_counts = None if counts is None else counts[part]
-            piece.owner.answered(piece, Vectors(vectors.document, vectors.data[part], share, own_counts, exact))
+            piece.owner.answered(piece, wire.Vectors(vectors.document, vectors.data[part], share, own_counts, exact))
             offset += piece.items
             handed_out += piece.items * len(body) // items
             if handed_out > _HANDED_OUT_BYTES:
@@ -250,7 +244,7 @@ class Coalescer:
         return answer
 
     async def _deliver(
-        self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[Vectors], reply: ClientTarget
+        self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[wire.Vectors], reply: ClientTarget
     ) -> UpstreamResult:
         batcher, record, reused = self._batcher, waiter.record, waiter.record.reused_inputs
         others = "" if reused is None else f"x-gateway-reused-inputs: {reused}\r\n"
@@ -261,6 +255,148 @@ class Coalescer:
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
         usage = "exact" if vectors.exact else "estimated"
         batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
-        written = vector_pieces(waiter.request.request_id, vectors, floats=floats)
-        size_bytes, held_bytes = size_of(vectors.data, floats=floats), size_of(vectors.data, floats=False)
+        written = wire.vector_pieces(waiter.request.request_id, vectors, floats=floats)
+        size_bytes, held_bytes = wire.size_of(vectors.data, floats=floats), wire.size_of(vectors.data, floats=False)
         return await batcher.deliver(reply, record, vectors.prompt_tokens, written, size_bytes, held_bytes)
+
+
+_MOST_PIECES = 256  # of one request
+_MOST_BYTES = 4  # times those of the request may go to the backends: each piece repeats the query
+
+
+class RerankWaiter(Waiter):
+    """A rerank or score request. `holding`: memory for the scores that it has."""
+
+    def __init__(self, request: InferenceRequest, pairs: Pairs, record: Record, now: float, holding: Holding) -> None:
+        super().__init__(request, record, now)
+        self.pairs = pairs
+        self.holding = holding
+
+
+class RerankSplitter:
+    """Answers rerank and score requests: long lists in pieces, others as they came."""
+
+    work = "lists of documents"
+
+    def __init__(self, batcher: Batcher) -> None:
+        self._batcher = batcher
+        self._countings: dict[str, asyncio.Future[wire.Counting | None]] = {}  # of models that were or are probed
+
+    def forget(self) -> None:
+        """Probe all models again: backends may serve other ones under the same names."""
+        self._countings.clear()
+
+    async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
+        """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
+        batcher, model = self._batcher, request.demand.model
+        if batcher.fleet.serving(model) and not request.explains:
+            sizes = batcher.sizes_of(self, model)
+            with Holding(batcher.memory) as holding:
+                waiter = await self._split(request, record, sizes, holding)
+                if waiter is not None:
+                    pending = batcher.pending_for(request, BatchKey(model, template=b"", bulk=True), self)
+                    try:
+                        outcome = await batcher.join(pending, waiter)
+                    finally:
+                        batcher.leave(pending, waiter)
+                    if isinstance(outcome, list):
+                        return await self._deliver(waiter, outcome, reply)
+                    record.restarted(record.queue_seconds)
+        return await batcher.dispatch(request, reply, record)
+
+    async def _split(
+        self, request: InferenceRequest, record: Record, sizes: ModelSizes, holding: Holding
+    ) -> RerankWaiter | None:
+        """The request in pieces; None, if it is to be sent as it came."""
+        pairs, config = request.pairs, self._batcher.config
+        assert pairs is not None
+        tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
+        ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
+        if not 1 < len(ranges) <= _MOST_PIECES:
+            return None
+        repeated = len(wire.pairs_body(pairs, range(0)))  # in each piece: all but documents and queries of their own
+        fills_a_piece = sizes.tokens_of_texts([repeated])[0] >= config.max_batch_tokens
+        if fills_a_piece or len(ranges) * repeated > _MOST_BYTES * request.demand.size_bytes:
+            return None
+        counting = await self._counting(request, pairs)
+        if counting is None or counting is wire.Counting.UNKNOWN:
+            return None
+        if counting is wire.Counting.QUERY_ONCE and pairs.share_query:  # a piece behind the last one measures it
+            ranges.insert(0, range(len(tokens), len(tokens) + 1))
+            sizes_bytes = [*sizes_bytes, len(wire.query_body(pairs))]
+            tokens = sizes.tokens_of_texts(sizes_bytes)
+        waiter = RerankWaiter(request, pairs, record, self._batcher.clock(), holding)
+        waiter.split(ranges, tokens, sizes_bytes)
+        return waiter
+
+    # What a model reads.
+
+    async def _counting(self, request: InferenceRequest, pairs: Pairs) -> wire.Counting | None:
+        """How the model counts tokens, if probes show it. Requests that come meanwhile wait for the same probes."""
+        model = request.demand.model
+        if (known := self._countings.get(model)) is not None:
+            return await asyncio.shield(known)
+        probed = self._countings[model] = asyncio.get_running_loop().create_future()
+        found: wire.Counting | None = None
+        try:
+            found = await self._probe(request, pairs)
+        finally:
+            probed.set_result(found)
+            if found is None and self._countings.get(model) is probed:
+                del self._countings[model]
+        return found
+
+    async def _probe(self, request: InferenceRequest, pairs: Pairs) -> wire.Counting | None:
+        """None if backends fail or refuse the probes."""
+        counted: list[int] = []
+        try:
+            for count, body in enumerate(wire.probes(request.demand.model, pairs), 1):
+                probe = wire.part_of(request, body, count, f"probe-{count}")
+                record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
+                with Holding(self._batcher.memory) as holding:
+                    most = wire.most_score_bytes(count, len(body))
+                    response = await fetch(self._batcher.dispatch, probe, record, most, holding)
+                if response.status != 200:
+                    return None
+                counted.append(wire.tokens_in(response.body))
+        except WrongAnswer:
+            return wire.Counting.UNKNOWN
+        except BackendError:
+            return None
+        return wire.Counting.of(*counted)
+
+    # The pieces.
+
+    def observe(self, batch: SentBatch, reason: BatchReason) -> None:
+        """Pieces are not counted among the batches of embeddings."""
+
+    async def answer(self, batch: SentBatch) -> BufferedResponse | None:
+        [piece] = batch.pieces
+        waiter, documents = cast(RerankWaiter, piece.owner), range(piece.start, piece.start + piece.items)
+        measures_query = piece.start == len(waiter.pairs.documents)
+        body = wire.query_body(waiter.pairs) if measures_query else wire.pairs_body(waiter.pairs, documents)
+        request = wire.part_of(waiter.request, body, piece.items, "query" if measures_query else str(piece.start))
+        with Holding(self._batcher.memory) as holding:
+            response = await self._batcher.fetch(batch, request, wire.most_score_bytes(piece.items, len(body)), holding)
+            if response.status != 200:
+                return response
+            if measures_query:  # scored against itself, it has twice as many tokens
+                tokens = min(wire.tokens_in(response.body), most_prompt_tokens(1, len(body))) // 2
+                waiter.answered(piece, wire.Scores({}, [], tokens, 0))
+                return None
+            scores = wire.read_scores(response.body, waiter.pairs, documents)
+        seconds = self._batcher.clock() - batch.sent_seconds
+        batch.pending.sizes.answered(piece.items, piece.size_bytes, scores.prompt_tokens, seconds, are_ids=False)
+        if not waiter.outcome.done():
+            waiter.holding.add(scores.size_bytes)
+            waiter.answered(piece, scores)
+        return None
+
+    async def _deliver(self, waiter: RerankWaiter, parts: list[wire.Scores], reply: ClientTarget) -> UpstreamResult:
+        scored = [scores for scores in parts if scores.entries]
+        query_tokens = sum(scores.prompt_tokens for scores in parts if not scores.entries)  # of one, if it was measured
+        tokens = max(0, sum(scores.prompt_tokens for scores in scored) - (len(scored) - 1) * query_tokens)
+        written = wire.score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
+        self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
+        size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds
+        return await self._batcher.deliver(reply, waiter.record, tokens, written, size_bytes, held_bytes=0)
