@@ -18,8 +18,7 @@ from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import capacity
 from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
-from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part, weigh
-from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
+from gateway.plan.model import DTYPE_BYTES, ModelShape, PlanError, chosen, read_checkpoint, read_shape, text_part, weigh
 
 Document = dict[str, Any]
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
