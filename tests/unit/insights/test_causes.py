@@ -3,8 +3,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.causes import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
 from gateway.insights.families import build, find_families
+from gateway.insights.report import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
 
