@@ -37,7 +37,6 @@ from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
-from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.tokenization import Tokenization
@@ -69,7 +68,6 @@ class Overview:
     config: Config
     fleet: Fleet
     scheduler: Scheduler
-    lease_broker: LeaseBroker
     queue: Queue
     cache_state: CacheState
     kv_events: KvEvents
@@ -172,7 +170,7 @@ class Overview:
             raise InvalidRequest(why, param="path")
         request = await in_turns(self.reader.read(incoming, route, "dry-run", self.fleet.only_model))
         demand = (await self.tokenization.complete(request)).demand
-        verdicts = self.lease_broker.explain(demand)
+        verdicts = self.scheduler.explain(demand, self.clock())
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
         engines = [verdict.engine for verdict in is_open]

@@ -136,7 +136,7 @@ class Gateway:
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
         dry_reader = new_reader()  # what it reads is not in the prefix report
         self.overview = Overview(
-            config, fleet, scheduler, lease_broker, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
+            config, fleet, scheduler, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
         )
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
