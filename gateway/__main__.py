@@ -17,24 +17,17 @@ from gateway import BUILD, __version__
 if TYPE_CHECKING:
     from gateway.config import Config
 
-FAILED = 1
-INVALID = 2
+FAILED, INVALID = 1, 2  # exit codes
+_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
 
 ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
-BackendUrls = Annotated[
-    list[str] | None,
-    Option(
-        "--backend", help="URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend.", metavar="URL"
-    ),
-]
+_BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
+BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
 Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
-Port = Annotated[
-    int | None, Option(min=0, max=65535, help="Port to listen on; 0 = any free port; overrides server.port.")
-]
-AdminPort = Annotated[
-    int | None,
-    Option(min=0, max=65535, help="Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."),
-]
+_PORT = "Port to listen on; 0 = any free port; overrides server.port."
+Port = Annotated[int | None, Option(min=0, max=65535, help=_PORT)]
+_ADMIN_PORT = "Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
+AdminPort = Annotated[int | None, Option(min=0, max=65535, help=_ADMIN_PORT)]
 Packing = Annotated[
     Literal["auto", "none", "fp8", "int8", "int4"], Option(help="Quantization of the weights; auto = from config.json.")
 ]
@@ -135,7 +128,7 @@ def check(
 
     Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
     """
-    config = _load(file, backend)
+    config = _load(file, backend, host=None, port=None, admin_port=None, no_admin=False)
     import asyncio
 
     from gateway.cli.check import examine
@@ -275,20 +268,12 @@ def config_print(
 
 def masked(value: object) -> object:
     if isinstance(value, dict):
-        return {
-            key: "***" if key in ("api_key", "key", "key_sha256", "cache_salt_secret") and item else masked(item)
-            for key, item in value.items()
-        }
+        return {key: "***" if key in _SECRETS and item else masked(item) for key, item in value.items()}
     return [masked(item) for item in value] if isinstance(value, list) else value
 
 
 def _load(
-    file: Path | None,
-    backends: list[str] | None,
-    host: str | None = None,
-    port: int | None = None,
-    admin_port: int | None = None,
-    no_admin: bool = False,
+    file: Path | None, backends: list[str] | None, host: Host, port: Port, admin_port: AdminPort, no_admin: bool
 ) -> "Config":
     if no_admin and admin_port is not None:
         raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
