@@ -230,7 +230,7 @@ class Gateway:
                 stack.enter_context(self.access_log)
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
-            await enter(self.batcher.running())
+            stack.push_async_callback(self.batcher.stop)
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
             await enter(self.tokenization)
             await enter(self.kv_events)

@@ -21,7 +21,7 @@ from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, ModelSizes, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
-from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter, fetch
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
@@ -127,8 +127,6 @@ class Coalescer:
             return EmbeddingWaiter(request, inputs, client, record, now)
         return CachedWaiter(cache, request, client, record, now)
 
-    # Batches.
-
     def observe(self, batch: SentBatch, reason: BatchReason) -> None:
         model, metrics = (batch.key.model,), self._batcher.metrics
         metrics.flushes.add((*model, reason.value))
@@ -196,9 +194,8 @@ class Coalescer:
                 handed_out = 0
                 await asyncio.sleep(0)
 
-    # Tokens of texts that share a batch; of a request alone, the backend reports them.
-
     async def _count(self, batch: SentBatch) -> list[int] | NotCounted:
+        """The tokens of each text of a shared batch; of a request alone, the backend reports them."""
         fields: dict[str, Any] = orjson.loads(batch.key.template + b"0}")
         most = fields.get("truncate_prompt_tokens")
         if most == -1:
@@ -222,8 +219,6 @@ class Coalescer:
         is_sum = sum(counts) == total
         counted.add((model, "counted" if is_sum else "differs"))
         return counts if is_sum else None
-
-    # Answering.
 
     async def _send_unchanged(
         self, waiter: EmbeddingWaiter, sizes: ModelSizes, reply: ClientTarget, *, isolated: bool
@@ -329,8 +324,6 @@ class RerankSplitter:
         waiter.split(ranges, tokens, sizes_bytes)
         return waiter
 
-    # What a model reads.
-
     async def _counting(self, request: InferenceRequest, pairs: Pairs) -> wire.Counting | None:
         """How the model counts tokens, if probes show it. Requests that come meanwhile wait for the same probes."""
         model = request.demand.model
@@ -355,7 +348,7 @@ class RerankSplitter:
                 record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
                 with Holding(self._batcher.memory) as holding:
                     most = wire.most_score_bytes(count, len(body))
-                    response = await fetch(self._batcher.dispatch, probe, record, most, holding)
+                    response = await BufferedResponse(most, holding).fetch(self._batcher.dispatch, probe, record)
                 if response.status != 200:
                     return None
                 counted.append(wire.tokens_in(response.body))
@@ -364,8 +357,6 @@ class RerankSplitter:
         except BackendError:
             return None
         return wire.Counting.of(*counted)
-
-    # The pieces.
 
     def observe(self, batch: SentBatch, reason: BatchReason) -> None:
         """Pieces are not counted among the batches of embeddings."""

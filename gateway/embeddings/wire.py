@@ -124,17 +124,13 @@ def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | N
         return None
     if kinds == {str}:
         return value, False, list(map(text_bytes, value))
-    if kinds == {list} and all(map(_are_ids, value)):
+    if kinds == {list} and all(set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 31 for ids in value):
         return value, True, [_ID_BYTES * len(each) for each in value]
     return None
 
 
 def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 31
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:

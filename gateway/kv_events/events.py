@@ -153,17 +153,12 @@ def _length(array: msgspec.Raw) -> int:
     return header[0] & 0x0F if 0x90 <= header[0] <= 0x9F else 0
 
 
-def _as_map(row: msgspec.Raw) -> msgspec.Raw:
-    """An event of a vLLM before 0.24 as later ones send it."""
-    values = _RAWS.decode(row)
-    names = _FIELDS.get(_TEXT.decode(values[0]), ("type",))
-    return msgspec.Raw(msgspec.msgpack.encode(dict(zip(names, values, strict=False))))
-
-
 def _read_event(raw: msgspec.Raw) -> Event | None:
     """None = of a type that is not known here, or with extra keys that are too long: clients choose the cache salt."""
-    if 0 < _length(raw) <= MAX_FIELDS:
-        raw = _as_map(raw)
+    if 0 < _length(raw) <= MAX_FIELDS:  # of a vLLM before 0.24: as later ones send it
+        values = _RAWS.decode(raw)
+        names = _FIELDS.get(_TEXT.decode(values[0]), ("type",))
+        raw = msgspec.Raw(msgspec.msgpack.encode(dict(zip(names, values, strict=False))))
     try:
         event: Event = _EVENT.decode(raw)
     except msgspec.ValidationError:
