@@ -287,10 +287,7 @@ def _load(
 
 
 def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]:
-    """Status and body of a response, without a proxy. Raises OSError.
-
-    With the standard library alone, since `gateway healthcheck` must start quickly.
-    """
+    """Status and body, without a proxy; by the standard library: healthchecks must start quickly. Raises OSError."""
     import http.client
     import urllib.error
     import urllib.request

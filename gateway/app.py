@@ -25,7 +25,7 @@ from gateway.backends.probe import watching
 from gateway.config import Config
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.cache import cache_as_configured
+from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
@@ -119,12 +119,10 @@ class Gateway:
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
-        scheduler, lease_broker, queue, cache_state = self.scheduler, self.lease_broker, self.queue, self.cache_state
+        scheduler, queue, cache_state = self.scheduler, self.queue, self.cache_state
         new_id, headers = partial(next, request_ids()), config.server.response_headers
-        retry_budget, holds = RetryBudget(config.upstream), config.admission.hold_without_backend
-        dispatcher = Dispatcher(
-            fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
-        )
+        broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
+        dispatcher = Dispatcher(fleet, broker, self.relay, retries, self.metrics, response_headers=headers, holds=holds)
         self._build_batcher(dispatcher, new_id)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
@@ -158,7 +156,7 @@ class Gateway:
             crowded=self.queue.waiting,
             response_headers=config.server.response_headers,
         )
-        self.embedding_cache = cache_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
+        self.embedding_cache = configured_cache(config, self.fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(self.batcher, new_id, self.tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(self.batcher)
 

@@ -73,8 +73,6 @@ class Batcher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # From requests to pieces, and from answers to clients.
-
     def sizes_of(self, kind: BatchKind, model: str) -> ModelSizes:
         """What is known of a model, with the engines that serve it now, if any."""
         sizes = self._sizes[kind, model]
@@ -170,8 +168,6 @@ class Batcher:
                 await deliver_in_parts(reply, parts)
         return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)
 
-    # When to send.
-
     def _look(self, pending: PendingBatch) -> None:
         now, key = self.clock(), pending.key
         pending.looked()
@@ -201,8 +197,6 @@ class Batcher:
 
     def _waiting_bulk(self, model: str) -> Iterator[PendingBatch]:
         return (each for each in self._pending.values() if each.key.bulk and each.key.model == model and each.queue)
-
-    # Batches in flight.
 
     def _start(self, batch: SentBatch, reason: BatchReason) -> None:
         """Send a batch. A single request in the form that backends are sent anyway is sent by its own task."""

@@ -151,12 +151,9 @@ _SHORT_BYTES = 1048576  # parsed within 25 ms, whatever it holds
 
 def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
     """Raises WrongAnswer for invalid JSON, and for a long document with more of a mark than `most` has."""
-    if len(body) > _SHORT_BYTES:
-        for mark, count in most.items():
-            if body.count(mark) > count:
-                raise WrongAnswer(
-                    f"The backend's response contains over {count} {mark.decode()!r}: more than requested."
-                )
+    for mark, count in most.items() if len(body) > _SHORT_BYTES else ():
+        if body.count(mark) > count:
+            raise WrongAnswer(f"The backend's response contains over {count} {mark.decode()!r}: more than requested.")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

@@ -289,18 +289,13 @@ def _is_written(corpus: Corpus, family: Family) -> bool:
     return written >= LEAST_SAVING_BYTES
 
 
-def breakers(
-    corpus: Corpus, causes: Sequence[Cause], seconds: float, show_text: bool, models: frozenset[str]
-) -> list[dict[str, Any]]:
-    """A document for each cause that matters, the most expensive first; one for the same cause in several families.
-
-    The samples were taken in so many seconds. Names of models that have not answered are a client's invention.
-    """
+def breakers(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> list[dict[str, Any]]:
+    """A document for each cause that matters, the most expensive first; one for the same cause in several families."""
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
         sources = frozenset((corpus.samples[each].model, corpus.samples[each].client) for each in cause.family.members)
         groups.setdefault((cause.kind, cause.part, sources), []).append(cause)
-    documents = [_breaker(corpus, group, seconds, show_text, models) for group in groups.values()]
+    documents = [_breaker(corpus, group, taken) for group in groups.values()]
     whole = sum(sample.prompt_tokens * sample.weight for sample in corpus.samples)
     relevant = [document for document in documents if _matters(document, whole)]
     return sorted(relevant, key=lambda document: -document["saved_tokens_per_hour"])
@@ -315,15 +310,13 @@ def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
     return bool(share >= _LEAST_SHARE)
 
 
-def _breaker(
-    corpus: Corpus, causes: Sequence[Cause], seconds: float, show_text: bool, models: frozenset[str]
-) -> dict[str, Any]:
+def _breaker(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> dict[str, Any]:
     main = max(causes, key=lambda cause: len(cause.family.members))
     family, kind, (part, offset) = main.family, main.kind, main.part
     samples = [corpus.samples[member] for cause in causes for member in cause.family.members]
     tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
-    per_hour = requests * 3600 / seconds
+    per_hour = requests * 3600 / taken.span_seconds
     saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
     where = "the request's cache_salt" if kind == "cache salt" else f"{part}, byte {offset:,}"
     document: dict[str, Any] = {
@@ -342,13 +335,14 @@ def _breaker(
         "saved_share": round(saved * len(samples) / max(1, sum(each.prompt_tokens for each in samples)), 4),
         "samples": len(samples),
         "variants": sum(int(cause.family.branches.max()) + 1 for cause in causes),
-        "models": sorted({sample.model if sample.model in models else "unknown" for sample in samples}),
+        # A model that has not answered is a client's invention.
+        "models": sorted({sample.model if sample.model in taken.models else "unknown" for sample in samples}),
         "clients": sorted({sample.client for sample in samples}),
         "also": _also(corpus, family, kind),
         "picture": _picture(corpus, main, tokens_per_byte),
         "advice": f"{ADVICE[kind]}; it is in {where}. This saves about {saved:,} tokens of prefill a request.",
     }
-    if show_text:
+    if taken.show_text:
         document["examples"] = _examples(main)
     return document
 
@@ -470,12 +464,11 @@ def _causes(taken: Snapshot, breathe: Breathe) -> tuple[list[dict[str, Any]], fl
     hits = np.where([each.has_usage for each in samples], np.array(reported, np.int64), corpus.matched())
     causes = []
     for family in find_families(corpus, hits, breathe):
-        cause = find_cause(corpus, family)
-        if cause is not None:
+        if (cause := find_cause(corpus, family)) is not None:
             causes.append(cause)
         breathe()
     whole = sum(sample.prompt_tokens * sample.weight for sample in samples)
-    found = breakers(corpus, causes, taken.span_seconds, taken.show_text, taken.models)
+    found = breakers(corpus, causes, taken)
     behind = sum(each["saved_tokens_per_request"] * each["requests"] for each in found)
     return found[:_MOST_ROWS], behind / max(1, whole)
 

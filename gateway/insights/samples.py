@@ -362,8 +362,7 @@ def applications(
 def hottest(
     epochs: Iterable[Epoch], samples: Sequence[Sample], most: int, show_text: bool, holders: Holders | None
 ) -> list[dict[str, Any]]:
-    """Prefixes by the tokens that they saved. A prefix with nearly always the same continuation is left out: the longer
-    one stands for both."""
+    """Prefixes by tokens saved, but those that nearly always go on alike: there the longer one stands for both."""
     known: dict[int, Reuse] = {}
     for epoch in epochs:
         for key, reuse in epoch.prefixes.items():

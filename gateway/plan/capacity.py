@@ -65,9 +65,7 @@ def default_block_tokens(shape: ModelShape) -> int:
     return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
 
 
-def kv_cache(
-    shape: ModelShape, tensor_parallel: int, value_bytes: float, block_tokens: int, size_bytes: int
-) -> KvCache:
+def kv_cache(shape: ModelShape, split: int, value_bytes: float, block_tokens: int, size_bytes: int) -> KvCache:
     if shape.stored is None:
         return KvCache(block_tokens, 0, (), 0)
     counts = [kind.count for kind in shape.attention]
@@ -75,7 +73,7 @@ def kv_cache(
     # vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close.
     size = most if most < fewest * _EVEN_ENOUGH else fewest
     groups = [kind.window_tokens for kind in shape.attention for _ in range(_ceil(kind.count, size))]
-    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(tensor_parallel, value_bytes) * size)
+    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(split, value_bytes) * size)
     return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
 
 

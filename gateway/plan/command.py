@@ -75,10 +75,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
 
 
 def running_document(url: str, facts: Facts, workload: Workload, given_max_num_seqs: int | None) -> Document:
-    """What fits in a running backend, whose engines have a KV cache each; a given max_num_seqs counts before its own.
-
-    Raises PlanError.
-    """
+    """What fits in a running backend; each engine has a KV cache. The given value goes first. Raises PlanError."""
     if facts.kv_cache_tokens is None:
         raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
     card = next((card for card in facts.models if card.parent is None), facts.models[0])

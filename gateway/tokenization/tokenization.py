@@ -208,8 +208,6 @@ class Tokenization:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    # Prompts.
-
     def __contains__(self, model: object) -> bool:
         """Whether the prompts of this model can be tokenized."""
         state = self._models.get(str(model))
@@ -250,8 +248,6 @@ class Tokenization:
         self.totals["encoded" if reply.tokens is not None else "failed" if reply.failed else "unknown"] += 1
         return reply.tokens
 
-    # Texts to be counted.
-
     def configured(self, model: str) -> bool:
         return model in self._models
 
@@ -267,8 +263,6 @@ class Tokenization:
         if isinstance(reply, NotCounted):
             return reply
         return NotCounted.FAILED if reply.tokens is None else reply.counts
-
-    # Backends.
 
     def _verdict(self, model: str, backend: str) -> TokenizerVerdict:
         state = self._models.get(model)
