@@ -119,7 +119,7 @@ class Gateway:
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
-        scheduler, queue, cache_state = self.scheduler, self.queue, self.cache_state
+        scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
         dispatcher = Dispatcher(fleet, broker, self.relay, retries, self.metrics, response_headers=headers, holds=holds)
@@ -132,10 +132,8 @@ class Gateway:
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-        dry_reader = new_reader()  # what it reads is not in the prefix report
-        self.overview = Overview(
-            config, fleet, scheduler, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
-        )
+        dry = new_reader()  # what it reads is not in the prefix report
+        self.overview = Overview(config, fleet, scheduler, queue, cache_state, kv_events, tokenization, dry, clock)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
 

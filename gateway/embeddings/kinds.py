@@ -19,7 +19,7 @@ import orjson
 
 from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.batching import BatchKey, BatchReason, ModelSizes, SentBatch
+from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
@@ -88,12 +88,17 @@ class Coalescer:
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
         batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
-        model, waiter = demand.model, self._waiter_of(request, reply, record, now)
+        model, cache, fleet = demand.model, self._cache, batcher.fleet
         assert inputs is not None
+        client = demand.tenant or f"address {network_of(reply.address)}"
+        if cache is None or request.explains or not cache.is_on(model) or fleet.candidates(model) is None:
+            waiter = EmbeddingWaiter(request, inputs, client, record, now)
+        else:
+            waiter = CachedWaiter(cache, request, client, record, now)
         if waiter.document is not None:  # nothing is missing: no backend is needed
             waiter.begin([])
             return await self._deliver(waiter, [wire.Vectors(waiter.document, [], 0)], reply)
-        if request.explains or not batcher.fleet.serving(model):
+        if request.explains or not fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
         tokens = sizes.tokens_of(waiter.inputs)
@@ -112,20 +117,12 @@ class Coalescer:
         try:
             outcome = await batcher.join(pending, waiter)
             if outcome is SendUnchanged.ALONE:
-                return await self._send_unchanged(waiter, sizes, reply, isolated=False)
+                return await self._send_unchanged(waiter, reply, isolated=False)
         finally:
             batcher.leave(pending, waiter)
         if isinstance(outcome, SendUnchanged) or (isinstance(outcome, BufferedResponse) and waiter.sends_a_part):
-            return await self._send_unchanged(waiter, sizes, reply, isolated=True)
+            return await self._send_unchanged(waiter, reply, isolated=True)
         return await self._deliver(waiter, outcome, reply)
-
-    def _waiter_of(self, request: InferenceRequest, reply: ClientTarget, record: Record, now: float) -> EmbeddingWaiter:
-        model, cache, inputs = request.demand.model, self._cache, request.inputs
-        assert inputs is not None
-        client = request.demand.tenant or f"address {network_of(reply.address)}"
-        if cache is None or request.explains or not cache.is_on(model) or self._batcher.fleet.candidates(model) is None:
-            return EmbeddingWaiter(request, inputs, client, record, now)
-        return CachedWaiter(cache, request, client, record, now)
 
     def observe(self, batch: SentBatch, reason: BatchReason) -> None:
         model, metrics = (batch.key.model,), self._batcher.metrics
@@ -220,9 +217,7 @@ class Coalescer:
         counted.add((model, "counted" if is_sum else "differs"))
         return counts if is_sum else None
 
-    async def _send_unchanged(
-        self, waiter: EmbeddingWaiter, sizes: ModelSizes, reply: ClientTarget, *, isolated: bool
-    ) -> UpstreamResult:
+    async def _send_unchanged(self, waiter: EmbeddingWaiter, reply: ClientTarget, *, isolated: bool) -> UpstreamResult:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""
         started, request, inputs, record = self._clock(), waiter.request, waiter.request.inputs, waiter.record
         assert inputs is not None
@@ -233,6 +228,7 @@ class Coalescer:
         answer = await self._batcher.dispatch(request, reply, record)
         if answer.status == 200 and answer.usage is not None:
             seconds = self._clock() - started - (record.queue_seconds - waited)
+            sizes = self._batcher.sizes_of(self, request.demand.model)
             sizes.answered_alone(inputs, answer.usage.prompt_tokens, seconds)
         elif isolated and answer.status >= 400:
             self._quarantine.add(waiter.client, self._clock())
@@ -285,9 +281,8 @@ class RerankSplitter:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `pairs`."""
         batcher, model = self._batcher, request.demand.model
         if batcher.fleet.serving(model) and not request.explains:
-            sizes = batcher.sizes_of(self, model)
             with Holding(batcher.memory) as holding:
-                waiter = await self._split(request, record, sizes, holding)
+                waiter = await self._split(request, record, holding)
                 if waiter is not None:
                     pending = batcher.pending_for(request, BatchKey(model, template=b"", bulk=True), self)
                     try:
@@ -299,11 +294,9 @@ class RerankSplitter:
                     record.restarted(record.queue_seconds)
         return await batcher.dispatch(request, reply, record)
 
-    async def _split(
-        self, request: InferenceRequest, record: Record, sizes: ModelSizes, holding: Holding
-    ) -> RerankWaiter | None:
+    async def _split(self, request: InferenceRequest, record: Record, holding: Holding) -> RerankWaiter | None:
         """The request in pieces; None, if it is to be sent as it came."""
-        pairs, config = request.pairs, self._batcher.config
+        pairs, config, sizes = request.pairs, self._batcher.config, self._batcher.sizes_of(self, request.demand.model)
         assert pairs is not None
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
         ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
