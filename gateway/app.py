@@ -139,22 +139,13 @@ class Gateway:
 
     def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
         """What sends embeddings and scores in batches and in pieces."""
-        config = self.config
-        counted = EmbeddingMetrics(self.metrics)
+        config, fleet, queue, counted = self.config, self.fleet, self.queue, EmbeddingMetrics(self.metrics)
+        limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
+        retry_after, headers = self.lease_broker.retry_after_seconds, config.server.response_headers
         self.batcher = Batcher(
-            self.fleet,
-            dispatcher.dispatch,
-            config.embeddings,
-            self.queue.backlog,
-            config.admission.max_wait_seconds,
-            self.lease_broker.retry_after_seconds,
-            counted,
-            self.clock,
-            self.memory,
-            crowded=self.queue.waiting,
-            response_headers=config.server.response_headers,
+            fleet, dispatcher.dispatch, *limits, retry_after, counted, self.clock, self.memory, queue.waiting, headers
         )
-        self.embedding_cache = configured_cache(config, self.fleet, counted, secrets.token_bytes(32))
+        self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(self.batcher, new_id, self.tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(self.batcher)
 
