@@ -312,10 +312,9 @@ def _ask_admin(url: str, path: str) -> dict[str, Any]:
         status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20)
     except OSError as error:
         _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
-    try:
+    document = None
+    with suppress(ValueError):
         document = orjson.loads(body)
-    except ValueError:
-        document = None
     if status == 200 and document and isinstance(document, dict):
         return document
     if status != 200 and isinstance(document, dict) and isinstance(reason := document.get("error"), str):

@@ -79,8 +79,7 @@ class EmbeddingCache:
 
     def get(self, key: bytes) -> _Entry | None:
         """The entry, marked as used now."""
-        entry = self._entries.get(key)
-        if entry is None:
+        if (entry := self._entries.get(key)) is None:
             return None
         self._entries.move_to_end(key)
         return entry[1]

@@ -303,8 +303,8 @@ def breakers(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> list[d
 
 def _matters(document: dict[str, Any], whole_tokens: float) -> bool:
     """Text that recurs by chance, such as documents retrieved for a question, is a small part of the whole."""
-    share, own_share = document["saved_tokens_per_request"] * document["requests"], document["saved_share"]
-    share /= max(1, whole_tokens)
+    share = document["saved_tokens_per_request"] * document["requests"] / max(1, whole_tokens)
+    own_share = document["saved_share"]
     if document["kind"] in _MAY_BE_NATURAL and own_share < _BEYOND_DOUBT:
         return bool(share >= _LEAST_DOUBTFUL_SHARE and own_share >= _LEAST_DOUBTFUL_OWN_SHARE)
     return bool(share >= _LEAST_SHARE)

@@ -291,6 +291,7 @@ class PrefixReport:
 # The tables of the report.
 
 Key = TypeVar("Key")
+Table = list[dict[str, Any]]
 _SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
 _EXCERPT_BYTES = 80
 
@@ -320,15 +321,13 @@ def merged(rows: Iterable[tuple[Key, Counts]]) -> dict[Key, Counts]:
     return {key: total(each) for key, each in by_key.items()}
 
 
-def clients(rows: dict[Application, Counts], most: int) -> list[dict[str, Any]]:
+def clients(rows: dict[Application, Counts], most: int) -> Table:
     by_client = merged((client, row) for (client, _), row in rows.items())
     entries = [{"client": client, **counts(row)} for client, row in by_client.items()]
     return sorted(entries, key=lambda entry: -entry["prompt_tokens"])[:most]
 
 
-def applications(
-    rows: dict[Application, Counts], samples: Sequence[Sample], most: int, show_text: bool
-) -> list[dict[str, Any]]:
+def applications(rows: dict[Application, Counts], samples: Sequence[Sample], most: int, show_text: bool) -> Table:
     """By first prefix block, and by name if all prompts with that block give the same one; most prompt tokens first.
 
     Prompts that begin like no other are one entry for each key.
@@ -361,7 +360,7 @@ def applications(
 
 def hottest(
     epochs: Iterable[Epoch], samples: Sequence[Sample], most: int, show_text: bool, holders: Holders | None
-) -> list[dict[str, Any]]:
+) -> Table:
     """Prefixes by tokens saved, but those that nearly always go on alike: there the longer one stands for both."""
     known: dict[int, Reuse] = {}
     for epoch in epochs:

@@ -126,6 +126,9 @@ class TokenizerVerdict(NamedTuple):
         return {"state": self.state, "reason": self.reason, "features": features, "embeddings": self.counts}
 
 
+Verdicts = dict[ContentFormat, TokenizerVerdict]
+
+
 @dataclass
 class ModelState:
     """One model's tokenizer, and the backends that it was compared with."""
@@ -389,15 +392,13 @@ def _log_verdict(model: str, backend: str, verdict: TokenizerVerdict) -> None:
         line.info("tokens_not_compared_yet", reason=verdict.reason)
 
 
-async def compared(
-    model: str, backend: Backend, client: ControlClient, tokenize: Tokenize
-) -> dict[ContentFormat, TokenizerVerdict]:
+async def compared(model: str, backend: Backend, client: ControlClient, tokenize: Tokenize) -> Verdicts:
     """The verdict for each content format. Raises ControlError; if not `NOT_COMPARABLE`, a retry may succeed."""
     theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
     return {each: compare([await tokenize(probe, each) for probe in PROBES], theirs) for each in ContentFormat}
 
 
-def best_format(verdicts: dict[ContentFormat, TokenizerVerdict]) -> ContentFormat:
+def best_format(verdicts: Verdicts) -> ContentFormat:
     """The content format with the most features that are alike."""
     return max(verdicts, key=lambda each: len(verdicts[each].features))
 
