@@ -39,7 +39,7 @@ WORKDIR /
 ENV PYTHONPYCACHEPREFIX=/opt/bytecode
 RUN find /opt/gateway/lib -type d -name tests -prune -exec rm -rf {} + && \
     /opt/gateway/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gateway/lib && \
-    /opt/gateway/bin/python -c "import gateway.cli.main, gateway.app, gateway.cli.check, gateway.cli.pages, http.client, urllib.request"
+    /opt/gateway/bin/python -c "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.pages, http.client, urllib.request"
 
 FROM ${BASE_IMAGE}
 ARG VERSION=dev

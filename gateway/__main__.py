@@ -1,5 +1,358 @@
-"""`python -m gateway` is the command `gateway`."""
+"""The command `gateway`. Heavy modules are imported by the commands that need them, so that --help is quick."""
 
-from gateway.cli.main import main
+import errno
+import os
+import re
+import socket
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
-main()
+import typer
+from typer import Argument, Option
+
+from gateway import BUILD, __version__
+
+if TYPE_CHECKING:
+    from gateway.config import Config
+
+FAILED, INVALID = 1, 2  # exit codes
+_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
+
+ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
+_BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
+BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
+Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
+_PORT = "Port to listen on; 0 = any free port; overrides server.port."
+Port = Annotated[int | None, Option(min=0, max=65535, help=_PORT)]
+_ADMIN_PORT = "Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
+AdminPort = Annotated[int | None, Option(min=0, max=65535, help=_ADMIN_PORT)]
+Packing = Annotated[
+    Literal["auto", "none", "fp8", "int8", "int4"], Option(help="Quantization of the weights; auto = from config.json.")
+]
+NoAdmin = Annotated[bool, Option("--no-admin", help="Disable the admin port (/metrics and /admin/*).")]
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="An OpenAI-compatible gateway in front of vLLM servers.",
+    epilog="Exit codes: 0 = success, 1 = failure, 2 = invalid usage or configuration.",
+)
+config_commands = typer.Typer(no_args_is_help=True, help="Inspect the configuration.")
+app.add_typer(config_commands, name="config")
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{__version__} ({BUILD})")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and the build.")
+    ] = False,
+) -> None: ...
+
+
+@app.command()
+def serve(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
+    """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
+    config = _load(file, backend, host, port, admin_port, no_admin)
+    if is_open_to_all(config):
+        with suppress(OSError):  # a terminal that is gone keeps nothing from being served
+            typer.echo(
+                f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
+                "any client that can reach this port can use the models",
+                err=True,
+            )
+    from gateway import app as gateway_app
+    from gateway.config import ConfigError
+
+    try:
+        gateway_app.serve(config)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
+    except OSError as error:
+        _fail(why_not_serving(error, config), FAILED)
+
+
+def is_open_to_all(config: "Config") -> bool:
+    import ipaddress
+
+    try:
+        stays_here = ipaddress.ip_address(config.server.host).is_loopback
+    except ValueError:
+        stays_here = config.server.host == "localhost"
+    return not (stays_here or config.auth.keys)
+
+
+def why_not_serving(error: OSError, config: "Config") -> str:
+    main, admin = config.server, config.server.admin
+    if isinstance(error, socket.gaierror):
+        hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
+        return f"cannot serve: {error.strerror}: check {hosts}"
+    tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
+    if error.errno is None or tried is None:
+        return f"cannot serve: {error.strerror or error}"
+    address, port = tried[1], int(tried[2])
+    about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    ways = []
+    if port == main.port:
+        ways.append("server.port (--port N)" if about_port else "server.host (--host ADDRESS)")
+    if admin is not None and port == admin.port:
+        ways.append("server.admin.port (--admin-port N)" if about_port else "server.admin.host")
+    return f"cannot listen on {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
+
+
+@app.command()
+def check(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+    strict: Annotated[
+        bool, Option("--strict", help="Exit with 1 if any backend is unreachable or has a warning.")
+    ] = False,
+) -> None:
+    """Validate the configuration, query every backend once, and show what was found and what to fix.
+
+    Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
+    """
+    config = _load(file, backend, host=None, port=None, admin_port=None, no_admin=False)
+    import asyncio
+
+    from gateway.cli.check import examine
+
+    document = asyncio.run(examine(config))
+    _show(document, json, "check.jinja")
+    backends = document["backends"]
+    if not any(each["reachable"] for each in backends):
+        _fail("no backend is reachable", FAILED)
+    if strict and (faulty := [each["name"] for each in backends if each["warnings"] or not each["reachable"]]):
+        _fail(f"failed checks: {', '.join(faulty)}", FAILED)
+
+
+@app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def demo(context: typer.Context) -> None:
+    """Start engines and a gateway, and print an example request. Ctrl-C stops all of them."""
+    import importlib.util
+
+    if importlib.util.find_spec("loadtest") is None:
+        _fail(
+            "the package loadtest, which runs the engines, is not installed: `pip install vllm-batching-gateway` brings"
+            " it, or run `make demo` in a checkout of the project",
+            FAILED,
+        )
+    os.execv(sys.executable, [sys.executable, "-m", "loadtest.servers.demo", *context.args])
+
+
+@app.command()
+def prefixes(
+    url: Annotated[str, Argument(help="URL of the admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    minutes: Annotated[float, Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")] = 0.0,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Show the KV cache hit rate of prompts and the causes of cache misses."""
+    report = _ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
+    from jinja2 import TemplateError
+
+    try:
+        _show(report, json, "prefixes.jinja")
+    except (TemplateError, TypeError, ValueError) as error:
+        _fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
+
+
+@app.command()
+def plan(
+    model: Annotated[
+        str, Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
+    ],
+    gpu_memory_gib: Annotated[float | None, Option(min=1, help="Memory of one GPU in GiB.")] = None,
+    gpus: Annotated[int, Option(min=1, help="Number of GPUs.")] = 1,
+    tensor_parallel_size: Annotated[
+        int | None, Option(min=1, help="As in vLLM.", show_default="1, 2, 4 and 8 are compared")
+    ] = None,
+    gpu_memory_utilization: Annotated[float, Option(min=0.01, max=1, help="As in vLLM.")] = 0.92,
+    max_model_len: Annotated[int | None, Option(min=1, help="As in vLLM.", show_default="the model's")] = None,
+    dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], Option(help="As in vLLM.")] = "auto",
+    kv_cache_dtype: Annotated[Literal["auto", "fp8", "bfloat16", "float16"], Option(help="As in vLLM.")] = "auto",
+    quantization: Packing = "auto",
+    concurrency: Annotated[int | None, Option(min=1, help="Expected concurrent requests.")] = None,
+    prompt_tokens: Annotated[int | None, Option(min=0, help="Per request.", show_default="1024")] = None,
+    output_tokens: Annotated[int | None, Option(min=0, help="Per request.", show_default="256")] = None,
+    shared_prefix_tokens: Annotated[
+        int, Option(min=0, help="Tokens at the start that all prompts share, such as a system prompt.")
+    ] = 0,
+    max_num_seqs: Annotated[int | None, Option(min=1, help="The value vLLM runs with, to check it.")] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, Option(min=1, help="As in vLLM.", show_default="vLLM's default for the GPU")
+    ] = None,
+    block_size: Annotated[int | None, Option(min=1, help="As in vLLM.", show_default="16")] = None,
+    reserve_gib: Annotated[
+        float | None,
+        Option(min=0, help="GPU memory in GiB needed beside weights and KV cache.", show_default="estimated"),
+    ] = None,
+    fields: Annotated[
+        list[str] | None, Option("--set", help="Value of a field that config.json lacks; repeatable.", metavar="F=N")
+    ] = None,
+    api_key: Annotated[str, Option(help="API key of the running backend.", envvar="VLLM_API_KEY")] = "",
+    json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
+    from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, workload_of
+    from gateway.plan.model import PlanError
+
+    try:
+        workload = workload_of(prompt_tokens, output_tokens, shared_prefix_tokens, concurrency)
+        if model.startswith(("http://", "https://")):
+            document = running_document(model, ask_running(model, api_key), workload, max_num_seqs)
+        else:
+            request = PlanRequest(
+                model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
+                kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
+                tuple(fields or ()),
+            )  # fmt: skip
+            document = plan_model(request, workload)
+    except PlanError as error:
+        _fail(str(error), INVALID)
+    _show(document, json, "plan.jinja")
+
+
+@app.command()
+def healthcheck(
+    url: Annotated[str, Option(help="URL that must return 200.")] = "http://127.0.0.1:8080/livez",
+    timeout: Annotated[float, Option(min=0.1, help="Timeout in seconds.")] = 2.0,
+) -> None:
+    """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
+    try:
+        status, _ = _get(url, timeout, most_bytes=0)
+    except OSError as error:
+        _fail(f"{url}: {error}", FAILED)
+    if status != 200:
+        _fail(f"{url} returned {status}", FAILED)
+
+
+@config_commands.command("schema")
+def config_schema() -> None:
+    """Print the JSON Schema of the configuration file."""
+    from gateway.config import Config
+
+    _print_json(Config.model_json_schema())
+
+
+@config_commands.command("print")
+def config_print(
+    file: ConfigFile = None,
+    backend: BackendUrls = None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: NoAdmin = False,
+) -> None:
+    """Print the effective configuration as YAML, defaults included, secrets masked."""
+    config = _load(file, backend, host, port, admin_port, no_admin)
+    import yaml
+
+    typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
+
+
+def masked(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: "***" if key in _SECRETS and item else masked(item) for key, item in value.items()}
+    return [masked(item) for item in value] if isinstance(value, list) else value
+
+
+def _load(
+    file: Path | None, backends: list[str] | None, host: Host, port: Port, admin_port: AdminPort, no_admin: bool
+) -> "Config":
+    if no_admin and admin_port is not None:
+        raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
+    from gateway.config import ConfigError
+    from gateway.config_file import load
+
+    try:
+        return load(file, backends or [], host, port, "off" if no_admin else admin_port)
+    except ConfigError as error:
+        _fail(str(error), INVALID)
+
+
+def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]:
+    """Status and body, without a proxy; by the standard library: healthchecks must start quickly. Raises OSError."""
+    import http.client
+    import urllib.error
+    import urllib.request
+
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=timeout_seconds) as answer:
+            return answer.status, answer.read(most_bytes)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(most_bytes)
+    except (ValueError, http.client.HTTPException) as error:
+        raise OSError(str(error)) from None
+
+
+def _ask_admin(url: str, path: str) -> dict[str, Any]:
+    """The document at the path below the admin port's URL."""
+    import orjson
+
+    whole = url.rstrip("/") + path
+    try:
+        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20)
+    except OSError as error:
+        _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
+    document = None
+    with suppress(ValueError):
+        document = orjson.loads(body)
+    if status == 200 and document and isinstance(document, dict):
+        return document
+    if status != 200 and isinstance(document, dict) and isinstance(reason := document.get("error"), str):
+        _fail(f"{url}: {reason}", FAILED)
+    what = "no gateway document" if status == 200 else status
+    _fail(f"{whole} returned {what}: is this the admin port of a gateway?", FAILED)
+
+
+def _show(document: dict[str, Any], as_json: bool, template: str) -> None:
+    """Print JSON, or a page. Raises TemplateError, TypeError or ValueError if the template needs another document."""
+    if as_json:
+        _print_json(document)
+        return
+    from rich.console import Console
+
+    from gateway.cli.pages import page
+
+    Console().print(page(template, document))
+
+
+def _print_json(document: object) -> None:
+    import orjson
+
+    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    for line in message.splitlines():
+        typer.echo(f"gateway: {line}", err=True)
+    raise typer.Exit(code)
+
+
+def main() -> None:
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -8,7 +8,7 @@ known names are accepted. Addresses and loopback names cannot be taken over like
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -37,7 +37,6 @@ from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
-from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.tokenization import Tokenization
@@ -69,7 +68,6 @@ class Overview:
     config: Config
     fleet: Fleet
     scheduler: Scheduler
-    lease_broker: LeaseBroker
     queue: Queue
     cache_state: CacheState
     kv_events: KvEvents
@@ -172,7 +170,7 @@ class Overview:
             raise InvalidRequest(why, param="path")
         request = await in_turns(self.reader.read(incoming, route, "dry-run", self.fleet.only_model))
         demand = (await self.tokenization.complete(request)).demand
-        verdicts = self.lease_broker.explain(demand)
+        verdicts = self.scheduler.explain(demand, self.clock())
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
         engines = [verdict.engine for verdict in is_open]
@@ -392,13 +390,9 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
     elif (parts := host.partition(":"))[2].isdigit() or not parts[2]:
         host = parts[0]
     host = host.removesuffix(".")
-    if host == "localhost" or host.endswith(".localhost") or host in names:
-        return True
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return host == "localhost" or host.endswith(".localhost") or host in names or bool(ip_address(host))
+    return False
 
 
 def _as_json(document: Any, status: int = 200) -> web.Response:

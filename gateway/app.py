@@ -25,9 +25,8 @@ from gateway.backends.probe import watching
 from gateway.config import Config
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer
-from gateway.embeddings.rerank import RerankSplitter
+from gateway.embeddings.cache import configured_cache
+from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader, StoredResponses
@@ -120,12 +119,10 @@ class Gateway:
     def _build_front(self, secret: bytes) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
-        scheduler, lease_broker, queue, cache_state = self.scheduler, self.lease_broker, self.queue, self.cache_state
+        scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
-        retry_budget, holds = RetryBudget(config.upstream), config.admission.hold_without_backend
-        dispatcher = Dispatcher(
-            fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
-        )
+        broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
+        dispatcher = Dispatcher(fleet, broker, self.relay, retries, self.metrics, response_headers=headers, holds=holds)
         self._build_batcher(dispatcher, new_id)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
@@ -135,31 +132,20 @@ class Gateway:
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-        dry_reader = new_reader()  # what it reads is not in the prefix report
-        self.overview = Overview(
-            config, fleet, scheduler, lease_broker, queue, cache_state, self.kv_events, tokenization, dry_reader, clock
-        )
+        dry = new_reader()  # what it reads is not in the prefix report
+        self.overview = Overview(config, fleet, scheduler, queue, cache_state, kv_events, tokenization, dry, clock)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
 
     def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
         """What sends embeddings and scores in batches and in pieces."""
-        config = self.config
-        counted = EmbeddingMetrics(self.metrics)
+        config, fleet, queue, counted = self.config, self.fleet, self.queue, EmbeddingMetrics(self.metrics)
+        limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
+        retry_after, headers = self.lease_broker.retry_after_seconds, config.server.response_headers
         self.batcher = Batcher(
-            self.fleet,
-            dispatcher.dispatch,
-            config.embeddings,
-            self.queue.backlog,
-            config.admission.max_wait_seconds,
-            self.lease_broker.retry_after_seconds,
-            counted,
-            self.clock,
-            self.memory,
-            crowded=self.queue.waiting,
-            response_headers=config.server.response_headers,
+            fleet, dispatcher.dispatch, *limits, retry_after, counted, self.clock, self.memory, queue.waiting, headers
         )
-        self.embedding_cache = cache_as_configured(config, self.fleet, counted, secrets.token_bytes(32))
+        self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(self.batcher, new_id, self.tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(self.batcher)
 
@@ -231,7 +217,7 @@ class Gateway:
                 stack.enter_context(self.access_log)
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
-            await enter(self.batcher.running())
+            stack.push_async_callback(self.batcher.stop)
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
             await enter(self.tokenization)
             await enter(self.kv_events)

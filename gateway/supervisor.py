@@ -54,21 +54,21 @@ class Supervisor:
         except Exception as error:
             self.caught(task, error)
 
-    async def repeat(self, task: str, step: Callable[[], Awaitable[None]], pause_seconds: float) -> None:
-        """Run a step repeatedly; pause for `pause_seconds` after an exception."""
-        while True:
-            try:
-                await step()
-            except Exception as error:
-                self.caught(task, error)
-                await asyncio.sleep(pause_seconds)
-
     @asynccontextmanager
     async def repeating(
         self, task: str, step: Callable[[], Awaitable[None]], pause_seconds: float
     ) -> AsyncIterator[None]:
-        """Run a step repeatedly, as `repeat` does, while the block runs."""
-        repeated = asyncio.get_running_loop().create_task(self.repeat(task, step, pause_seconds), name=task)
+        """Run a step repeatedly while the block runs; pause for `pause_seconds` after an exception."""
+
+        async def repeat() -> None:
+            while True:
+                try:
+                    await step()
+                except Exception as error:
+                    self.caught(task, error)
+                    await asyncio.sleep(pause_seconds)
+
+        repeated = asyncio.get_running_loop().create_task(repeat(), name=task)
         try:
             yield
         finally:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 import structlog
 
 from gateway import app
-from gateway.cli.main import main as gateway_command
+from gateway.__main__ import main as gateway_command
 from gateway.config import Config
 from gateway.observe.log import LineWriter
 from gateway.observe.metrics import Counter

@@ -128,7 +128,8 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
         found.append("/metrics has none of vLLM's metrics: load and KV cache size are unknown.")
     if facts.prefix_caching is False:
         found.append("Prefix caching is off, so prefix routing has no effect. Start vLLM with --enable-prefix-caching.")
-    if facts.version and (number := _release(facts.version)) and number < SECURITY_FLOOR:
+    release = re.match(r"v?(\d+)\.(\d+)", facts.version or "")
+    if release and (int(release[1]), int(release[2])) < SECURITY_FLOOR:
         floor = ".".join(map(str, SECURITY_FLOOR))
         found.append(f"Version {facts.version} is below {floor} and has known vulnerabilities: upgrade vLLM.")
     if facts.can_admin:
@@ -142,11 +143,6 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
     if answers.backend.config.max_in_flight == "auto" and facts.max_num_seqs is None:
         found.append("max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs.")
     return found
-
-
-def _release(version: str) -> tuple[int, int] | None:
-    match = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:

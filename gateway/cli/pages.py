@@ -59,10 +59,7 @@ def _table(rows: Iterator[list[str]]) -> Table:
 
 
 def bar(parts: Iterable[tuple[float, str, str, str]], most: float = float("inf")) -> Markup:
-    """Parts (size, mark, style, meaning) from left to right, in proportion; no size counts as more than `most`.
-
-    A part that is not empty has at least one cell.
-    """
+    """Parts (size, mark, style, meaning) from left to right: in proportion up to `most`, but at least one cell each."""
     shown = [(min(size, most), mark, style) for size, mark, style, _ in parts]
     whole = sum(size for size, *_ in shown) or 1
     widths = [max(1, round(size / whole * _BAR_CELLS)) if size else 0 for size, *_ in shown]

@@ -7,35 +7,16 @@ slots in turn.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
 
+from gateway import errors
 from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, PendingBatch, SentBatch
-from gateway.embeddings.sizes import ModelSizes
-from gateway.embeddings.waiter import (
-    BufferedResponse,
-    ClientTarget,
-    Dispatch,
-    Outcome,
-    Piece,
-    SendUnchanged,
-    Waiter,
-    fetch,
-)
-from gateway.errors import (
-    BackendError,
-    DeadlineUnmeetable,
-    Draining,
-    GatewayError,
-    InternalError,
-    QueueFull,
-    WaitExpired,
-)
+from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, ModelSizes, PendingBatch, SentBatch
+from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Dispatch, Outcome, Piece, SendUnchanged, Waiter
 from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
@@ -85,18 +66,12 @@ class Batcher:
         slots = sum(bulk.items for bulk in self._bulk.values())
         return self._present + len(self._pending) + len(self._batch_of) + len(self._sent) + slots
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Send batches while the block runs; those in flight then are aborted."""
-        try:
-            yield
-        finally:
-            tasks = [batch.task for batch in self._sent if batch.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    # From requests to pieces, and from answers to clients.
+    async def stop(self) -> None:
+        """Abort the batches in flight, and wait for their ends."""
+        tasks = [batch.task for batch in self._sent if batch.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def sizes_of(self, kind: BatchKind, model: str) -> ModelSizes:
         """What is known of a model, with the engines that serve it now, if any."""
@@ -117,7 +92,7 @@ class Batcher:
         is_behind = key.bulk and (pending.next_items > 0 or self._slots_left(pending) < 1)
         has_to_wait = is_behind or pending.in_flight >= sizes.slots or self.crowded(key.model) > 0
         if has_to_wait and self.backlog.is_full_for(request.demand.size_bytes, guarded=True):
-            raise QueueFull(
+            raise errors.QueueFull(
                 f"The queue is full: the backends for model {key.model!r} are busy with other {kind.work} and"
                 f" {self.backlog.requests} requests are waiting. Retry after the time in the retry-after header.",
                 retry_after_seconds=self.retry_after(key.model),
@@ -159,7 +134,7 @@ class Batcher:
         model, is_late = waiter.request.demand.model, after_seconds < self.max_wait_seconds
         until = "this request's deadline" if is_late else f"the queue timeout of {after_seconds:g} s"
         text = f"The backends for model {model!r} were busy with other {work} until {until}."
-        kind = DeadlineUnmeetable if is_late else WaitExpired
+        kind = errors.DeadlineUnmeetable if is_late else errors.WaitExpired
         waiter.failed(kind(text, retry_after_seconds=self.retry_after(model)))
 
     async def fetch(
@@ -167,7 +142,7 @@ class Batcher:
     ) -> BufferedResponse:
         batch.record = record = Record(request.request_id, request.endpoint, batch.sent_seconds)
         try:
-            return await fetch(self.dispatch, request, record, most_bytes, holding)
+            return await BufferedResponse(most_bytes, holding).fetch(self.dispatch, request, record)
         finally:
             for piece in batch.pieces:
                 if piece in self._batch_of:
@@ -181,25 +156,17 @@ class Batcher:
             reply.set_backend_headers(f"{backend}{queue_ms}{others}".encode())
 
     async def deliver(
-        self,
-        reply: ClientTarget,
-        record: Record,
-        tokens: int,
-        written: Iterator[bytes],
-        size_bytes: int,
-        held_bytes: int,
+        self, reply: ClientTarget, record: Record, tokens: int, parts: Iterator[bytes], size_bytes: int, held_bytes: int
     ) -> UpstreamResult:
         """Write the answer to a request. A long one takes `held_bytes` of memory while the client reads it."""
         record.counted(tokens)
         if size_bytes <= _WHOLE_BYTES:
-            reply.send(200, _JSON, b"", b"".join(written))
+            reply.send(200, _JSON, b"", b"".join(parts))
         else:
             with Holding(self.memory) as holding:
                 holding.add(held_bytes)
-                await deliver_in_parts(reply, written)
+                await deliver_in_parts(reply, parts)
         return UpstreamResult(200, Usage(tokens, 0), record.first_byte_seconds)
-
-    # When to send.
 
     def _look(self, pending: PendingBatch) -> None:
         now, key = self.clock(), pending.key
@@ -230,8 +197,6 @@ class Batcher:
 
     def _waiting_bulk(self, model: str) -> Iterator[PendingBatch]:
         return (each for each in self._pending.values() if each.key.bulk and each.key.model == model and each.queue)
-
-    # Batches in flight.
 
     def _start(self, batch: SentBatch, reason: BatchReason) -> None:
         """Send a batch. A single request in the form that backends are sent anyway is sent by its own task."""
@@ -269,7 +234,7 @@ class Batcher:
         for piece in batch.pieces:
             self._batch_of.pop(piece, None)
             if task.cancelled():
-                piece.owner.failed(Draining("The gateway is shutting down."))  # clients that still wait
+                piece.owner.failed(errors.Draining("The gateway is shutting down."))  # clients that still wait
         self._end(batch)
 
     def _end(self, batch: SentBatch) -> None:
@@ -322,15 +287,15 @@ class Batcher:
         """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
         try:
             return await batch.pending.kind.answer(batch)
-        except GatewayError as error:
-            if isinstance(error, BackendError) and len(batch.pieces) > 1:
+        except errors.GatewayError as error:
+            if isinstance(error, errors.BackendError) and len(batch.pieces) > 1:
                 error.answer = None  # its words may quote the inputs of others
             failure = error
         except Exception as error:
             record, request = batch.record, batch.pieces[0].owner.request
             name = request.request_id if record is None else record.request_id
             structlog.get_logger("gateway").exception("internal_error", request_id=name, endpoint=request.endpoint)
-            failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
+            failure = errors.InternalError(f"Internal error of the gateway ({type(error).__name__}).")
         for piece in batch.pieces:
             piece.owner.failed(failure)
         return None

@@ -61,10 +61,7 @@ class Revisions:
 
 @dataclass(eq=False, repr=False)
 class EmbeddingCache:
-    """Owner of cached embeddings: a least-recently-used cache of at most `max_bytes`.
-
-    `is_on`: whether a model is cached; `revision` identifies the model's state.
-    """
+    """Owner of the embeddings used last, of the models that it `is_on` for; `revision` identifies a model's state."""
 
     max_bytes: int
     is_on: Callable[[str], bool]
@@ -82,8 +79,7 @@ class EmbeddingCache:
 
     def get(self, key: bytes) -> _Entry | None:
         """The entry, marked as used now."""
-        entry = self._entries.get(key)
-        if entry is None:
+        if (entry := self._entries.get(key)) is None:
             return None
         self._entries.move_to_end(key)
         return entry[1]
@@ -172,9 +168,7 @@ class CachedWaiter(EmbeddingWaiter):
         super().answered(piece, part)
 
 
-def cache_as_configured(
-    config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes
-) -> EmbeddingCache | None:
+def configured_cache(config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes) -> EmbeddingCache | None:
     if not config.embeddings.cache_bytes:
         return None
     revisions = Revisions(fleet)

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from gateway.embeddings.wire import Scores, Vectors
 from gateway.errors import GatewayError, MemoryFull, WrongAnswer
@@ -85,21 +85,17 @@ class BufferedResponse:
 
     def end(self) -> None: ...
 
-
-async def fetch(
-    dispatch: Dispatch, request: InferenceRequest, record: Record, most_bytes: int, holding: Holding
-) -> BufferedResponse:
-    """The whole answer to a request. Raises WrongAnswer or MemoryFull, and aborts it, at the bound."""
-    response = BufferedResponse(most_bytes, holding)
-    try:
-        async with response.fetching:
-            await dispatch(request, response, record)
-    except (TimeoutError, GatewayError):
-        if response.error is None:
-            raise
-    if response.error is not None:
-        raise response.error
-    return response
+    async def fetch(self, dispatch: Dispatch, request: InferenceRequest, record: Record) -> Self:
+        """Itself, with the whole answer to a request. Raises WrongAnswer or MemoryFull, and aborts it, at the bound."""
+        try:
+            async with self.fetching:
+                await dispatch(request, self, record)
+        except (TimeoutError, GatewayError):
+            if self.error is None:
+                raise
+        if self.error is not None:
+            raise self.error
+        return self
 
 
 @dataclass(slots=True, eq=False)

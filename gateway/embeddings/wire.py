@@ -124,17 +124,13 @@ def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | N
         return None
     if kinds == {str}:
         return value, False, list(map(text_bytes, value))
-    if kinds == {list} and all(map(_are_ids, value)):
+    if kinds == {list} and all(set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < 1 << 31 for ids in value):
         return value, True, [_ID_BYTES * len(each) for each in value]
     return None
 
 
 def text_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-def _are_ids(values: list[Any]) -> bool:
-    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < 1 << 31
 
 
 def shares(total: int, weights: Sequence[float]) -> list[int]:
@@ -155,12 +151,9 @@ _SHORT_BYTES = 1048576  # parsed within 25 ms, whatever it holds
 
 def parse_answer(body: bytes, most: Mapping[bytes, int]) -> Any:
     """Raises WrongAnswer for invalid JSON, and for a long document with more of a mark than `most` has."""
-    if len(body) > _SHORT_BYTES:
-        for mark, count in most.items():
-            if body.count(mark) > count:
-                raise WrongAnswer(
-                    f"The backend's response contains over {count} {mark.decode()!r}: more than requested."
-                )
+    for mark, count in most.items() if len(body) > _SHORT_BYTES else ():
+        if body.count(mark) > count:
+            raise WrongAnswer(f"The backend's response contains over {count} {mark.decode()!r}: more than requested.")
     try:
         return orjson.loads(body)
     except orjson.JSONDecodeError as error:

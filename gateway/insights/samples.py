@@ -1,4 +1,4 @@
-"""What the report is made from: a few prompts, and counts over a sliding window. All in memory, all bounded.
+"""What the report is made from: a few prompts, and counts over a sliding window, with its tables. All is bounded.
 
 `Samples` keeps prompts, limited in number and bytes. `PrefixReport` counts requests and hits in epochs, by key and
 application, and which prefixes recur: an epoch's tables drop their rarest rows when they are full. Applications that
@@ -7,11 +7,13 @@ epoch fills.
 """
 
 import re
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from heapq import nlargest
 from random import Random
+from typing import Any, TypeVar
 
 from gateway.observe.record import Record
 from gateway.request import Demand
@@ -284,3 +286,111 @@ class PrefixReport:
             parent = key
         if len(prefixes) > most:
             epoch.prefixes = dict(nlargest(most // 2, prefixes.items(), key=lambda item: item[1].saved_tokens))
+
+
+# The tables of the report.
+
+Key = TypeVar("Key")
+Table = list[dict[str, Any]]
+_SAME = 0.8  # of a prefix's requests with the same continuation: then the longer prefix stands for both
+_EXCERPT_BYTES = 80
+
+
+def identity(key: int) -> str:
+    return blake2b(key.to_bytes(8, "little", signed=key < 0), digest_size=4).hexdigest()
+
+
+def counts(row: Counts) -> dict[str, Any]:
+    """A row of counts, with its rates; None where no backend has reported usage."""
+    prompt, reported = row["prompt_tokens"], row["reported_prompt_tokens"]
+    return {
+        "requests": row["requests"],
+        "prompt_tokens": prompt,
+        "predicted_hit_tokens": row["predicted_hit_tokens"],
+        "actual_hit_tokens": row["actual_hit_tokens"] if reported else None,
+        "predicted_hit_rate": round(row["predicted_hit_tokens"] / prompt, 4) if prompt else None,
+        "hit_rate": round(row["actual_hit_tokens"] / reported, 4) if reported else None,
+    }
+
+
+def merged(rows: Iterable[tuple[Key, Counts]]) -> dict[Key, Counts]:
+    """The rows of each key, added up."""
+    by_key: defaultdict[Key, list[Counts]] = defaultdict(list)
+    for key, row in rows:
+        by_key[key].append(row)
+    return {key: total(each) for key, each in by_key.items()}
+
+
+def clients(rows: dict[Application, Counts], most: int) -> Table:
+    by_client = merged((client, row) for (client, _), row in rows.items())
+    entries = [{"client": client, **counts(row)} for client, row in by_client.items()]
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])[:most]
+
+
+def applications(rows: dict[Application, Counts], samples: Sequence[Sample], most: int, show_text: bool) -> Table:
+    """By first prefix block, and by name if all prompts with that block give the same one; most prompt tokens first.
+
+    Prompts that begin like no other are one entry for each key.
+    """
+    names: dict[Application, set[str]] = {}
+    texts: dict[Application, bytes] = {}
+    for sample in samples:
+        if sample.keys:
+            names.setdefault((sample.client, sample.keys[0]), set()).add(sample.name)
+            texts[sample.client, sample.keys[0]] = sample.text
+    listed: dict[tuple[str, str], dict[str, Any]] = {}
+    placed: list[tuple[tuple[str, str], Counts]] = []
+    named = 0
+    for application, row in sorted(rows.items(), key=lambda item: -item[1]["prompt_tokens"]):
+        client, first = application
+        given = names.get(application, set())
+        name = next(iter(given)) if len(given) == 1 else ""
+        rare = first == OTHERS or row["requests"] < 2 or (named >= most and (client, name) not in listed)
+        place = (client, "others" if rare else name or identity(first))
+        placed.append((place, row))
+        if place in listed:
+            continue
+        named += not rare
+        listed[place] = {"id": "others" if rare else identity(first), "client": client, "name": "" if rare else name}
+        if show_text and not rare:
+            listed[place]["text"] = texts.get(application, b"")[:_EXCERPT_BYTES].decode(errors="replace")
+    entries = [{**listed[place], **counts(row)} for place, row in merged(placed).items()]
+    return sorted(entries, key=lambda entry: -entry["prompt_tokens"])
+
+
+def hottest(
+    epochs: Iterable[Epoch], samples: Sequence[Sample], most: int, show_text: bool, holders: Holders | None
+) -> Table:
+    """Prefixes by tokens saved, but those that nearly always go on alike: there the longer one stands for both."""
+    known: dict[int, Reuse] = {}
+    for epoch in epochs:
+        for key, reuse in epoch.prefixes.items():
+            known[key] = known[key].plus(reuse) if key in known else reuse
+    passed: dict[int, int] = {}  # by prefix, the requests of its commonest continuation
+    for reuse in known.values():
+        passed[reuse.parent] = max(passed.get(reuse.parent, 0), reuse.requests)
+    ends = [item for item in known.items() if passed.get(item[0], 0) < _SAME * item[1].requests]
+    ends.sort(key=lambda item: item[1].saved_tokens, reverse=True)
+    listed = []
+    for key, reuse in ends[:most]:
+        entry: dict[str, Any] = {
+            "id": identity(key),
+            "bytes": reuse.size_bytes,
+            "tokens": round(reuse.tokens),
+            "requests": reuse.requests,
+            "saved_tokens": round(reuse.saved_tokens),
+            "backends": sorted(reuse.backends if holders is None else holders(key)),
+        }
+        if show_text:
+            entry["text"] = _ending(samples, key)
+        listed.append(entry)
+    return listed
+
+
+def _ending(samples: Sequence[Sample], key: int) -> str:
+    """The last words of a prefix, which distinguish it from shorter ones."""
+    for sample in reversed(samples):
+        if key in sample.keys:
+            edge = sample.edges[sample.keys.index(key)]
+            return sample.text[:edge][-_EXCERPT_BYTES:].decode(errors="replace")
+    return ""

@@ -10,8 +10,8 @@ from threading import Event, Thread
 from typing import Any, Self
 
 from gateway.kv_events.endpoints import Source
+from gateway.kv_events.events import Sockets
 from gateway.kv_events.stream import FLUSH_SECONDS, EngineEvents, Stream, Update
-from gateway.kv_events.wire import Sockets
 from gateway.supervisor import Supervisor
 
 IDLE_SECONDS = 0.25

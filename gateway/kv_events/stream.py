@@ -11,24 +11,33 @@ began with is gone by now: after a reset, or when what is known fills the cache.
   what follows it; otherwise another process answers, and everything begins anew.
 - Without a replay endpoint, a gap or a restart drops all that was known.
 
+vLLM numbers its messages from 0 in each process. It answers a request for missed messages from a buffer of its last
+ones, then sends an end marker. Its socket silently drops what a slow receiver cannot take, so an answer can have holes,
+or no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is
+never mistaken for the answer to the next. Missed messages arrive a second time as live ones, which is no restart: a
+restart is a live number that is not above the live number before it.
+
 All methods run in the reader's thread, except for `as_dict`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import structlog
 import zmq
+from xxhash import xxh3_64_intdigest
 from zmq.utils.monitor import recv_monitor_message
 
 from gateway.kv_events.endpoints import Source
-from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import Cleared, Continuity, Replay, Socket, Sockets, read_events, read_frames
+from gateway.kv_events.events import SEQUENCE_BYTES, Cleared, Ledger, Socket, Sockets, read_events, read_frames
 
 FLUSH_SECONDS = 0.02  # changes are collected for this long
 FLUSH_CHANGES = 4096  # or until there are this many
 UPDATE_CHANGES = 1024  # keys in one update: what the loop does at a time
+END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
+REPLAY_PATIENCE_SECONDS = 3.0  # until the first replayed message; vLLM looks for requests ten times a second
+PAUSE_SECONDS = 1.0  # until the next one, or the end marker
 REPLAY_REST_SECONDS = 30.0  # after a replay endpoint timed out
 RETRY_SECONDS = 5.0  # after an exception
 REOPEN_SECONDS = 10.0  # without a connection; libzmq stops reconnecting after a message that is too large
@@ -37,6 +46,73 @@ FULL = 0.98  # share of a cache
 _COUNTS = ("events", "messages", "gaps", "repairs", "restarts", "lost_views", "malformed")
 
 log = structlog.get_logger()
+
+# Position of a live message in its sequence; "repeated": already received by a replay.
+MessagePlace = Literal["next", "repeated", "after_gap", "restarted"]
+
+
+class Continuity:
+    """Sequence numbers of one publisher. `expected` None = nothing was received or requested yet."""
+
+    def __init__(self) -> None:
+        self.expected: int | None = None
+        self._last_live: int | None = None
+        self._last_digest: int | None = None
+
+    def begin(self) -> None:
+        """Nothing was published yet, so the first message is the next one."""
+        self.expected = 0
+
+    def place(self, sequence: int) -> MessagePlace:
+        """Judge a live message; to be called once for each, in order."""
+        last, self._last_live = self._last_live, sequence
+        if last is not None and sequence <= last:
+            return "restarted"
+        if self.expected is None or sequence > self.expected:
+            return "after_gap"
+        return "next" if sequence == self.expected else "repeated"
+
+    def took(self, sequence: int, payload: bytes) -> None:
+        self.expected = sequence + 1
+        self._last_digest = xxh3_64_intdigest(payload)
+
+    def proves(self, sequence: int, payload: bytes) -> bool:
+        """Whether this is the last message that was used, again: the process is the same."""
+        return sequence + 1 == self.expected and xxh3_64_intdigest(payload) == self._last_digest
+
+
+class Replay:
+    """One request for the messages from `expected` on, sent on creation, and its answer. The owner closes it."""
+
+    def __init__(self, sockets: Sockets, endpoint: str, expected: int) -> None:
+        self.proving = expected > 0  # the first message is the last one that was used, again, as a proof
+        self.received = 0
+        self.ended = False
+        self.deadline = sockets.clock() + REPLAY_PATIENCE_SECONDS
+        self._clock = sockets.clock
+        self.socket = sockets.context.socket(zmq.DEALER)
+        self.socket.connect(endpoint)
+        self.socket.send_multipart([b"", max(0, expected - 1).to_bytes(SEQUENCE_BYTES, "big")])
+
+    def messages(self) -> Iterator[tuple[int, bytes]]:
+        """Sequence numbers and payloads that have arrived; `ended` is set once the end marker has."""
+        while not self.ended:
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) < 3 or len(frames[-2]) != SEQUENCE_BYTES:
+                continue
+            if frames[-2] == END_OF_REPLAY and not frames[-1]:
+                self.ended = True
+            else:
+                self.received += 1
+                self.deadline = self._clock() + PAUSE_SECONDS
+                yield int.from_bytes(frames[-2], "big"), frames[-1]
+
+    @property
+    def is_unproven(self) -> bool:
+        return self.proving and not self.received
 
 
 class EngineEvents(Protocol):

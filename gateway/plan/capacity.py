@@ -1,7 +1,4 @@
-"""What fits on the GPUs: weights, working memory and the KV cache in the rest; the ways to split a model, and advice.
-
-The KV cache is counted in blocks, as vLLM allocates them: how many there are, and how many a sequence takes.
-"""
+"""What fits on the GPUs: weights, working memory and the KV cache in the rest, in vLLM's blocks; splits and advice."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -56,10 +53,7 @@ class KvCache:
         return whole + sum(_ceil(size, self.block_tokens) + 1 for size in held)  # it need not begin where a block does
 
     def sequences(self, tokens: int, shared_tokens: int = 0, share: float = 1.0) -> int:
-        """How many of this length are held at once in this share of the blocks.
-
-        A prefix that all begin with is held once, and only whole blocks of it are shared.
-        """
+        """How many of this length fit in this share of the blocks; of a common prefix, whole blocks are held once."""
         if not self.groups:
             return 0
         shared = min(shared_tokens, tokens)
@@ -71,9 +65,7 @@ def default_block_tokens(shape: ModelShape) -> int:
     return LATENT_BLOCK_TOKENS if shape.stored is not None and shape.stored.latent else BLOCK_TOKENS
 
 
-def kv_cache(
-    shape: ModelShape, tensor_parallel: int, value_bytes: float, block_tokens: int, size_bytes: int
-) -> KvCache:
+def kv_cache(shape: ModelShape, split: int, value_bytes: float, block_tokens: int, size_bytes: int) -> KvCache:
     if shape.stored is None:
         return KvCache(block_tokens, 0, (), 0)
     counts = [kind.count for kind in shape.attention]
@@ -81,7 +73,7 @@ def kv_cache(
     # vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close.
     size = most if most < fewest * _EVEN_ENOUGH else fewest
     groups = [kind.window_tokens for kind in shape.attention for _ in range(_ceil(kind.count, size))]
-    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(tensor_parallel, value_bytes) * size)
+    block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(split, value_bytes) * size)
     return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
 
 
@@ -275,14 +267,10 @@ def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
         return list(_does_not_fit(plan))
     if not plan.choice.cache.groups:
         return []
-    found, longest = [], plan.settings.max_length_tokens
-    if longest > plan.shape.max_length_tokens:
-        own = plan.shape.max_length_tokens
-        found.append(f"max_model_len {longest:,} is more than the model's own {own:,}: vLLM refuses to start.")
-    choice, workload = plan.choice, plan.workload
-    found += advice(workload, longest, choice.sequences, choice.max_num_seqs, given_max_num_seqs, choice.replicas)
-    found += _concurrency(plan)
-    return found
+    choice, longest, own = plan.choice, plan.settings.max_length_tokens, plan.shape.max_length_tokens
+    fits = choice.sequences, choice.max_num_seqs, given_max_num_seqs, choice.replicas
+    refused = f"max_model_len {longest:,} is more than the model's own {own:,}: vLLM refuses to start."
+    return [*([refused] if longest > own else []), *advice(plan.workload, longest, *fits), *_concurrency(plan)]
 
 
 def advice(workload: Workload, longest: int, held: int, fits: int, given: int | None, backends: int) -> Iterator[str]:

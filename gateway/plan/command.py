@@ -1,8 +1,4 @@
-"""The command `gateway plan`: from the options to the document; the view is drawn from it.
-
-The document has the plan for programs, vLLM's command line and the gateway's section. For a running engine, the real
-figures replace the estimated ones.
-"""
+"""The command `gateway plan`: from its options, or from what a running engine reports, to the document to show."""
 
 import asyncio
 import shlex
@@ -18,8 +14,7 @@ from gateway.config import ConfigError
 from gateway.config_file import parse
 from gateway.plan import capacity
 from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
-from gateway.plan.checkpoint import PlanError, read_checkpoint, text_part, weigh
-from gateway.plan.model import DTYPE_BYTES, ModelShape, chosen, read_shape
+from gateway.plan.model import DTYPE_BYTES, ModelShape, PlanError, chosen, read_checkpoint, read_shape, text_part, weigh
 
 Document = dict[str, Any]
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
@@ -80,10 +75,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
 
 
 def running_document(url: str, facts: Facts, workload: Workload, given_max_num_seqs: int | None) -> Document:
-    """What fits in a running backend, by what it reports. The max_num_seqs that is given counts, then its own.
-
-    Several engines (data-parallel ranks) have a KV cache each. Raises PlanError.
-    """
+    """What fits in a running backend; each engine has a KV cache. The given value goes first. Raises PlanError."""
     if facts.kv_cache_tokens is None:
         raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
     card = next((card for card in facts.models if card.parent is None), facts.models[0])
@@ -109,8 +101,8 @@ def running_document(url: str, facts: Facts, workload: Workload, given_max_num_s
 
 def _assumed(plan: Plan) -> list[str]:
     settings, shape = plan.settings, plan.shape
-    counted = settings.weight_bytes is None
-    unknown = settings.quantization.name if settings.quantization and settings.quantization.bits is None else None
+    counted, packed = settings.weight_bytes is None, settings.quantization
+    unknown = packed.name if packed is not None and packed.bits is None else None
     found = {
         "working memory (--reserve-gib sets it)": settings.reserve_bytes is None,
         "weights, counted from config.json": counted,
@@ -215,9 +207,8 @@ def plan_model(request: PlanRequest, workload: Workload) -> Document:
         found.append(capacity.shortened(plan, length))
         plan = make(replace(settings, max_length_tokens=length))
     found += capacity.warnings(plan, request.max_num_seqs)
-    command = None
-    if plan.choice is not None:
-        command = serve_command(plan, plan.choice, name, request.kv_cache_dtype, request.quantization)
+    best = plan.choice
+    command = None if best is None else serve_command(plan, best, name, request.kv_cache_dtype, request.quantization)
     return plan_document(plan, found, model=name, weights_from=source, command=command)
 
 

@@ -1,23 +1,174 @@
-"""A model as its config.json describes it: layers and their windows, what is stored for each token, and weights."""
+"""A model by its folder: what its config.json says, whose field names differ by family, and the size of its weights."""
 
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gateway.plan import checkpoint as of
-from gateway.plan.checkpoint import Document, PlanError
+Document = Mapping[str, Any]
+
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+HIDDEN = ("hidden_size", "n_embd", "d_model")
+HEAD_DIM = ("head_dim", "kv_channels", "hidden_size_per_head")
+INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
+VOCABULARY = ("vocab_size", "padded_vocab_size")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_LENGTHS = "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length"
+# Where a model that sees or hears keeps the part that makes text.
+_TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
+# What published files of these families leave to the library's defaults.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    }
+}
+_TIED = frozenset(("gemma", "gemma2", "gemma3", "cohere", "cohere2", "gpt2", "opt", "bloom", "falcon", "mpt", "bert"))
+_MOST_HEADER_BYTES = 100 << 20
+_INDEX = "model.safetensors.index.json"
+_LAYER = re.compile(r"\blayers\.(\d+)\.")
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+
+
+class PlanError(Exception):
+    """No plan can be made; the message gives the reason and the option to set, in one line."""
+
+
+def text_part(document: Document) -> dict[str, Any]:
+    """The part that makes text, with the outer fields where it has none of its own."""
+    inner = next((document[name] for name in _TEXT_PARTS if isinstance(document.get(name), dict)), None)
+    if inner is None:
+        return _with_defaults(dict(document))
+    if any(isinstance(inner.get(name), dict) for name in _TEXT_PARTS):
+        inner = text_part(inner)
+    inner = {"quantization_config": document.get("quantization_config"), **inner}
+    outer = {name: value for name, value in document.items() if not isinstance(value, dict)}
+    # The library's defaults are those of the inner family; tying in the outer file applies to the whole model.
+    return _with_defaults(outer | inner)
+
+
+def _with_defaults(fields: dict[str, Any]) -> dict[str, Any]:
+    family = str(fields.get("model_type", ""))
+    tied = {"tie_word_embeddings": family.removesuffix("_text") in _TIED}
+    return {**tied, **_DEFAULTS.get(family, {}), **{key: value for key, value in fields.items() if value is not None}}
+
+
+def number(fields: Document, *names: str) -> int | None:
+    """The first of these fields that holds a whole number above 0."""
+    values = (fields.get(name) for name in names)
+    return next((value for value in values if type(value) is int and value > 0), None)
+
+
+def _kv_heads(fields: Document, heads: int) -> int:
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        return 1
+    return number(fields, *KV_HEADS) or heads
+
+
+def listed(fields: Document, name: str) -> list[Any]:
+    value = fields.get(name)
+    return value if isinstance(value, list) else []
+
+
+def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
+    """These fields, all of them. Raises PlanError that names all that are missing."""
+    found = [number(fields, *names) for names in wanted]
+    if missing := [names[0] for names, value in zip(wanted, found, strict=True) if value is None]:
+        options = " ".join(f"--set {name}=N" for name in missing)
+        raise PlanError(f"the model's config.json lacks {', '.join(missing)}: give {options}")
+    return tuple(value for value in found if value is not None)
+
+
+def read_checkpoint(path: Path) -> tuple[str, dict[str, Any]]:
+    """Name and config.json of a model, by its folder or its config.json. Raises PlanError."""
+    config = _document(path / "config.json" if path.is_dir() else path)
+    return str(path.resolve()) if path.is_dir() else str(config.get("_name_or_path") or "MODEL"), config
+
+
+def weigh(path: Path, config: Document, value_bytes: int) -> tuple[int | None, str]:
+    """Bytes of the weights, floats as `value_bytes` each; None if there are none; and the source. Raises PlanError."""
+    text, folder = text_part(config), path if path.is_dir() else path.parent
+    # Layers behind the last are for speculation, which is off unless asked for.
+    layers = number(text, *LAYERS) if text.get("num_nextn_predict_layers") else None
+    if files := _weight_files(folder):
+        return _size(files, value_bytes, layers), "the headers of its safetensors files"
+    total = number(_section(folder / _INDEX, "metadata"), "total_size")
+    if total is not None:
+        of_32_bits = "float32" in str(text.get("torch_dtype") or text.get("dtype"))
+        return total * value_bytes // 4 if of_32_bits else total, f"total_size of {_INDEX}"
+    return None, "counted from config.json"
+
+
+def _document(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PlanError(f"{file} is not there: give a model's folder, its config.json, or a backend's URL") from None
+    except (OSError, ValueError) as error:
+        raise PlanError(f"{file} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise PlanError(f"{file} is not a model's config.json")
+    return found
+
+
+def _section(file: Path, name: str) -> dict[str, Any]:
+    found = _document(file).get(name) if file.is_file() else None
+    return found if isinstance(found, dict) else {}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The files listed in the index, if there is one: a folder may hold the same weights in another form too."""
+    index = folder / _INDEX
+    if index.is_file():
+        names = {str(name) for name in _section(index, "weight_map").values()}
+        files = [folder / name for name in sorted(names)]
+        return files if files and all(file.is_file() for file in files) else []
+    return [file for file in [folder / "model.safetensors"] if file.is_file()] or sorted(folder.glob("*.safetensors"))
+
+
+def _size(files: list[Path], value_bytes: int, layers: int | None) -> int:
+    total = 0
+    for file in files:
+        for name, dtype, size in _tensors(file):
+            found = _LAYER.search(name)
+            if found and layers is not None and int(found[1]) >= layers:
+                continue
+            stored = _FLOATS.get(dtype)
+            total += size * value_bytes // stored if stored and stored > 2 else size
+    return total
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
+    try:
+        with file.open("rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if length > _MOST_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            header = json.loads(stream.read(length))
+        for name, entry in header.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                yield name, str(entry["dtype"]), end - start
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise PlanError(f"{file} is not a safetensors file: {error}") from None
+
 
 _SCALE_BITS = 16
 _GROUP = 128
-
 # Families with two matrices in a feed-forward layer; the others have three, one of which is a gate.
-_WITHOUT_A_GATE = frozenset(
-    ("gpt2", "opt", "falcon", "gpt_neox", "gptj", "gpt_neo", "bloom", "mpt", "phi", "starcoder2", "gpt_bigcode",
-     "nemotron", "apertus", "arcee", "jais2", "nanochat", "persimmon", "codegen", "biogpt", "bert", "roberta",
-     "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "camembert")
-)  # fmt: skip
+_WITHOUT_A_GATE = (
+    "gpt2 opt falcon gpt_neox gptj gpt_neo bloom mpt phi starcoder2 gpt_bigcode nemotron apertus arcee jais2 nanochat"
+    " persimmon codegen biogpt bert roberta xlm-roberta distilbert albert electra mpnet camembert"
+)
 _FIRST_SPARSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _FOUR_NORMS = ("gemma2", "gemma3", "gemma3_text")
-
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 _CHUNKED = "chunked_attention"
@@ -30,18 +181,17 @@ _LARGEST_FACTOR = 1024
 DEFAULT_LENGTH_TOKENS = 2048  # what vLLM assumes where config.json does not say
 
 # Families that read a whole text at once and return vectors: they have no KV cache.
-_ENCODERS = frozenset(
-    ("bert", "roberta", "xlm-roberta", "distilbert", "albert", "electra", "mpnet", "nomic_bert", "modernbert", "gte",
-     "new", "deberta", "deberta-v2", "camembert", "jina_bert")
-)  # fmt: skip
+_ENCODERS = (
+    "bert roberta xlm-roberta distilbert albert electra mpnet nomic_bert modernbert gte new deberta deberta-v2"
+    " camembert jina_bert"
+)
 # These change what is stored for a sequence in ways that only the engine itself can calculate.
 _BEYOND = (
-    "compress_ratios", "hybrid_override_pattern", "layers_block_type", "mamba_d_state", "mamba_n_heads", "ssm_cfg",
-    "state_size", "linear_num_value_heads", "linear_attn_config", "num_kv_shared_layers", "global_head_dim",
-    "block_configs", "attn_layer_period", "full_attention_interval", "recurrent_block_type", "lru_width",
-    "swa_num_key_value_heads", "swa_head_dim", "attention_other_setting", "hidden_size_per_layer_input", "conv_L_cache",
-    "full_attn_idxs",
-)  # fmt: skip
+    "compress_ratios hybrid_override_pattern layers_block_type mamba_d_state mamba_n_heads ssm_cfg state_size"
+    " linear_num_value_heads linear_attn_config num_kv_shared_layers global_head_dim block_configs attn_layer_period"
+    " full_attention_interval recurrent_block_type lru_width swa_num_key_value_heads swa_head_dim"
+    " attention_other_setting hidden_size_per_layer_input conv_L_cache full_attn_idxs"
+)
 _BEYOND_FAMILIES = ("gemma4",)  # different heads in layers with full attention
 # Families whose latent vectors vLLM stores; in others it stores whole keys and values.
 _LATENT_FAMILIES = ("deepseek", "kimi_k2", "glm_moe_dsa", "glm4_moe_lite", "pangu_ultra_moe", "axk1")
@@ -127,23 +277,21 @@ class Parameters:
 
 def count_parameters(fields: Document) -> Parameters:
     """Count them. Raises PlanError that says what is missing."""
-    layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
+    layers, hidden, heads, vocabulary = needed(fields, LAYERS, HIDDEN, HEADS, VOCABULARY)
     family = str(fields.get("model_type"))
     norms = (4 if family in _FOUR_NORMS else 2) * hidden * layers + hidden
-    classes = [str(name) for name in of.listed(fields, "architectures")]
+    classes = [str(name) for name in listed(fields, "architectures")]
     has_no_output = bool(classes) and all(name.endswith(("Model", "ForSequenceClassification")) for name in classes)
     tables = 1 if fields.get("tie_word_embeddings") or has_no_output else 2
-    positions = (of.number(fields, "max_position_embeddings", "n_positions") or 0) * hidden
-    embeddings = tables * vocabulary * hidden + (positions if family in _WITHOUT_A_GATE else 0)
-    experts = of.number(fields, *of.EXPERTS)
-    if experts is None:
-        _refuse_unknown_experts(fields)
-        experts = 0
+    positions = (number(fields, "max_position_embeddings", "n_positions") or 0) * hidden
+    has_no_gate = family in _WITHOUT_A_GATE.split()
+    embeddings = tables * vocabulary * hidden + (positions if has_no_gate else 0)
+    experts = number(fields, *EXPERTS) or _no_experts(fields)
     sparse = sum(_is_sparse(fields, index) for index in range(layers)) if experts > 1 else 0
-    matrices = 2 if family in _WITHOUT_A_GATE and not sparse else 3
-    dense_inner = of.number(fields, "intermediate_size_mlp", *of.INTERMEDIATE) or 4 * hidden
-    inner = of.number(fields, "moe_intermediate_size", *of.INTERMEDIATE) or 4 * hidden
-    used = of.number(fields, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k") or 1
+    matrices = 2 if has_no_gate and not sparse else 3
+    dense_inner = number(fields, "intermediate_size_mlp", *INTERMEDIATE) or 4 * hidden
+    inner = number(fields, "moe_intermediate_size", *INTERMEDIATE) or 4 * hidden
+    used = number(fields, "num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k") or 1
     shared = _shared(fields, inner)
     linear = norms + layers * _attention(fields, hidden, heads)
     linear += sparse * (3 * hidden * shared + hidden * experts) + (layers - sparse) * matrices * hidden * dense_inner
@@ -152,45 +300,46 @@ def count_parameters(fields: Document) -> Parameters:
 
 
 def _attention(fields: Document, hidden: int, heads: int) -> int:
-    if rank := of.number(fields, "kv_lora_rank"):
-        rope, plain, value = of.needed(fields, ("qk_rope_head_dim",), ("qk_nope_head_dim",), ("v_head_dim",))
-        query_rank = of.number(fields, "q_lora_rank")
+    if rank := number(fields, "kv_lora_rank"):
+        rope, plain, value = needed(fields, ("qk_rope_head_dim",), ("qk_nope_head_dim",), ("v_head_dim",))
+        query_rank = number(fields, "q_lora_rank")
         queries = heads * (rope + plain)
         query = (hidden * query_rank + query_rank * queries) if query_rank else hidden * queries
         return query + hidden * (rank + rope) + rank * heads * (plain + value) + heads * value * hidden
-    size = of.number(fields, *of.HEAD_DIM) or hidden // heads
-    kv_heads = of.kv_heads(fields, heads)
+    size = number(fields, *HEAD_DIM) or hidden // heads
+    kv_heads = _kv_heads(fields, heads)
     biases = (heads + 2 * kv_heads) * size if fields.get("attention_bias") or fields.get("model_type") == "qwen2" else 0
     return hidden * size * (2 * heads + 2 * kv_heads) + biases
 
 
-def _refuse_unknown_experts(fields: Document) -> None:
-    """Raises PlanError if a field seems to give the number of experts under an unknown name."""
+def _no_experts(fields: Document) -> int:
+    """0. Raises PlanError if a field seems to give the number of experts under an unknown name."""
     for name in fields:
         beside = any(word in name for word in ("per_tok", "shared", "group", "used", "top"))
-        if "experts" in name and not beside and (of.number(fields, name) or 0) > 1:
+        if "experts" in name and not beside and (number(fields, name) or 0) > 1:
             raise PlanError(f"{name} of config.json is not known here: give --set num_experts=N")
+    return 0
 
 
 def _shared(fields: Document, inner: int) -> int:
-    if size := of.number(fields, "shared_expert_intermediate_size", "shared_intermediate_size"):
+    if size := number(fields, "shared_expert_intermediate_size", "shared_intermediate_size"):
         return size
     if str(fields.get("model_type", "")).startswith("llama4"):
         return inner
-    return (of.number(fields, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * inner
+    return (number(fields, "n_shared_experts", "num_shared_experts", "moe_num_shared_experts") or 0) * inner
 
 
 def _is_sparse(fields: Document, index: int) -> bool:
-    if index < (of.number(fields, *_FIRST_SPARSE) or 0) or index in of.listed(fields, "mlp_only_layers"):
+    if index < (number(fields, *_FIRST_SPARSE) or 0) or index in listed(fields, "mlp_only_layers"):
         return False
-    kinds, every = of.listed(fields, "mlp_layer_types"), fields.get("moe_layer_freq")
+    kinds, every = listed(fields, "mlp_layer_types"), fields.get("moe_layer_freq")
     if index < len(kinds):
         return bool(kinds[index] != "dense")
     if isinstance(every, list):
         return index >= len(every) or bool(every[index])
     if isinstance(every, int) and every > 1:
         return index % every == 0
-    step = of.number(fields, "decoder_sparse_step", "interleave_moe_layer_step") or 1
+    step = number(fields, "decoder_sparse_step", "interleave_moe_layer_step") or 1
     return (index + 1) % step == 0
 
 
@@ -204,8 +353,8 @@ class AttentionLayers:
 
 def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ...]:
     """Layers by window, those with full attention first."""
-    window = None if fields.get("use_sliding_window") is False else of.number(fields, "sliding_window")
-    chunk = of.number(fields, "attention_chunk_size")
+    window = None if fields.get("use_sliding_window") is False else number(fields, "sliding_window")
+    chunk = number(fields, "attention_chunk_size")
     kinds = _kinds(fields, layers, window)
     if strange := sorted(set(kinds) - {_FULL, _SLIDING, _CHUNKED}):
         raise PlanError(
@@ -221,16 +370,16 @@ def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ..
 
 
 def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
-    if types := of.listed(fields, "layer_types"):
+    if types := listed(fields, "layer_types"):
         kinds = [_FULL if kind == _INDEXED else str(kind) for kind in types[:layers]]
         return kinds + [_FULL] * (layers - len(kinds))
-    if str(fields.get("model_type")).startswith("llama4") and of.number(fields, "attention_chunk_size"):
-        local = of.listed(fields, "no_rope_layers") or [(index + 1) % 4 for index in range(layers)]
+    if str(fields.get("model_type")).startswith("llama4") and number(fields, "attention_chunk_size"):
+        local = listed(fields, "no_rope_layers") or [(index + 1) % 4 for index in range(layers)]
         return [_CHUNKED if each else _FULL for each in local[:layers]]
     if window is None:
         return [_FULL] * layers
     default = _PATTERNS.get(str(fields.get("model_type")))
-    if pattern := of.number(fields, "sliding_window_pattern") or default:
+    if pattern := number(fields, "sliding_window_pattern") or default:
         return [_SLIDING if (index + 1) % pattern else _FULL for index in range(layers)]
     return [_SLIDING] * layers
 
@@ -281,20 +430,20 @@ class ModelShape:
 
 def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
     """The shape in a parsed config.json. Raises PlanError."""
-    fields = of.text_part(document)
+    fields = text_part(document)
     family = str(fields.get("model_type") or "unknown")
     if fields.get("is_encoder_decoder"):
         raise PlanError(f"{family} is an encoder-decoder model: start vLLM once and plan from its URL")
-    beyond = next((name for name in _BEYOND if fields.get(name)), None)
+    beyond = next((name for name in _BEYOND.split() if fields.get(name)), None)
     if beyond or family.startswith(_BEYOND_FAMILIES):
         has = f"config.json has {beyond}: w" if beyond else "w"
         raise PlanError(
             f"{has}hat {family} stores for a sequence cannot be told from config.json alone; "
             "start vLLM once and plan from its URL"
         )
-    layers, hidden, heads, vocabulary = of.needed(fields, of.LAYERS, of.HIDDEN, of.HEADS, of.VOCABULARY)
-    causal = any("CausalLM" in str(name) for name in of.listed(fields, "architectures"))
-    encoder = (family in _ENCODERS and not causal) or fields.get("is_causal") is False
+    layers, hidden, heads, vocabulary = needed(fields, LAYERS, HIDDEN, HEADS, VOCABULARY)
+    causal = any("CausalLM" in str(name) for name in listed(fields, "architectures"))
+    encoder = (family in _ENCODERS.split() and not causal) or fields.get("is_causal") is False
     return ModelShape(
         family=family,
         layers=layers,
@@ -313,22 +462,22 @@ def read_shape(document: Document, dtype: str = "auto") -> ModelShape:
 
 def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
     family = str(fields.get("model_type"))
-    if rank := of.number(fields, "kv_lora_rank"):
+    if rank := number(fields, "kv_lora_rank"):
         if not family.startswith(_LATENT_FAMILIES):
             raise PlanError(f"how vLLM stores {family} is not known here: start vLLM once and plan from its URL")
-        rope = of.number(fields, "qk_rope_head_dim") or 0
-        index = of.number(fields, "index_head_dim") or 0
+        rope = number(fields, "qk_rope_head_dim") or 0
+        index = number(fields, "index_head_dim") or 0
         # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values. Its kernels
         # need an 8-bit cache in the same form, with positions in 16 bits; those of Blackwell need less.
         packed = rank + rank // 128 * 4 + 2 * rope if index else None
         extra = index + index // 128 * 4
         return StoredToken(1, rank + rope, latent=True, extra_bytes=extra, bytes_in_8_bits=packed)
-    size = of.number(fields, *of.HEAD_DIM) or hidden // heads
-    return StoredToken(of.kv_heads(fields, heads), size + (of.number(fields, "v_head_dim") or size))
+    size = number(fields, *HEAD_DIM) or hidden // heads
+    return StoredToken(_kv_heads(fields, heads), size + (number(fields, "v_head_dim") or size))
 
 
 def _max_length(fields: Document) -> int:
-    length = min((value for name in of.LENGTHS if (value := of.number(fields, name))), default=DEFAULT_LENGTH_TOKENS)
+    length = min((value for name in _LENGTHS.split() if (value := number(fields, name))), default=DEFAULT_LENGTH_TOKENS)
     scaling = fields.get("rope_scaling") or fields.get("rope_parameters")
     if isinstance(scaling, dict) and "gemma3" not in str(fields.get("model_type")):
         kind, factor = scaling.get("rope_type") or scaling.get("type"), scaling.get("factor")
@@ -338,8 +487,8 @@ def _max_length(fields: Document) -> int:
 
 
 def _dtype(fields: Document, wanted: str, encoder: bool) -> str:
-    dtype = wanted if wanted != "auto" else str(fields.get("dtype") or fields.get("torch_dtype") or "float32")
-    dtype = dtype.removeprefix("torch.")
+    given = (fields.get("dtype") or fields.get("torch_dtype") or "float32") if wanted == "auto" else wanted
+    dtype = str(given).removeprefix("torch.")
     if wanted == "auto" and dtype == "float32":
         return "float16" if encoder else "bfloat16"  # as vLLM does
     if dtype not in DTYPE_BYTES:

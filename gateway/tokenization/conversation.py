@@ -7,6 +7,7 @@ passes to a template depends on the template. The probes at the end show where t
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -206,18 +207,17 @@ def _of_assistant(turn: _Assistant, features: set[Feature]) -> dict[str, Any]:
 
 def _call(call: _Call) -> dict[str, Any]:
     """A tool call as templates get it: arguments parsed, fields in the order that vLLM gives them."""
-    try:
+    arguments = None
+    with suppress(ValueError):
         arguments = json.loads(call.function.arguments)
-    except ValueError:
-        arguments = None
     function = {"arguments": arguments if isinstance(arguments, dict) else {}, "name": call.function.name}
     return {"id": call.id, "function": function, "type": "function"}
 
 
 def _tool(function: _ToolFunction) -> dict[str, Any]:
-    made = {"name": function.name, "description": function.description, "parameters": function.parameters}
-    if function.strict is not None:
-        made["strict"] = function.strict
+    made = msgspec.structs.asdict(function)
+    if function.strict is None:
+        del made["strict"]
     return {"type": "function", "function": made}
 
 

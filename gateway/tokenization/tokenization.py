@@ -126,6 +126,9 @@ class TokenizerVerdict(NamedTuple):
         return {"state": self.state, "reason": self.reason, "features": features, "embeddings": self.counts}
 
 
+Verdicts = dict[ContentFormat, TokenizerVerdict]
+
+
 @dataclass
 class ModelState:
     """One model's tokenizer, and the backends that it was compared with."""
@@ -208,8 +211,6 @@ class Tokenization:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    # Prompts.
-
     def __contains__(self, model: object) -> bool:
         """Whether the prompts of this model can be tokenized."""
         state = self._models.get(str(model))
@@ -250,8 +251,6 @@ class Tokenization:
         self.totals["encoded" if reply.tokens is not None else "failed" if reply.failed else "unknown"] += 1
         return reply.tokens
 
-    # Texts to be counted.
-
     def configured(self, model: str) -> bool:
         return model in self._models
 
@@ -267,8 +266,6 @@ class Tokenization:
         if isinstance(reply, NotCounted):
             return reply
         return NotCounted.FAILED if reply.tokens is None else reply.counts
-
-    # Backends.
 
     def _verdict(self, model: str, backend: str) -> TokenizerVerdict:
         state = self._models.get(model)
@@ -395,15 +392,13 @@ def _log_verdict(model: str, backend: str, verdict: TokenizerVerdict) -> None:
         line.info("tokens_not_compared_yet", reason=verdict.reason)
 
 
-async def compared(
-    model: str, backend: Backend, client: ControlClient, tokenize: Tokenize
-) -> dict[ContentFormat, TokenizerVerdict]:
+async def compared(model: str, backend: Backend, client: ControlClient, tokenize: Tokenize) -> Verdicts:
     """The verdict for each content format. Raises ControlError; if not `NOT_COMPARABLE`, a retry may succeed."""
     theirs = [await _theirs(model, backend, client, probe) for probe in PROBES]
     return {each: compare([await tokenize(probe, each) for probe in PROBES], theirs) for each in ContentFormat}
 
 
-def best_format(verdicts: dict[ContentFormat, TokenizerVerdict]) -> ContentFormat:
+def best_format(verdicts: Verdicts) -> ContentFormat:
     """The content format with the most features that are alike."""
     return max(verdicts, key=lambda each: len(verdicts[each].features))
 

@@ -1,9 +1,8 @@
 """The tokenizer process: renders and encodes prompts with a model's own tokenizer and chat template.
 
-It loads them by Hugging Face's `transformers`. It is a process of its own because importing the library takes seconds,
-and rendering and encoding hold the interpreter's lock, which would stall an event loop. `TokenizerProcess` runs it and
-asks it, `main` is what it runs: it answers questions on its standard input, one after the other, until that ends. A
-message is its length, then MessagePack.
+It is a process of its own because importing Hugging Face's `transformers` takes seconds, and rendering and encoding
+hold the interpreter's lock, which would stall an event loop. `TokenizerProcess` runs it and asks it; `main` answers
+questions on standard input, one after the other, until that ends. A message is its length, then MessagePack.
 
 Texts are encoded piece by piece, so that earlier pieces are looked up. A tokenizer cuts a text at its added tokens
 first. A text that is cut there, each piece beginning with such a token, has the same ids piece by piece as whole; only

@@ -90,7 +90,7 @@ def test_it_runs_as_a_user_without_rights_on_a_file_system_it_cannot_write(conta
 
 def test_everything_it_imports_is_compiled(containers: Runtime) -> None:
     code = (
-        "import gateway.app, gateway.cli.check, gateway.cli.main, gateway.cli.pages, http.client, urllib.request\n"
+        "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.pages, http.client, urllib.request\n"
         "import json, os, sys\n"
         "cached = {name: getattr(module, '__cached__', None) for name, module in sys.modules.items()}\n"
         "print(json.dumps([len(cached), [name for name, file in cached.items() if file and not os.path.exists(file)]]))"

@@ -25,7 +25,7 @@ COMPOSITION_ROOT = "app"
 LAYERS: dict[str, set[str]] = {
     "__init__": {"compiled"},
     "compiled": set(),
-    "__main__": {"cli.main"},
+    "__main__": {"app", "cli", "config", "config_file", "plan"},
     "errors": set(),
     "request": set(),
     "supervisor": set(),
@@ -93,13 +93,13 @@ LAYERS: dict[str, set[str]] = {
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},
-    "cli": {"app", "config", "config_file", "plan", "backends", "kv_events.endpoints"},
+    "cli": {"config", "backends", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "cli.main", "compiled",
-    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.coalescer",
-    "embeddings.rerank", "embeddings.waiter", "front.connection", "front.handler",
+    "__main__", "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "compiled",
+    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
+    "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
     "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",
@@ -108,7 +108,6 @@ IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", 
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
 MIN_FILE_LINES = 40
 SHORT_WITH_A_REASON = {
-    "gateway/__main__.py",  # started by `python -m gateway`
     "loadtest/vllm_cpu/dependencies.py",  # run by the Python of vLLM's environment, which has nothing of this project
 }
 LEAST_DOCSTRING_WORDS = 6  # a shorter one says no more than the name

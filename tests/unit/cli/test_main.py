@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from gateway import BUILD, __version__
-from gateway.cli.main import app, is_open_to_all, why_not_serving
+from gateway.__main__ import app, is_open_to_all, why_not_serving
 from gateway.config import Config
 from gateway.config_file import load, parse
 from tests.unit import pages as web
@@ -94,7 +94,7 @@ def test_the_version_is_shown() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import gateway.cli.main; "
+        "import sys; import gateway.__main__; "
         "print([name for name in ('aiohttp', 'pydantic', 'uvloop', 'yaml', 'orjson') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from gateway.__main__ import app
 from gateway.admin import AdminPort
-from gateway.cli.main import app
 from gateway.cli.pages import page
 from gateway.config import Listen
 from gateway.insights.report import make_report

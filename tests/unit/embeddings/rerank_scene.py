@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from gateway.embeddings.rerank import RerankSplitter
+from gateway.embeddings.kinds import RerankSplitter
 from gateway.embeddings.wire import pairs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.record import Record

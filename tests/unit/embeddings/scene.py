@@ -18,8 +18,8 @@ from gateway.backends.health import ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.cache import cache_as_configured
-from gateway.embeddings.coalescer import Coalescer
+from gateway.embeddings.cache import configured_cache
+from gateway.embeddings.kinds import Coalescer
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
@@ -124,7 +124,7 @@ class Scene:
         tokenization, numbers = cast(Tokenization, self.tokenizer), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
-        self.cache = cache_as_configured(config, self.fleet, self.counted, b"secret")
+        self.cache = configured_cache(config, self.fleet, self.counted, b"secret")
         self.batcher = Batcher(
             self.fleet,
             self.dispatcher.dispatch,

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.embeddings.waiter import BufferedResponse, fetch
+from gateway.embeddings.waiter import BufferedResponse
 from gateway.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
@@ -26,7 +26,7 @@ async def fetched(step: Callable[[Sink], Awaitable[object]], most_bytes: int, bu
         return UpstreamResult(200, None, None)
 
     request = InferenceRequest("embeddings", Kind.POOL, b"POST", b"/v1/embeddings", Demand("m"), "id")
-    return await fetch(dispatch, request, Record("id", "embeddings", 0.0), most_bytes, Holding(budget))
+    return await BufferedResponse(most_bytes, Holding(budget)).fetch(dispatch, request, Record("id", "embeddings", 0.0))
 
 
 def test_a_whole_answer() -> None:

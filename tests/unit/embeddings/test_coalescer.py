@@ -1,6 +1,7 @@
 """Clients ask at the same time; engines see few requests, and each client gets what it would have got alone."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -460,7 +461,8 @@ def test_requests_that_want_an_explanation_or_have_no_backend_go_their_usual_way
 def test_at_the_end_what_is_under_way_is_given_up() -> None:
     async def main() -> None:
         scene = Scene()
-        async with scene.batcher.running():
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(scene.batcher.stop)
             tasks = [asyncio.create_task(scene.ask(f"text {number}")) for number in range(3)]
             await turns(6)
         wires = await asyncio.gather(*tasks)

@@ -7,8 +7,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.batching import BatchKey, BatchReason, PendingBatch, SentBatch
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.batching import BatchKey, BatchReason, ModelSizes, PendingBatch, SentBatch
 from gateway.embeddings.waiter import Piece
 from tests.unit.scheduling.virtual_time import run
 

@@ -6,7 +6,7 @@ from random import Random
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.config import BackendConfig, HealthConfig
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.batching import ModelSizes
 from gateway.embeddings.wire import inputs_of
 from gateway.request import EmbeddingInputs
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.sizes import ModelSizes
+from gateway.embeddings.batching import ModelSizes
 from gateway.embeddings.wire import shares
 
 

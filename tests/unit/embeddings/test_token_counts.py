@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import orjson
@@ -248,7 +249,8 @@ def test_a_request_that_waits_for_a_count_when_the_gateway_ends_is_refused() -> 
     async def main() -> None:
         scene = with_tokenizer()
         scene.tokenizer.seconds = 10.0
-        async with scene.batcher.running():
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(scene.batcher.stop)
             tasks = [asyncio.create_task(scene.ask(text)) for text in TEXTS]
             await asyncio.sleep(1.0)
         assert [wire.status for wire in await asyncio.gather(*tasks)] == [503] * 4

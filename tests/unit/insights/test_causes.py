@@ -3,9 +3,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.causes import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
 from gateway.insights.families import build, find_families
-from gateway.insights.samples import Sample
+from gateway.insights.report import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
+from gateway.insights.samples import Sample, Snapshot, total
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
 
 PROSE = Prose(Random(9))
@@ -75,7 +75,8 @@ def described(texts: list[str], weight: int = 10, model: str = "m", show_text: b
     ]
     corpus = build(samples, lambda: None)
     causes = [find_cause(corpus, family) for family in find_families(corpus, corpus.matched(), lambda: None)]
-    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], SECONDS, show_text, frozenset(("m",)))
+    taken = Snapshot(SECONDS, SECONDS, total(()), [], samples, frozenset(("m",)), show_text, None)
+    (found,) = breakers(corpus, [cause for cause in causes if cause is not None], taken)
     return found
 
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.causes import (
+from gateway.insights.families import Family, build, find_families
+from gateway.insights.report import (
     Difference,
     common_prefix,
     compare,
@@ -14,7 +15,6 @@ from gateway.insights.causes import (
     part_of,
     token_at,
 )
-from gateway.insights.families import Family, build, find_families
 from gateway.insights.samples import Sample
 from tests.unit.insights.traffic import Prose, chat, read, tools
 

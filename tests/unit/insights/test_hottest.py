@@ -1,5 +1,15 @@
-from gateway.insights.report import applications, clients, counts, hottest, identity, merged
-from gateway.insights.samples import OTHERS, Epoch, Reuse, Sample
+from gateway.insights.samples import (
+    OTHERS,
+    Epoch,
+    Reuse,
+    Sample,
+    applications,
+    clients,
+    counts,
+    hottest,
+    identity,
+    merged,
+)
 from tests.unit.insights.traffic import row
 
 

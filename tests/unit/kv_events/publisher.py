@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from gateway.kv_events.wire import END_OF_REPLAY
+from gateway.kv_events.stream import END_OF_REPLAY
 
 Event = dict[str, Any]
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.kv_events.wire import Continuity, MessagePlace
+from gateway.kv_events.stream import Continuity, MessagePlace
 
 
 def after(*live: int) -> Continuity:

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.kv_events import ledger as module
-from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import Cleared, Removed, Stored
+from gateway.kv_events import events as module
+from gateway.kv_events.events import Cleared, Ledger, Removed, Stored
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from tests.unit.kv_events.publisher import Cache, digest
 

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.kv_events.ledger import Ledger
-from gateway.kv_events.wire import read_events, read_frames
+from gateway.kv_events.events import Ledger, read_events, read_frames
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "contract" / "recordings"

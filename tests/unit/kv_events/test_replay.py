@@ -4,7 +4,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from gateway.kv_events.wire import Replay, Sockets
+from gateway.kv_events.events import Sockets
+from gateway.kv_events.stream import Replay
 from tests.unit.kv_events.publisher import Publisher, removed
 
 

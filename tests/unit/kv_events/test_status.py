@@ -1,8 +1,8 @@
 import msgspec
 
 from gateway.kv_events.endpoints import Source
+from gateway.kv_events.events import Sockets
 from gateway.kv_events.stream import Stream
-from gateway.kv_events.wire import Sockets
 from tests.unit.kv_events.listener import Listener
 from tests.unit.kv_events.publisher import removed
 

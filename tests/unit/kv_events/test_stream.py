@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.kv_events import wire
+from gateway.kv_events import stream
 from gateway.kv_events.endpoints import Source
 from tests.unit.kv_events.following import following, prompt
 from tests.unit.kv_events.listener import Listener, source_of, status
@@ -206,7 +206,7 @@ async def test_an_answer_with_a_hole_is_asked_for_again_from_there(listener: Lis
 async def test_an_answer_without_an_end_is_asked_for_again_from_where_it_stopped(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PAUSE_SECONDS", 0.1)
+    monkeypatch.setattr(stream, "PAUSE_SECONDS", 0.1)
     cache = Cache()
     with Publisher() as publisher:
         for number in range(10):
@@ -221,7 +221,7 @@ async def test_an_answer_without_an_end_is_asked_for_again_from_where_it_stopped
 async def test_a_long_replay_is_had_though_queues_are_short(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "PAUSE_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "PAUSE_SECONDS", 0.2)
     with Publisher() as publisher:
         for number in range(10_000):
             publisher.publish(stored([number], range(number, number + 4), None, 4), lost=True)
@@ -353,7 +353,7 @@ class Wire:
 async def test_a_replay_endpoint_that_does_not_answer_is_done_without(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "REPLAY_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(stream, "REPLAY_PATIENCE_SECONDS", 0.2)
     cache = Cache()
     with Publisher() as publisher:
         publisher.mute = True

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from gateway.kv_events import stream, wire
+from gateway.kv_events import stream
+from gateway.kv_events.events import MAX_EVENTS, MAX_PAYLOAD_BYTES
 from gateway.kv_events.feed import KvEvents
-from gateway.kv_events.wire import MAX_EVENTS, MAX_PAYLOAD_BYTES
 from gateway.supervisor import Supervisor
 from tests.unit.kv_events.following import prompt
 from tests.unit.kv_events.listener import Listener, source_of, status
@@ -73,7 +73,7 @@ async def test_after_a_message_that_is_too_large_the_engine_is_followed_again(
 ) -> None:
     """libzmq ends the connection, and makes no other by itself."""
     monkeypatch.setattr(stream, "REOPEN_SECONDS", 0.3)
-    monkeypatch.setattr(wire, "REPLAY_PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr(stream, "REPLAY_PATIENCE_SECONDS", 0.3)
     with Publisher() as publisher:
         async with followed(listener, publisher) as events:
             publisher.publish(*Cache().serve(prompt(1)))

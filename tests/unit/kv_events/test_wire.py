@@ -3,16 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.kv_events.wire import (
-    END_OF_REPLAY,
-    MAX_EVENTS,
-    MAX_PAYLOAD_BYTES,
-    Cleared,
-    Removed,
-    Stored,
-    read_events,
-    read_frames,
-)
+from gateway.kv_events.events import MAX_EVENTS, MAX_PAYLOAD_BYTES, Cleared, Removed, Stored, read_events, read_frames
+from gateway.kv_events.stream import END_OF_REPLAY
 from tests.unit.kv_events.publisher import removed, stored
 
 

@@ -2,8 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.checkpoint import PlanError, text_part
-from gateway.plan.model import Quantization, chosen, count_parameters, read_quantization
+from gateway.plan.model import PlanError, Quantization, chosen, count_parameters, read_quantization, text_part
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

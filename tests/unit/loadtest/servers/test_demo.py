@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gateway.cli.main import app as gateway_command
+from gateway.__main__ import app as gateway_command
 from gateway.config_file import parse
 from loadtest.servers import demo
 from loadtest.servers.server import get, serves
