@@ -123,7 +123,14 @@ class Gateway:
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
         dispatcher = Dispatcher(fleet, broker, self.relay, retries, self.metrics, response_headers=headers, holds=holds)
-        self._build_batcher(dispatcher, new_id)
+        counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
+        limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
+        batcher = self.batcher = Batcher(
+            fleet, dispatcher.dispatch, *limits, retry_after, counted, clock, self.memory, queue.waiting, headers
+        )
+        self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
+        self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
+        self.rerank_splitter = RerankSplitter(batcher)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
         new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
         reader = self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
@@ -136,18 +143,6 @@ class Gateway:
         self.overview = Overview(config, fleet, scheduler, queue, cache_state, kv_events, tokenization, dry, clock)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
-
-    def _build_batcher(self, dispatcher: Dispatcher, new_id: Callable[[], str]) -> None:
-        """What sends embeddings and scores in batches and in pieces."""
-        config, fleet, queue, counted = self.config, self.fleet, self.queue, EmbeddingMetrics(self.metrics)
-        limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
-        retry_after, headers = self.lease_broker.retry_after_seconds, config.server.response_headers
-        self.batcher = Batcher(
-            fleet, dispatcher.dispatch, *limits, retry_after, counted, self.clock, self.memory, queue.waiting, headers
-        )
-        self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
-        self.coalescer = Coalescer(self.batcher, new_id, self.tokenization, self.embedding_cache)
-        self.rerank_splitter = RerankSplitter(self.batcher)
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart

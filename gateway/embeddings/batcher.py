@@ -57,9 +57,6 @@ class Batcher:
         self.fleet.on_change.append(self._forget_engines)
         self.fleet.on_limit.append(self._forget_engines)
 
-    def __repr__(self) -> str:
-        return f"<Batcher {self._present} requests, {len(self._pending)} pending, {len(self._sent)} sent batches>"
-
     @property
     def busy(self) -> int:
         """Requests, batches, and slots of long lists; 0 when the batcher is at rest."""

@@ -317,7 +317,10 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> dict[s
     tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
     per_hour = requests * 3600 / taken.span_seconds
-    saved = round(_mean_saving_bytes(corpus, causes) * tokens_per_byte)
+    # What a request saves that is not the first of its family, on average.
+    weights = np.array([corpus.samples[member].weight for cause in causes for member in cause.family.members[1:]])
+    savings = np.concatenate([cause.family.saving_bytes[1:] for cause in causes])
+    saved = round(float((savings * weights).sum() / max(1.0, weights.sum())) * tokens_per_byte)
     where = "the request's cache_salt" if kind == "cache salt" else f"{part}, byte {offset:,}"
     document: dict[str, Any] = {
         "id": blake2b(np.sort(corpus.digest[family.is_core]).tobytes(), digest_size=4).hexdigest(),
@@ -345,13 +348,6 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> dict[s
     if taken.show_text:
         document["examples"] = _examples(main)
     return document
-
-
-def _mean_saving_bytes(corpus: Corpus, causes: Sequence[Cause]) -> float:
-    """Of a request that is not the first of its family, weighted by sample."""
-    weights = np.array([corpus.samples[member].weight for cause in causes for member in cause.family.members[1:]])
-    savings = np.concatenate([cause.family.saving_bytes[1:] for cause in causes])
-    return float((savings * weights).sum() / max(1.0, weights.sum()))
 
 
 def _segments(corpus: Corpus, family: Family, member: int) -> list[tuple[str, int, int]]:

@@ -201,10 +201,6 @@ class PrefixReport:
         self._since_start = _NOTHING
         self._models: set[str] = set()  # that have answered; a bounded number
 
-    def __repr__(self) -> str:
-        sizes = ", ".join(f"{len(epoch.rows)}/{len(epoch.prefixes)}" for epoch in (*self._past, self._epoch))
-        return f"<PrefixReport {self.samples!r}, rows/prefixes by epoch: {sizes}>"
-
     def finished(self, record: Record) -> None:
         """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
         demand = record.demand
