@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand, UpstreamResult, Usage
@@ -106,7 +106,7 @@ class ModelView:
     shortlist: Shortlist
 
 
-_IDLE_SHARE = 0.5  # of the mean in flight: an engine with less is worth a longer scan
+_IDLE_SHARE: Final = 0.5  # of the mean in flight: an engine with less is worth a longer scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +344,7 @@ class Scheduler:
             self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 
-    def _refuse_what_never_fits(self, demand: Demand, engines: Sequence[Engine]) -> None:
+    def _refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:
         """Raises InvalidRequest if none of these could run it, even if idle."""
         if not any(is_large_enough(engine, demand) for engine in engines):
             largest = max(engine.cap for engine in engines)

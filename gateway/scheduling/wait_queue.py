@@ -11,7 +11,7 @@ from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from math import ceil, inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
@@ -53,9 +53,9 @@ class Ticket:
 # A share with waiting requests: virtual start of the first one, tie-breaker, weight, and the requests.
 _Contender = tuple[float, float, float, Iterator[Ticket]]
 
-_FURTHER_SECONDS = 0.05  # between two longer scans
-_FURTHER = 4  # how much longer they are
-_LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
+_FURTHER_SECONDS: Final = 0.05  # between two longer scans
+_FURTHER: Final = 4  # how much longer they are
+_LEAST_WINDOW: Final = 8  # of a tenant's requests are put in order, however many tenants wait
 
 
 class TenantQueue:
@@ -283,9 +283,9 @@ def _tickets(flow: TenantQueue, order: ScanOrder, count: int) -> Iterator[Ticket
 _turn, _arrived = attrgetter("turn"), attrgetter("arrived_seconds")
 
 
-_MOST_MODELS = 1024  # idle ones beyond are forgotten
-_ENOUGH_SERVED = 16  # requests that waited in this queue: with fewer its rate is unknown
-_DOUBT = 2.0  # an expected wait refuses a request only if it is this many times too long
+_MOST_MODELS: Final = 1024  # idle ones beyond are forgotten
+_ENOUGH_SERVED: Final = 16  # requests that waited in this queue: with fewer its rate is unknown
+_DOUBT: Final = 2.0  # an expected wait refuses a request only if it is this many times too long
 
 
 class Queue:
