@@ -84,29 +84,28 @@ class _Record:
         """The sizes of a prompt's blocks from this one on, which count from now on."""
         sizes: list[int] = []
         last = edges[depth - 1] if depth else 0
-        for at in range(depth, len(edges)):
-            edge = edges[at]
-            size = edge - last if edge - last > _LEAST_BYTES else _LEAST_BYTES
-            sizes.append(size)
-            self.used_bytes += size
+        for edge in edges[depth:]:
+            sizes.append(edge - last if edge - last > _LEAST_BYTES else _LEAST_BYTES)
             last = edge
         self.blocks += len(sizes)
+        self.used_bytes += sum(sizes)
         return sizes
 
     def evict(self, most_blocks: int) -> list[int]:
         """Remove the least recently used blocks until the others fit; returns the keys of those."""
-        evicted: list[int] = []
-        while self.blocks and (self.used_bytes > self.capacity_bytes or self.blocks > most_blocks):
+        used, blocks, capacity, evicted = self.used_bytes, self.blocks, self.capacity_bytes, list[int]()
+        while blocks and (used > capacity or blocks > most_blocks):
             run = self.ring.newer
             keys, sizes = run.keys, run.sizes
-            while sizes and (self.used_bytes > self.capacity_bytes or self.blocks > most_blocks):
-                self.used_bytes -= sizes.pop()
-                self.blocks -= 1
+            while sizes and (used > capacity or blocks > most_blocks):
+                used -= sizes.pop()
+                blocks -= 1
                 evicted.append(keys[len(sizes)])
             run.keys = keys[: len(sizes)]
             if not sizes:
                 run.leave()
-                del self.runs[keys[0]]
+                self.runs.pop(keys[0], None)
+        self.used_bytes, self.blocks = used, blocks
         return evicted
 
     def remove(self, key: int) -> bool:
@@ -208,21 +207,23 @@ class PrefixIndex:
     def supersede_answer(self, backend: int, prompt_key: int) -> None:
         """The answer came back as part of a longer prompt, whose blocks now stand for it."""
         if self._records[backend].remove(prompt_key ^ _ANSWER):
-            self._drop(prompt_key ^ _ANSWER, backend)
+            self._drop(backend, [prompt_key ^ _ANSWER])
 
     def wipe(self, backend: int) -> None:
         self.shrink(backend, 0)
 
     def _evict(self, backend: int) -> None:
-        for key in self._records[backend].evict(self._share):
-            self._drop(key, backend)
+        self._drop(backend, self._records[backend].evict(self._share))
 
-    def _drop(self, key: int, backend: int) -> None:
-        """The backend holds this block no more. Two blocks may have the same hash, so it may be gone already."""
-        if left := self._holders.get(key, 0) & ~(1 << backend):
-            self._holders[key] = left
-        else:
-            self._holders.pop(key, None)
+    def _drop(self, backend: int, keys: list[int]) -> None:
+        """The backend holds these blocks no more. Two may have the same hash, so one may be gone already."""
+        holders, others = self._holders, ~(1 << backend)
+        for key in keys:
+            mask = holders.get(key, 0)
+            if left := mask & others:
+                holders[key] = left
+            elif mask:
+                del holders[key]
 
 
 def _set_depth(depths: list[int], backends: int, depth: int) -> None:

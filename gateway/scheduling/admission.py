@@ -10,7 +10,6 @@ chooses again when that engine has capacity; the others choose again in each sca
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import add
 from typing import Final
 
 from gateway.request import Demand
@@ -114,11 +113,12 @@ class QueueScan:
     # seconds of prefill of the requests that wait for each engine; endless if a starving request reserves it
     held: list[float] = field(init=False)
     _open_guarded: list[bool] = field(init=False)  # the same as `is_open`, for guarded requests
+    _is_closed: bool = field(init=False)  # all engines
     _kept: set[int] = field(default_factory=set)  # engines reserved for a starving request, closed to guarded ones
 
     def __post_init__(self) -> None:
         self.held = [0.0] * len(self.engines)
-        self._open_guarded = self.is_open
+        self._open_guarded, self._is_closed = self.is_open, True not in self.is_open
         if self.tenants is not None:
             self._open_guarded = self.capacity.are_open(self.engines, self.now, guarded=True)
 
@@ -126,7 +126,7 @@ class QueueScan:
         """`eligible` has the positions of engines for tickets that may not use every engine."""
         everywhere = range(len(self.engines))
         for ticket in tickets:
-            if True not in self.is_open:
+            if self._is_closed:
                 return
             positions = eligible.get(ticket, everywhere) if eligible else everywhere
             if self.now - ticket.arrived_seconds > self.starvation_seconds:
@@ -146,12 +146,11 @@ class QueueScan:
         is_open = self._open_guarded if guarded else self.is_open
         if not is_known or is_open[at]:
             options = self._price(ticket)
-            costs = options.costs = list(map(add, options.costs, self.held))
+            options.add(self.held)
             at = options.cheapest(positions)
-            if costs[at] == math.inf:
+            if options.costs[at] == math.inf:
                 return
-            lead = min([costs[other] for other in positions if other != at], default=math.inf) - costs[at]
-            is_clear = lead >= _LEAD_TOKENS * self.capacity.calibration.model.b
+            is_clear = options.lead(at, positions) >= _LEAD_TOKENS * self.capacity.calibration.model.b
             until = now + _GOOD_FOR_SECONDS if is_clear else now
             ticket.choose(at, options.prefill_seconds[at], self.engines, until)
             if is_open[at]:
@@ -185,6 +184,7 @@ class QueueScan:
                 self._kept.add(at)
             else:
                 self.held[at], self.is_open[at] = math.inf, False
+                self._is_closed = True not in self.is_open
             self._open_guarded[at] = False
 
     def _price(self, ticket: Ticket) -> Options:
@@ -201,5 +201,6 @@ class QueueScan:
     def _bind(self, ticket: Ticket, at: int, options: Options) -> None:
         self.bind(ticket, at, options)
         self.is_open[at] = self.capacity.is_open(self.engines[at], self.now)
+        self._is_closed = True not in self.is_open
         if self.tenants is not None and self._open_guarded[at]:
             self._open_guarded[at] = self.capacity.is_open(self.engines[at], self.now, guarded=True)

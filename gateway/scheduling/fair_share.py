@@ -235,6 +235,9 @@ class Tenant:
     def __repr__(self) -> str:
         return f"<Tenant {self.name!r} x {self.weight:g}: {self.in_flight} in flight, {self.waiting} waiting>"
 
+    def share(self, batch: bool) -> Share:
+        return self.shares[1] if batch else self.shares[0]  # not `shares[batch]`, for which a new tuple is made
+
 
 class Tenants:
     """The tenants of one model, their clocks, and what they have in flight together."""
@@ -261,6 +264,9 @@ class Tenants:
 
     def __iter__(self) -> Iterator[Tenant]:
         return iter(self._by_name.values())
+
+    def clock(self, batch: bool) -> FairClock:
+        return self.clocks[1] if batch else self.clocks[0]  # not `clocks[batch]`, for which a new tuple is made
 
     def of(self, demand: Demand) -> Tenant:
         return self._by_name.get(demand.tenant) or self._new(demand)
@@ -289,7 +295,7 @@ class Tenants:
         tenant.in_flight += sequences
         self.in_flight += sequences
         tenant.served_tokens += tokens
-        self.clocks[demand.batch].serve(tenant.shares[demand.batch], tokens, at_once=at_once)
+        self.clock(demand.batch).serve(tenant.share(demand.batch), tokens, at_once=at_once)
 
     def released(self, tenant: Tenant, demand: Demand, sequences: int, more_tokens: float) -> None:
         """A request is over; it took `more_tokens` more than expected."""
@@ -297,7 +303,7 @@ class Tenants:
         self.in_flight -= sequences
         if more_tokens:
             tenant.served_tokens += more_tokens
-            self.clocks[demand.batch].correct(tenant.shares[demand.batch], more_tokens)
+            self.clock(demand.batch).correct(tenant.share(demand.batch), more_tokens)
 
     def queued(self, tenant: Tenant, *, batch: bool) -> None:
         self.waiting_tenants += not tenant.waiting
@@ -324,7 +330,7 @@ class Tenants:
             return True
         if now - self._other_seconds >= _ACTIVE_SECONDS or not self._guards_tenants(now):
             return False
-        is_ahead = tenant.shares[batch].end > self.clocks[batch].now
+        is_ahead = tenant.share(batch).end > self.clock(batch).now
         return is_ahead or tenant.in_flight * self._active_weight > tenant.weight * self.in_flight
 
     def _guards_tenants(self, now: float) -> bool:

@@ -262,7 +262,9 @@ class Scheduler:
             return [], {}
         count = end
         while True:
-            waiting = queue.in_order(order._replace(start=0, scan=count))
+            waiting = queue.in_order(order.part(count, 0))
+            if not queue.restricted and model in self._views:
+                return waiting[start:end], {}
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
                 return tickets[start:end], eligible
@@ -278,8 +280,6 @@ class Scheduler:
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
-        if waiting and waiting[0].demand.model in self._views and all(map(_goes_anywhere, waiting)):
-            return waiting, {}
         tickets: list[Ticket] = []
         eligible: dict[Ticket, list[int]] = {}
         for ticket in waiting:
@@ -419,7 +419,6 @@ class Scheduler:
         return lease
 
 
-_goes_anywhere = attrgetter("goes_anywhere")
 _in_flight = attrgetter("load.in_flight")
 
 
