@@ -63,7 +63,14 @@ class _Record:
             found.append(self._first_of(run, end - depth))
             depth = end
         if depth < count:
-            run = runs[keys[depth]] = _Run(keys[depth:], self._sizes(edges, depth))
+            sizes: list[int] = []
+            last = edges[depth - 1] if depth else 0
+            for edge in edges[depth:]:
+                sizes.append(edge - last if edge - last > _LEAST_BYTES else _LEAST_BYTES)
+                last = edge
+            self.blocks += len(sizes)
+            self.used_bytes += sum(sizes)
+            run = runs[keys[depth]] = _Run(keys[depth:], sizes)
             run.join(ring)
         while found:
             run = found.pop()
@@ -79,17 +86,6 @@ class _Record:
         run.keys, run.sizes = run.keys[count:], run.sizes[count:]
         self.runs[run.keys[0]] = run
         return first
-
-    def _sizes(self, edges: tuple[int, ...], depth: int) -> list[int]:
-        """The sizes of a prompt's blocks from this one on, which count from now on."""
-        sizes: list[int] = []
-        last = edges[depth - 1] if depth else 0
-        for edge in edges[depth:]:
-            sizes.append(edge - last if edge - last > _LEAST_BYTES else _LEAST_BYTES)
-            last = edge
-        self.blocks += len(sizes)
-        self.used_bytes += sum(sizes)
-        return sizes
 
     def evict(self, most_blocks: int) -> list[int]:
         """Remove the least recently used blocks until the others fit; returns the keys of those."""

@@ -249,7 +249,8 @@ def placement_costs(
     costs: list[float] = []
     prefills: list[float] = []
     per_step, count, last_hit, last_slowness, own, chunks = model.max_batched_tokens, len(engines), -1, 0.0, 0.0, 0
-    stall = mean_stall_of(model, _in_flight(engines), count) if mean_stall is None else mean_stall
+    if mean_stall is None:
+        mean_stall = mean_stall_of(model, sum([engine.load.in_flight for engine in engines]), count)
     for at in range(count):
         engine, hit = engines[at], hits[at]
         load, slowness = engine.load, engine.slowness
@@ -262,19 +263,12 @@ def placement_costs(
         if hit != last_hit or slowness != last_slowness:  # most engines hold the same
             last_hit, last_slowness = hit, slowness
             own, chunks = prefill_seconds(model, slowness, prompt_tokens, hit), -((hit - prompt_tokens) // per_step)
-        cost = ahead + own * (terms.stall + stall) + terms.step * chunks + terms.waits
+        cost = ahead + own * (terms.stall + mean_stall) + terms.step * chunks + terms.waits
         cost += output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens + terms.slot)
         lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
         costs.append(cost + output_tokens * terms.room_rate * lacking if lacking > 0 else cost)
         prefills.append(own)
     return costs, prefills
-
-
-def _in_flight(engines: list[Engine]) -> int:
-    in_flight = 0
-    for engine in engines:
-        in_flight += engine.load.in_flight
-    return in_flight
 
 
 FEW_ENGINES: Final = 64  # so many are all priced

@@ -262,7 +262,7 @@ class Scheduler:
             return [], {}
         count = end
         while True:
-            waiting = queue.in_order(order.part(count, 0))
+            waiting = queue.in_order(ScanOrder(count, order.starving_since_seconds, order.by_turn))
             if not queue.restricted and model in self._views:
                 return waiting[start:end], {}
             tickets, eligible = self._eligible(waiting, now, granted)

@@ -70,10 +70,6 @@ class ScanOrder:
         self.by_turn = by_turn
         self.start = start
 
-    def part(self, scan: int, start: int) -> "ScanOrder":
-        """Another part in the same order."""
-        return ScanOrder(scan, self.starving_since_seconds, self.by_turn, start)
-
 
 class _Window:
     """The oldest tickets of a tenant queue: those that starve, and the others, each in order."""
@@ -93,12 +89,8 @@ class _Window:
 
     def is_valid(self, order: ScanOrder, count: int) -> bool:
         """Whether it is the same for this order and count."""
-        since = order.starving_since_seconds
-        return (
-            self._count == count
-            and self._by_turn == order.by_turn
-            and self._since_seconds <= since <= self._until_seconds
-        )
+        is_same = self._count == count and self._by_turn == order.by_turn
+        return is_same and self._since_seconds <= order.starving_since_seconds <= self._until_seconds
 
 
 class TenantQueue:
@@ -133,45 +125,39 @@ class TenantQueue:
 class _Contender:
     """A share with waiting requests: the virtual start of the next one, and these requests in order.
 
-    After `tickets` the oldest of its queue's others follow, up to `most`: its weight may give it more of the scan.
+    After `tickets` the oldest others of the queue follow, up to `most`: its weight may give it more of the scan.
     """
 
-    __slots__ = ("_flow", "_most", "_taken", "number", "start", "tickets", "weight")
+    __slots__ = ("_flow", "_most", "_number", "_start", "_taken", "_tickets", "_weight")
 
     def __init__(
-        self,
-        start: float,
-        number: float,
-        weight: float,
-        tickets: list[Ticket],
-        flow: TenantQueue | None = None,
-        most: int = 0,
+        self, start: float, weight: float, tickets: list[Ticket], flow: TenantQueue | None = None, most: int = 0
     ) -> None:
-        self.start = start
-        self.number = number  # decides between equal starts
-        self.weight = weight
-        self.tickets = tickets
+        self._start = start
+        self._number = inf if flow is None else float(flow.number)  # decides between equal starts
+        self._weight = weight
+        self._tickets = tickets
         self._taken = 0
         self._flow = flow
         self._most = most
 
     def is_before(self, other: "_Contender") -> bool:
-        return self.start < other.start or (self.start == other.start and self.number < other.number)
+        return self._start < other._start or (self._start == other._start and self._number < other._number)
 
     def take(self) -> Ticket:
         """Its next request, which is as if it were bound."""
-        ticket = self.tickets[self._taken]
+        ticket = self._tickets[self._taken]
         self._taken += 1
-        self.start += ticket.tokens / self.weight
+        self._start += ticket.tokens / self._weight
         return ticket
 
     def has_more(self) -> bool:
         """Whether `take` may be called again."""
         taken, flow = self._taken, self._flow
-        if taken == len(self.tickets) and flow is not None and taken < len(flow.tickets):
-            self.tickets = self.tickets + list(islice(flow.tickets, taken, self._most))
-            self._flow = None
-        return taken < len(self.tickets)
+        if taken == len(self._tickets) < self._most and flow is not None and taken < len(flow.tickets):
+            self._tickets = self._tickets + list(islice(flow.tickets, taken, self._most))
+            self._most = 0
+        return taken < len(self._tickets)
 
 
 class ModelQueue:
@@ -210,7 +196,7 @@ class ModelQueue:
             flow = self._flows[demand.tenant, demand.batch] = TenantQueue(
                 tenant, next(self._numbers), batch=demand.batch
             )
-            clock, share = self.tenants.clock(demand.batch), tenant.share(demand.batch)
+            clock, share = self.tenants.clocks[demand.batch], tenant.shares[demand.batch]
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
             self.tenants.flow_began_seconds = ticket.arrived_seconds
@@ -234,7 +220,7 @@ class ModelQueue:
             self._forget_age(flow)
         if not flow.tickets:
             del self._flows[demand.tenant, demand.batch]
-            self.tenants.clock(demand.batch).waiting.leave(flow.tenant.share(demand.batch))
+            self.tenants.clocks[demand.batch].waiting.leave(flow.tenant.shares[demand.batch])
         elif is_oldest:
             self._note_age(flow)
         self.tenants.dequeued(flow.tenant, batch=demand.batch)
@@ -251,7 +237,7 @@ class ModelQueue:
         if aged and not self._aged_wait:
             interactive.wake(self._aged)
         self._aged_wait = bool(aged)
-        last = _Contender(interactive.start(self._aged), inf, self._aged.weight, aged) if aged else None
+        last = _Contender(interactive.start(self._aged), self._aged.weight, aged) if aged else None
         tickets = merged(_contenders(interactive, order, window), order.scan, last)
         if len(tickets) == order.scan:
             return tickets
@@ -266,7 +252,7 @@ class ModelQueue:
             return None
         start, scan = self._further if self._further < len(self) else 0, _FURTHER * order.scan
         self._further, self._further_seconds = start + scan, now
-        return order.part(scan, start)
+        return ScanOrder(scan, order.starving_since_seconds, order.by_turn, start)
 
     def serve(self, ticket: Ticket, order: ScanOrder) -> None:
         """A request goes to an engine. A batch request that starved is charged to the starving share, too."""
@@ -293,9 +279,9 @@ class ModelQueue:
             flow = ages[0][2]
             self._forget_age(flow)
             self._note_age(flow, since)
-        for start, number, weight, flow in clock.starving.after(clock.now):
+        for start, _, weight, flow in clock.starving.after(clock.now):
             if starving := flow.parts(order, window)[0]:
-                yield _Contender(start, number, weight, starving)
+                yield _Contender(start, weight, starving, flow)
 
     def _note_age(self, flow: TenantQueue, starving_since_seconds: float = -inf) -> None:
         """Note when a queue of batch requests begins to starve, or that it starves now."""
@@ -354,12 +340,12 @@ def _insert(contender: _Contender, among: list[_Contender]) -> None:
 def _contenders(clock: FairClock, order: ScanOrder, count: int) -> Iterator[_Contender]:
     """All tenant queues of a class by virtual start, without the tickets that starve."""
     flow: TenantQueue
-    for start, number, weight, flow in clock.waiting.after(clock.now):
+    for start, _, weight, flow in clock.waiting.after(clock.now):
         if flow.batch and flow.since_seconds < order.starving_since_seconds:
             if others := flow.parts(order, count)[1]:
-                yield _Contender(start, number, weight, others)
+                yield _Contender(start, weight, others, flow)
         else:
-            yield _Contender(start, number, weight, flow.in_order(order, count), flow, order.scan)
+            yield _Contender(start, weight, flow.in_order(order, count), flow, order.scan)
 
 
 _MOST_MODELS: Final = 1024  # idle ones beyond are forgotten
