@@ -4,95 +4,179 @@ The prediction joins the gateway's own record of placements, the engines' KV eve
 in the events yet (events are tens of milliseconds late, and requests that begin alike often come closer together), how
 accurate predictions were lately, and engines whose events have stopped although the connection stands.
 
-The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks are touched
+The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks count as used
 from the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole:
-the set of backends can only shrink along a chain. Look-ups rely on that and search by bisection. An answer is one more
-block, known by the prompt that it followed.
+the set of backends can only shrink along a chain. Look-ups rely on that and search by bisection. Blocks that were last
+used together are a run: using a prompt again costs O(its runs). An answer is one more block, known by the prompt that
+it followed.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.exact_index import ExactIndex
+from gateway.routing.kv_reservations import alike
 
-_ANSWER = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
-_LEAST_BYTES = 64  # minimum size of a block, so that many tiny messages do not make a large record
+_ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
+_LEAST_BYTES: Final = 64  # minimum size of a block, so that many tiny messages do not make a large record
 BLOCK_MEMORY_BYTES = 200  # of a block in the record, about
 DEFAULT_MAX_BLOCKS = 1 << 21
 
 
+class _Run:
+    """Consecutive blocks of one prompt that a backend last used together."""
+
+    __slots__ = ("keys", "newer", "older", "sizes")
+
+    def __init__(self, keys: tuple[int, ...], sizes: list[int]) -> None:
+        self.keys = keys
+        self.sizes = sizes  # bytes of each block
+        self.older = self.newer = self
+
+    def join(self, ring: "_Run") -> None:
+        """Become the last used one of a ring."""
+        self.older, self.newer = ring.older, ring
+        ring.older.newer = self
+        ring.older = self
+
+    def leave(self) -> None:
+        self.older.newer, self.newer.older = self.newer, self.older
+
+
+class _Record:
+    """The blocks of one backend: runs by their first key, and in a ring from the least recently used one on."""
+
+    __slots__ = ("blocks", "capacity_bytes", "ring", "runs", "used_bytes")
+
+    def __init__(self) -> None:
+        self.runs: dict[int, _Run] = {}
+        self.ring = _Run((), [])
+        self.blocks = self.used_bytes = self.capacity_bytes = 0
+
+    def use(self, keys: tuple[int, ...], edges: tuple[int, ...]) -> int:
+        """A prompt's blocks are held from now on and used last. Returns how many of them were held before."""
+        runs, ring, found, depth, count = self.runs, self.ring, list[_Run](), 0, len(keys)
+        while depth < count and (run := runs.get(keys[depth])) is not None:
+            end = alike(keys, run.keys, depth, min(count, depth + len(run.keys)), depth)
+            found.append(self._first_of(run, end - depth))
+            depth = end
+        if depth < count:
+            sizes: list[int] = []
+            last = edges[depth - 1] if depth else 0
+            for edge in edges[depth:]:
+                sizes.append(edge - last if edge - last > _LEAST_BYTES else _LEAST_BYTES)
+                last = edge
+            self.blocks += len(sizes)
+            self.used_bytes += sum(sizes)
+            run = runs[keys[depth]] = _Run(keys[depth:], sizes)
+            run.join(ring)
+        while found:
+            run = found.pop()
+            run.leave()
+            run.join(ring)
+        return depth
+
+    def _first_of(self, run: _Run, count: int) -> _Run:
+        """The first blocks of a run as a run of their own; the others keep their place in the ring."""
+        if count == len(run.keys):
+            return run
+        first = self.runs[run.keys[0]] = _Run(run.keys[:count], run.sizes[:count])
+        run.keys, run.sizes = run.keys[count:], run.sizes[count:]
+        self.runs[run.keys[0]] = run
+        return first
+
+    def evict(self, most_blocks: int) -> list[int]:
+        """Remove the least recently used blocks until the others fit; returns the keys of those."""
+        used, blocks, capacity, evicted = self.used_bytes, self.blocks, self.capacity_bytes, list[int]()
+        while blocks and (used > capacity or blocks > most_blocks):
+            run = self.ring.newer
+            keys, sizes = run.keys, run.sizes
+            while sizes and (used > capacity or blocks > most_blocks):
+                used -= sizes.pop()
+                blocks -= 1
+                evicted.append(keys[len(sizes)])
+            run.keys = keys[: len(sizes)]
+            if not sizes:
+                run.leave()
+                self.runs.pop(keys[0], None)
+        self.used_bytes, self.blocks = used, blocks
+        return evicted
+
+    def remove(self, key: int) -> bool:
+        """Remove the run of one block that has this key; returns whether there was one."""
+        run = self.runs.get(key)
+        if run is None or len(run.sizes) > 1:
+            return False
+        run.leave()
+        del self.runs[key]
+        self.used_bytes -= run.sizes[0]
+        self.blocks -= 1
+        return True
+
+
 class PrefixIndex:
-    """Owner of the record. Keys and edges are those of `prompt_blocks.prefix_keys`; backends are numbered from 0.
+    """Owner of the records. Keys and edges are those of `prompt_blocks.prefix_keys`; backends are numbered from 0.
 
     `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each).
     """
 
     def __init__(self, capacities_bytes: Sequence[int], max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
         self._holders: dict[int, int] = {}  # key -> bit mask of backends
-        self._records: list[OrderedDict[int, int]] = []  # key -> bytes
-        self._used_bytes: list[int] = []
-        self._capacities_bytes: list[int] = []
+        self._records: list[_Record] = []
         self._max_blocks = max_blocks
         self._share = max_blocks  # of each backend
         for backend, capacity in enumerate(capacities_bytes):
             self.resize(backend, capacity)
 
     def __repr__(self) -> str:
-        sizes = ", ".join(str(len(record)) for record in self._records)
+        sizes = ", ".join(str(record.blocks) for record in self._records)
         return f"<PrefixIndex {len(self._holders)} keys; blocks by backend: {sizes}>"
 
     def used_bytes(self, backend: int) -> int:
-        return self._used_bytes[backend]
+        return self._records[backend].used_bytes
 
     def blocks(self, backend: int) -> int:
-        return len(self._records[backend])
+        return self._records[backend].blocks
 
     def resize(self, backend: int, capacity_bytes: int) -> None:
         """Follow a new size of the backend's KV cache, or begin the record of a new one."""
         while backend >= len(self._records):
-            self._records.append(OrderedDict())
-            self._used_bytes.append(0)
-            self._capacities_bytes.append(0)
+            self._records.append(_Record())
             self._share = self._max_blocks // len(self._records)
             for each in range(len(self._records)):
                 self._evict(each)
-        self._capacities_bytes[backend] = capacity_bytes
+        self._records[backend].capacity_bytes = capacity_bytes
         self._evict(backend)
 
     def shrink(self, backend: int, held_bytes: int) -> None:
         """The backend holds at most this much now: forget the least recently used blocks."""
-        if self._used_bytes[backend] > held_bytes:
-            capacity, self._capacities_bytes[backend] = self._capacities_bytes[backend], held_bytes
+        record = self._records[backend]
+        if record.used_bytes > held_bytes:
+            capacity, record.capacity_bytes = record.capacity_bytes, held_bytes
             self._evict(backend)
-            self._capacities_bytes[backend] = capacity
+            record.capacity_bytes = capacity
 
-    def depths(self, keys: Sequence[int]) -> list[int]:
+    def depths(self, keys: tuple[int, ...]) -> list[int]:
         """For each backend, how many of the leading blocks it holds."""
-        depths, holders = [0] * len(self._records), self._holders
-        first = holders.get(keys[0], 0) if keys else 0
-        if not first:
-            return depths
-        last = holders.get(keys[-1], 0)
-        stops = [(last, len(keys))]  # masks of backends, and the depth of those
-        spans = [(0, first, len(keys) - 1, last)]
-        while spans:  # each: where do the backends stop that hold block `low` but not block `high`?
-            low, held, high, kept = spans.pop()
-            while lost := held & ~kept:
-                if high - low == 1:
-                    stops.append((lost, high))
-                    break
-                middle = (low + high) // 2
-                between = holders.get(keys[middle], 0) & held
-                spans.append((low, held, middle, between))
-                low, held = middle, between
-        for mask, depth in stops:
-            while mask:
-                bit = mask & -mask
-                depths[bit.bit_length() - 1] = depth
-                mask ^= bit
+        depths = [0] * len(self._records)
+        if keys and (first := self._holders.get(keys[0], 0)):
+            whole = self._holders.get(keys[-1], 0)
+            _set_depth(depths, whole, len(keys))
+            self._find_ends(depths, keys, 0, len(keys) - 1, first & ~whole)
         return depths
+
+    def _find_ends(self, depths: list[int], keys: tuple[int, ...], low: int, high: int, held: int) -> None:
+        """Set the depths of backends that hold block `low`, but not block `high`."""
+        while held:
+            if high - low == 1:
+                _set_depth(depths, held, high)
+                return
+            middle = (low + high) // 2
+            further = self._holders.get(keys[middle], 0) & held
+            self._find_ends(depths, keys, low, middle, held & ~further)
+            low, held = middle, further
 
     def holders(self, key: int) -> list[int]:
         mask = self._holders.get(key, 0)
@@ -102,55 +186,51 @@ class PrefixIndex:
         """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
         return self._holders.get(prompt_key ^ _ANSWER, 0)
 
-    def record(self, backend: int, keys: Sequence[int], edges: Sequence[int]) -> None:
+    def record(self, backend: int, keys: tuple[int, ...], edges: tuple[int, ...]) -> None:
         """A prompt with these blocks was sent to the backend: it holds them now, most recently used."""
         record, holders, bit = self._records[backend], self._holders, 1 << backend
-        touch, added = record.move_to_end, 0
-        for place in range(len(keys) - 1, -1, -1):
-            key = keys[place]
-            if key in record:
-                touch(key)
-            else:
-                size = edges[place] - edges[place - 1] if place else edges[0]
-                size = record[key] = size if size > _LEAST_BYTES else _LEAST_BYTES
-                added += size
-                holders[key] = holders.get(key, 0) | bit
-        if added:
-            self._used_bytes[backend] += added
-            if self._used_bytes[backend] > self._capacities_bytes[backend] or len(record) > self._share:
-                self._evict(backend)
+        for at in range(record.use(keys, edges), len(keys)):
+            key = keys[at]
+            holders[key] = holders.get(key, 0) | bit
+        if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
+            self._evict(backend)
 
     def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
         """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
-        if prompt_key in self._records[backend]:  # else it is gone already, and so is what followed it
+        if self._holders.get(prompt_key, 0) >> backend & 1:  # else it is gone already, and so is what followed it
             self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
 
     def supersede_answer(self, backend: int, prompt_key: int) -> None:
         """The answer came back as part of a longer prompt, whose blocks now stand for it."""
-        key = prompt_key ^ _ANSWER
-        if length := self._records[backend].pop(key, 0):
-            self._used_bytes[backend] -= length
-            self._holders[key] &= ~(1 << backend)
-            if not self._holders[key]:
-                del self._holders[key]
+        if self._records[backend].remove(prompt_key ^ _ANSWER):
+            self._drop(backend, [prompt_key ^ _ANSWER])
 
     def wipe(self, backend: int) -> None:
         self.shrink(backend, 0)
 
     def _evict(self, backend: int) -> None:
-        record, holders, others = self._records[backend], self._holders, ~(1 << backend)
-        used, capacity = self._used_bytes[backend], self._capacities_bytes[backend]
-        while record and (used > capacity or len(record) > self._share):
-            key, length = record.popitem(last=False)
-            used -= length
-            if left := holders[key] & others:
+        self._drop(backend, self._records[backend].evict(self._share))
+
+    def _drop(self, backend: int, keys: list[int]) -> None:
+        """The backend holds these blocks no more. Two may have the same hash, so one may be gone already."""
+        holders, others = self._holders, ~(1 << backend)
+        for key in keys:
+            mask = holders.get(key, 0)
+            if left := mask & others:
                 holders[key] = left
-            else:
+            elif mask:
                 del holders[key]
-        self._used_bytes[backend] = used
 
 
-LIFE_SECONDS = 5.0  # without an event after once to twice this time, the request has failed
+def _set_depth(depths: list[int], backends: int, depth: int) -> None:
+    """For the backends of a bit mask."""
+    while backends:
+        bit = backends & -backends
+        depths[bit.bit_length() - 1] = depth
+        backends ^= bit
+
+
+LIFE_SECONDS: Final = 5.0  # without an event after once to twice this time, the request has failed
 
 
 class PendingBlocks:
@@ -200,11 +280,11 @@ class PendingBlocks:
         return end - start
 
 
-_WEIGHT = 0.2
-_LEAST_TOKENS = 64  # predicted; smaller hits are ignored
-_GOOD_ENOUGH = 0.8  # no correction above: partly filled blocks and prompts still in prefill cost some hits
-_LOW = 0.5
-_LEAST = 0.1  # share: predictions must stay large enough to be confirmed
+_WEIGHT: Final = 0.2
+_LEAST_TOKENS: Final = 64  # predicted; smaller hits are ignored
+_GOOD_ENOUGH: Final = 0.8  # no correction above: partly filled blocks and prompts still in prefill cost some hits
+_LOW: Final = 0.5
+_LEAST: Final = 0.1  # share: predictions must stay large enough to be confirmed
 
 
 class HitAccuracy:
@@ -268,7 +348,7 @@ class HitPredictor:
                     depths[engine] = depth
         return depths
 
-    def predict(self, demand: Demand, engines: Sequence[Engine]) -> list[int]:
+    def predict(self, demand: Demand, engines: list[Engine]) -> list[int]:
         """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
         if not demand.reads_cache:
             return [0] * len(engines)
@@ -278,18 +358,20 @@ class HitPredictor:
             return [0] * len(engines)
         turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
         answered = self.index.answered(demand.keys[turn - 1]) if turn_end else 0
-        lowered, known, hits = self._hit_accuracy.lowered, {0: 0}, [0] * len(engines)
-        for place, engine in enumerate(engines):
+        lowered, hits = self._hit_accuracy.lowered, [0] * len(engines)
+        last_depth = shared = 0
+        for place in range(len(engines)):
+            engine = engines[place]
             index = engine.index
             if index in exact:
                 held = exact[index] * engine.block_tokens
             elif depth := depths[index]:
-                has_answer = answered and turn <= depth < turn_end and answered >> index & 1
+                has_answer = turn <= depth < turn_end and answered >> index & 1
                 if has_answer:
                     depth = turn_end
-                if depth not in known:
-                    known[depth] = demand.tokens_shared(depth)
-                held = known[depth] - 1 if has_answer else known[depth]  # an answer's last token is never computed
+                if depth != last_depth:  # most engines hold the same
+                    last_depth, shared = depth, demand.tokens_shared(depth)
+                held = shared - 1 if has_answer else shared  # an answer's last token is never computed
                 if index in lowered:
                     held = int(held * lowered[index])
             else:
@@ -322,7 +404,7 @@ class HitPredictor:
             self.pending_blocks.expect(engine.index, demand.token_keys[held:])
 
 
-PATIENCE_SECONDS = 3.0  # events follow an answer by tens of milliseconds
+PATIENCE_SECONDS: Final = 3.0  # events follow an answer by tens of milliseconds
 
 
 class StaleEventDetector:

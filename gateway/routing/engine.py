@@ -12,13 +12,15 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.routing.kv_reservations import KvLedger, Reservation
 
-MEMORY_SECONDS = 10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
+MEMORY_SECONDS: Final = (
+    10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
+)
 
 
 class EngineLoad:
@@ -100,14 +102,14 @@ class EngineLoad:
         self._pending_seconds = self._pending_seconds - request.prefill_seconds if self.pending else 0.0
 
 
-_SMOOTHING = 0.5  # share of the fleet's mean batch in each backend's batch
-_CACHE = 1.0  # weight of the cache that the own prefill takes
-_STALL = 0.15  # weight of the stall imposed on resident sequences
-_BOUNDLESS_TOKENS = 1e15  # free KV tokens if the size of the KV cache is unknown
-_SLOWDOWN = 0.1  # weight of the decode slowdown, mine and theirs
-_INTERRUPTED_STEPS = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
-LEAST_SHARE = 0.001  # of recent time in prefill that counts
-MOST_SHARE = 0.9
+_SMOOTHING: Final = 0.5  # share of the fleet's mean batch in each backend's batch
+_CACHE: Final = 1.0  # weight of the cache that the own prefill takes
+_STALL: Final = 0.15  # weight of the stall imposed on resident sequences
+_BOUNDLESS_TOKENS: Final = 1e15  # free KV tokens if the size of the KV cache is unknown
+_SLOWDOWN: Final = 0.1  # weight of the decode slowdown, mine and theirs
+_INTERRUPTED_STEPS: Final = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
+LEAST_SHARE: Final = 0.001  # of recent time in prefill that counts
+MOST_SHARE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +133,8 @@ class CostModel:
             object.__setattr__(self, name, ratio * self.b)
 
 
-class Terms(NamedTuple):
+@dataclass(slots=True, init=False)
+class Terms:
     """What an engine adds to the cost of every request, until its load changes. Seconds, unless said otherwise.
 
     With `output` tokens expected and `prompt` tokens in all, a request costs there
@@ -140,7 +143,6 @@ class Terms(NamedTuple):
     `placement_costs` has it, and `cost_parts` to explain it.
     """
 
-    slowness: float
     step: float  # an engine step without prefill
     waits: float  # for prefills to begin, and the step under way
     stall: float  # factor of the own prefill, without `mean_stall`
@@ -152,25 +154,21 @@ class Terms(NamedTuple):
     room_rate: float
     interruption: float  # by later prefills, if they take half of the time
 
-
-def terms_of(model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: int | None, slowness: float) -> Terms:
-    batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
-    step = step_seconds(model, slowness, load)
-    slowdown = _SLOWDOWN * weight * slowness
-    made = (  # not `Terms(...)`, which costs as much as the rest: this runs whenever a load changes
-        slowness,
-        step,
-        step * (batch - decoding + (0.5 if decoding else 0.0)),
-        1 + _CACHE + _STALL * weight * (1 - _SMOOTHING) * batch,
-        slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a),
-        slowdown * model.d * batch,
-        (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0,
-        _BOUNDLESS_TOKENS if kv_cache_tokens is None else kv_cache_tokens - context,
-        batch / 2,
-        step / max(1, context),
-        _INTERRUPTED_STEPS * weight * step,
-    )
-    return tuple.__new__(Terms, made)
+    def __init__(
+        self, model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: int | None, slowness: float
+    ) -> None:
+        batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
+        slowdown = _SLOWDOWN * weight * slowness
+        self.step = step = slowness * (model.a + model.c * decoding + model.d * context)
+        self.waits = step * (batch - decoding + (0.5 if decoding else 0.0))
+        self.stall = 1 + _CACHE + _STALL * weight * (1 - _SMOOTHING) * batch
+        self.slowdown = slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a)
+        self.slowdown_by_prompt = slowdown * model.d * batch
+        self.slot = (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0
+        self.room_tokens = _BOUNDLESS_TOKENS if kv_cache_tokens is None else float(kv_cache_tokens - context)
+        self.room_by_output = batch / 2
+        self.room_rate = step / max(1, context)
+        self.interruption = _INTERRUPTED_STEPS * weight * step
 
 
 def mean_stall_of(model: CostModel, in_flight: float, backends: int) -> float:
@@ -182,10 +180,6 @@ def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_t
     """Time to prefill the uncached part of the prompt; at least one token is computed."""
     uncached = prompt_tokens - min(hit_tokens, prompt_tokens - 1)
     return slowness * uncached * (model.b + model.e * (prompt_tokens - uncached / 2))
-
-
-def step_seconds(model: CostModel, slowness: float, load: EngineLoad) -> float:
-    return slowness * (model.a + model.c * load.decoding + model.d * load.context_tokens)
 
 
 DEFAULT_BLOCK_TOKENS = 16
@@ -235,14 +229,14 @@ class Engine:
         terms, load = self._terms, self.load
         if terms is None or self._changes != load.changes or self._model is not model:
             self._model, self._changes = model, load.changes
-            self._terms = terms = terms_of(model, load, self.slots, self.kv_cache_tokens, self.slowness)
+            self._terms = terms = Terms(model, load, self.slots, self.kv_cache_tokens, self.slowness)
         return terms
 
 
 def placement_costs(
     model: CostModel,
-    engines: Sequence[Engine],
-    hits: Sequence[int],
+    engines: list[Engine],
+    hits: list[int],
     prompt_tokens: int,
     output_tokens: float,
     now: float,
@@ -252,51 +246,50 @@ def placement_costs(
 
     One loop without calls for engines that have not changed. `mean_stall`: that of more engines than these.
     """
-    if mean_stall is None:
-        in_flight = 0
-        for engine in engines:
-            in_flight += engine.load.in_flight
-        mean_stall = mean_stall_of(model, in_flight, len(engines))
-    per_step = model.max_batched_tokens
     costs: list[float] = []
     prefills: list[float] = []
-    last_hit, last_slowness, own, chunks = -1, 0.0, 0.0, 0
-    for engine, hit in zip(engines, hits, strict=True):
-        load = engine.load
+    per_step, count, last_hit, last_slowness, own, chunks = model.max_batched_tokens, len(engines), -1, 0.0, 0.0, 0
+    if mean_stall is None:
+        mean_stall = mean_stall_of(model, sum([engine.load.in_flight for engine in engines]), count)
+    for at in range(count):
+        engine, hit = engines[at], hits[at]
+        load, slowness = engine.load, engine.slowness
         ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        terms = engine._terms if engine._changes == load.changes and engine._model is model else engine.terms(model)
-        slowness, step, waits, stall, slowdown, by_prompt, slot, room, by_output, rate, interruption = terms  # type: ignore[misc]
+        terms = engine.terms(model)
         if load.recent_share >= LEAST_SHARE:  # `ahead_seconds`
             share = load.recent_share * math.exp((load.share_at - now) / MEMORY_SECONDS)
             share = share if share < MOST_SHARE else MOST_SHARE
-            ahead += interruption * share / (1 - share)
+            ahead += terms.interruption * share / (1 - share)
         if hit != last_hit or slowness != last_slowness:  # most engines hold the same
             last_hit, last_slowness = hit, slowness
             own, chunks = prefill_seconds(model, slowness, prompt_tokens, hit), -((hit - prompt_tokens) // per_step)
-        cost = ahead + own * (stall + mean_stall) + step * chunks + waits
-        cost += output_tokens * (slowdown + by_prompt * prompt_tokens + slot)
-        lacking = prompt_tokens - room + output_tokens * by_output
-        costs.append(cost + output_tokens * rate * lacking if lacking > 0 else cost)
+        cost = ahead + own * (terms.stall + mean_stall) + terms.step * chunks + terms.waits
+        cost += output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens + terms.slot)
+        lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
+        costs.append(cost + output_tokens * terms.room_rate * lacking if lacking > 0 else cost)
         prefills.append(own)
     return costs, prefills
 
 
-FEW_ENGINES = 64  # so many are all priced
-_LEAST_LOADED = 16
-_USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS = 1000, 200.0
+FEW_ENGINES: Final = 64  # so many are all priced
+_LEAST_LOADED: Final = 16
+_USUAL_PROMPT_TOKENS: Final = 1000
+_USUAL_OUTPUT_TOKENS: Final = 200.0
 
 
 class Shortlist:
     """The engines that can be the cheapest for a request: the least loaded ones, and those that hold more of its prompt
     than all of these. Loads are compared by the cost of a usual request, renewed when an engine's load has changed."""
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: list[Engine]) -> None:
         self.engines = engines
         self._places = {engine.index: at for at, engine in enumerate(engines)}
         self._loads = [engine.load for engine in engines]
         self._changes = [-1] * len(engines)
         self._in_flight = [0] * len(engines)
+        self._in_flight_together = 0
         self._costs = [0.0] * len(engines)
+        self._ranked = [(0.0, at) for at in range(len(engines))]  # by cost
         self._model: CostModel | None = None
 
     def refresh(self, model: CostModel, now: float) -> float:
@@ -307,22 +300,25 @@ class Shortlist:
         for at, load in enumerate(self._loads):
             if load.changes != changes[at]:
                 self._renew(at, load, model, now)
-        return mean_stall_of(model, sum(self._in_flight), len(self.engines))
+        return mean_stall_of(model, self._in_flight_together, len(self.engines))
 
     def _renew(self, at: int, load: EngineLoad, model: CostModel, now: float) -> None:
-        engine = (self.engines[at],)
-        usual, _ = placement_costs(model, engine, (0,), _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now, 0.0)
+        engine = [self.engines[at]]
+        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now, 0.0)
+        del self._ranked[bisect_left(self._ranked, (self._costs[at], at))]
+        insort(self._ranked, (usual[0], at))
+        self._in_flight_together += load.in_flight - self._in_flight[at]
         self._costs[at], self._in_flight[at] = usual[0], load.in_flight
         self._changes[at] = load.changes  # after pricing, which may change it
 
-    def of(self, depths: Sequence[int]) -> list[Engine]:
+    def of(self, depths: list[int]) -> list[Engine]:
         """`depths`: how much of the prompt each engine holds, by the engine's index."""
-        limit, engines = sorted(self._costs)[_LEAST_LOADED - 1], self.engines
-        least = [engines[at] for at, cost in enumerate(self._costs) if cost <= limit]
+        engines, limit = self.engines, self._ranked[_LEAST_LOADED - 1][0]
+        equal = bisect_left(self._ranked, (limit, len(engines)))
+        least = [engines[at] for at in sorted([at for _, at in self._ranked[:equal]])]
         depth = max([depths[engine.index] for engine in least])
-        if max(depths) > depth:
-            places = self._places
-            least += [engines[places[index]] for index, more in enumerate(depths) if more > depth and index in places]
+        places = self._places
+        least += [engines[places[index]] for index, more in enumerate(depths) if more > depth and index in places]
         return least
 
 

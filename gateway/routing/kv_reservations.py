@@ -11,9 +11,9 @@ their peak at that sum; sequences at different stages have about half of their a
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.request import Demand
 
@@ -61,12 +61,12 @@ class PeakForecast:
         return max(self._before[longer], its_end, sooner + present if sooner else 0)
 
 
-_GROWTH = 0.1  # of what is reserved for answers, when they become longer
-_ENDLESS = 1 << 62
-_REPORTED_TOKENS = 8  # of a stream between two reports of its progress
-LEAST_EVENTS = 32  # of a stream, to learn tokens for each event; the last few are not reported
-_SMOOTHING = 0.2
-_FORECAST_SECONDS = 1e-3  # validity of a forecast for each request in it, which bounds its CPU time
+_GROWTH: Final = 0.1  # of what is reserved for answers, when they become longer
+_ENDLESS: Final = 1 << 62
+_REPORTED_TOKENS: Final = 8  # of a stream between two reports of its progress
+LEAST_EVENTS: Final = 32  # of a stream, to learn tokens for each event; the last few are not reported
+_SMOOTHING: Final = 0.2
+_FORECAST_SECONDS: Final = 1e-3  # validity of a forecast for each request in it, which bounds its CPU time
 
 
 class _RadixNode:
@@ -278,14 +278,14 @@ class KvLedger:
     def _whole_blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens) * self.block_tokens
 
-    def _shared(self, keys: Sequence[int]) -> tuple[_RadixNode, int]:
+    def _shared(self, keys: tuple[int, ...]) -> tuple[_RadixNode, int]:
         """The deepest node with blocks of the prompt, and how many of its leading blocks are in use."""
         node, depth, count = self._root, 0, len(keys)
         while depth < count:
             child = node.children.get(keys[depth])
             if child is None or child.start != depth:  # the latter: two blocks with the same hash
                 break
-            node, depth = child, _alike(keys, child.creator.keys, depth, min(count, child.end))
+            node, depth = child, alike(keys, child.creator.keys, depth, min(count, child.end))
         return node, depth
 
     def _cut(self, node: _RadixNode, end: int) -> None:
@@ -296,14 +296,17 @@ class KvLedger:
         node.tokens, node.end = kept, end
 
 
-def _alike(keys: Sequence[int], others: Sequence[int], low: int, high: int) -> int:
-    """How many leading keys two prompts have in common, at most `high`; the one at `low` is."""
+def alike(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int, start: int = 0) -> int:
+    """How many leading keys two prompts have in common, at most `high`; the one at `low` is.
+
+    `others` are those from `start` on.
+    """
     high -= 1
-    if keys[high] == others[high]:
+    if keys[high] == others[high - start]:
         return high + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if keys[middle] == others[middle]:
+        if keys[middle] == others[middle - start]:
             low = middle
         else:
             high = middle

@@ -10,7 +10,7 @@ chooses again when that engine has capacity; the others choose again in each sca
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import add
+from typing import Final
 
 from gateway.request import Demand
 from gateway.routing.engine import Engine
@@ -19,9 +19,9 @@ from gateway.routing.policy import Options, Policy
 from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import Ticket
 
-_GUARDED_SHARE = 16  # one slot in 16 is guarded, and as much of the KV cache
-_GUARDED_WINDOW = 0.75  # of the prefill window: the rest is about as long as a usual prompt
-_FEW_SLOTS = 4  # with fewer, one slot is too much to guard
+_GUARDED_SHARE: Final = 16  # one slot in 16 is guarded, and as much of the KV cache
+_GUARDED_WINDOW: Final = 0.75  # of the prefill window: the rest is about as long as a usual prompt
+_FEW_SLOTS: Final = 4  # with fewer, one slot is too much to guard
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,29 +35,24 @@ class Capacity:
     def is_open(self, engine: Engine, now: float, *, guarded: bool = False) -> bool:
         """Whether it takes requests: a free slot, KV cache left, and prefill ahead within the window.
 
-        `guarded`: the last slots, KV cache and prefill window do not count.
+        `guarded`: the last slots, KV cache and prefill window do not count. The common case is cheap.
         """
-        return self.are_open((engine,), now, guarded=guarded)[0]
-
-    def are_open(self, engines: Sequence[Engine], now: float, *, guarded: bool = False) -> list[bool]:
-        """`is_open` of each engine. Every scan of the queue calls this: the common case is cheap."""
-        window, headroom, is_open = self.calibration.window_seconds, self.kv_headroom, []
+        load, slots, tokens = engine.load, engine.slots, engine.kv_cache_tokens
+        window, headroom, running = self.calibration.window_seconds, self.kv_headroom, load.in_flight
         if guarded:
+            slots -= guarded_slots(slots)
             window, headroom = window * _GUARDED_WINDOW, headroom * (1 - 1 / _GUARDED_SHARE)
-        for engine in engines:
-            load, slots, tokens = engine.load, engine.slots, engine.kv_cache_tokens
-            running = load.in_flight
-            if running >= (slots - guarded_slots(slots) if guarded else slots):
-                is_open.append(running == 0)
-                continue
-            if running and tokens:
-                ledger, limit = engine.kv, headroom * tokens
-                free = limit - ledger.taken_tokens
-                if free < engine.block_tokens and ledger.forecast(now).peak_tokens + engine.block_tokens > limit:
-                    is_open.append(False)
-                    continue
-            is_open.append(not load.pending or load.prefill_ahead_seconds(now) <= window)
-        return is_open
+        if running >= slots:
+            return running == 0
+        if running and tokens:
+            ledger, limit = engine.kv, headroom * tokens
+            free = limit - ledger.taken_tokens
+            if free < engine.block_tokens and ledger.forecast(now).peak_tokens + engine.block_tokens > limit:
+                return False
+        return not load.pending or load.prefill_ahead_seconds(now) <= window
+
+    def are_open(self, engines: list[Engine], now: float, *, guarded: bool = False) -> list[bool]:
+        return [self.is_open(engine, now, guarded=guarded) for engine in engines]
 
     def admits(self, engine: Engine, demand: Demand, now: float, *, guarded: bool = False) -> bool:
         """Whether it takes this request now: slots, prefill and KV cache. An idle engine takes any prompt.
@@ -95,8 +90,8 @@ def guarded_slots(slots: int) -> int:
     return max(1, slots // _GUARDED_SHARE) if slots >= _FEW_SLOTS else 0
 
 
-_LEAD_TOKENS = 1000  # of prefill by which a request's best engine leads, for it to be remembered
-_GOOD_FOR_SECONDS = 0.05  # then it is chosen again
+_LEAD_TOKENS: Final = 1000  # of prefill by which a request's best engine leads, for it to be remembered
+_GOOD_FOR_SECONDS: Final = 0.05  # then it is chosen again
 
 
 @dataclass(slots=True)
@@ -107,7 +102,7 @@ class QueueScan:
     what the engines mean for it. `tenants`: the last slots are kept from those over their share; None = from none.
     """
 
-    engines: Sequence[Engine]
+    engines: list[Engine]
     policy: Policy
     capacity: Capacity
     is_open: list[bool]
@@ -118,11 +113,12 @@ class QueueScan:
     # seconds of prefill of the requests that wait for each engine; endless if a starving request reserves it
     held: list[float] = field(init=False)
     _open_guarded: list[bool] = field(init=False)  # the same as `is_open`, for guarded requests
+    _is_closed: bool = field(init=False)  # all engines
     _kept: set[int] = field(default_factory=set)  # engines reserved for a starving request, closed to guarded ones
 
     def __post_init__(self) -> None:
         self.held = [0.0] * len(self.engines)
-        self._open_guarded = self.is_open
+        self._open_guarded, self._is_closed = self.is_open, True not in self.is_open
         if self.tenants is not None:
             self._open_guarded = self.capacity.are_open(self.engines, self.now, guarded=True)
 
@@ -130,7 +126,7 @@ class QueueScan:
         """`eligible` has the positions of engines for tickets that may not use every engine."""
         everywhere = range(len(self.engines))
         for ticket in tickets:
-            if True not in self.is_open:
+            if self._is_closed:
                 return
             positions = eligible.get(ticket, everywhere) if eligible else everywhere
             if self.now - ticket.arrived_seconds > self.starvation_seconds:
@@ -150,12 +146,11 @@ class QueueScan:
         is_open = self._open_guarded if guarded else self.is_open
         if not is_known or is_open[at]:
             options = self._price(ticket)
-            costs = options.costs = list(map(add, options.costs, self.held))
+            options.add(self.held)
             at = options.cheapest(positions)
-            if costs[at] == math.inf:
+            if options.costs[at] == math.inf:
                 return
-            lead = min([costs[other] for other in positions if other != at], default=math.inf) - costs[at]
-            is_clear = lead >= _LEAD_TOKENS * self.capacity.calibration.model.b
+            is_clear = options.lead(at, positions) >= _LEAD_TOKENS * self.capacity.calibration.model.b
             until = now + _GOOD_FOR_SECONDS if is_clear else now
             ticket.choose(at, options.prefill_seconds[at], self.engines, until)
             if is_open[at]:
@@ -189,6 +184,7 @@ class QueueScan:
                 self._kept.add(at)
             else:
                 self.held[at], self.is_open[at] = math.inf, False
+                self._is_closed = True not in self.is_open
             self._open_guarded[at] = False
 
     def _price(self, ticket: Ticket) -> Options:
@@ -205,5 +201,6 @@ class QueueScan:
     def _bind(self, ticket: Ticket, at: int, options: Options) -> None:
         self.bind(ticket, at, options)
         self.is_open[at] = self.capacity.is_open(self.engines[at], self.now)
+        self._is_closed = True not in self.is_open
         if self.tenants is not None and self._open_guarded[at]:
             self._open_guarded[at] = self.capacity.is_open(self.engines[at], self.now, guarded=True)

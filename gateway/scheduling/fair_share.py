@@ -12,11 +12,11 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from math import exp
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gateway.request import Demand
 
-_GUARDED_SHARE = 16  # one place in 16 is kept from tenants over their share and from requests of unknown tenant
+_GUARDED_SHARE: Final = 16  # one place in 16 is kept from tenants over their share and from requests of unknown tenant
 
 
 class Backlog:
@@ -49,8 +49,8 @@ class Backlog:
         self.size_bytes -= size_bytes
 
 
-_MEMORY_SECONDS = 10.0
-UNKNOWN_SECONDS = 1.0  # answers take seconds, so a retry after a tenth is too early
+_MEMORY_SECONDS: Final = 10.0
+UNKNOWN_SECONDS: Final = 1.0  # answers take seconds, so a retry after a tenth is too early
 
 
 class ServiceRate:
@@ -158,12 +158,12 @@ class FairTurns(Generic[T]):
             yield start, number, share.weight, what
 
 
-_ACTIVE_SECONDS = 60.0
-_SUM_GOOD_FOR_SECONDS = 1.0
-_BACKLOG_SECONDS = 1.0  # after this, tenants that all have a backlog gain nothing from slots kept free
-_MOST_TENANTS = 1024
-_MOST_APART_TOKENS = 65536.0  # most credit or debt of a share, so that distant history does not count
-_BYTES_PER_TOKEN = 4
+_ACTIVE_SECONDS: Final = 60.0
+_SUM_GOOD_FOR_SECONDS: Final = 1.0
+_BACKLOG_SECONDS: Final = 1.0  # after this, tenants that all have a backlog gain nothing from slots kept free
+_MOST_TENANTS: Final = 1024
+_MOST_APART_TOKENS: Final = 65536.0  # most credit or debt of a share, so that distant history does not count
+_BYTES_PER_TOKEN: Final = 4
 _NEVER = float("-inf")
 
 
@@ -223,7 +223,7 @@ class Tenant:
 
     __slots__ = ("in_flight", "name", "seen_seconds", "served_tokens", "shares", "waiting", "weight")
 
-    def __init__(self, name: str, weight: float, shares: tuple[Share, Share]) -> None:
+    def __init__(self, name: str, weight: float, shares: list[Share]) -> None:
         self.name = name
         self.weight = weight
         self.shares = shares  # interactive, batch
@@ -240,7 +240,7 @@ class Tenants:
     """The tenants of one model, their clocks, and what they have in flight together."""
 
     def __init__(self) -> None:
-        self.clocks = (FairClock(), FairClock())
+        self.clocks = [FairClock(), FairClock()]  # interactive, batch; a list is indexed faster
         self.in_flight = 0
         self.waiting = 0
         self.waiting_batch = 0
@@ -351,7 +351,7 @@ class Tenants:
         if len(self._by_name) >= self._most_tenants:
             self._forget_some()
         interactive, batch = self.clocks
-        shares = Share(demand.weight, interactive.now), Share(demand.weight, batch.now)
+        shares = [Share(demand.weight, interactive.now), Share(demand.weight, batch.now)]
         tenant = self._by_name[demand.tenant] = Tenant(demand.tenant, demand.weight, shares)
         return tenant
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import compress
 from operator import attrgetter
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand, UpstreamResult, Usage
@@ -106,7 +106,7 @@ class ModelView:
     shortlist: Shortlist
 
 
-_IDLE_SHARE = 0.5  # of the mean in flight: an engine with less is worth a longer scan
+_IDLE_SHARE: Final = 0.5  # of the mean in flight: an engine with less is worth a longer scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,9 @@ class Scheduler:
             return [], {}
         count = end
         while True:
-            waiting = queue.in_order(order._replace(start=0, scan=count))
+            waiting = queue.in_order(ScanOrder(count, order.starving_since_seconds, order.by_turn))
+            if not queue.restricted and model in self._views:
+                return waiting[start:end], {}
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
                 return tickets[start:end], eligible
@@ -278,8 +280,6 @@ class Scheduler:
     def _eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
-        if waiting and waiting[0].demand.model in self._views and all(map(_goes_anywhere, waiting)):
-            return waiting, {}
         tickets: list[Ticket] = []
         eligible: dict[Ticket, list[int]] = {}
         for ticket in waiting:
@@ -344,7 +344,7 @@ class Scheduler:
             self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 
-    def _refuse_what_never_fits(self, demand: Demand, engines: Sequence[Engine]) -> None:
+    def _refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:
         """Raises InvalidRequest if none of these could run it, even if idle."""
         if not any(is_large_enough(engine, demand) for engine in engines):
             largest = max(engine.cap for engine in engines)
@@ -419,7 +419,6 @@ class Scheduler:
         return lease
 
 
-_goes_anywhere = attrgetter("goes_anywhere")
 _in_flight = attrgetter("load.in_flight")
 
 

@@ -7,16 +7,17 @@ batch requests. Batch requests that starve take part among the interactive ones,
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import heappop, heappush, heapreplace
 from itertools import count, islice
 from math import ceil, inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Final
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.scheduling.fair_share import UNKNOWN_SECONDS, Backlog, FairClock, Share, Tenant, Tenants, expected_tokens
+
+_turn, _arrived = attrgetter("turn"), attrgetter("arrived_seconds")
 
 
 class Ticket:
@@ -50,18 +51,52 @@ class Ticket:
         self.waits_for, self.waits_seconds, self.waits_among, self.waits_until = at, prefill_seconds, among, until
 
 
-# A share with waiting requests: virtual start of the first one, tie-breaker, weight, and the requests.
-_Contender = tuple[float, float, float, Iterator[Ticket]]
+_FURTHER_SECONDS: Final = 0.05  # between two longer scans
+_FURTHER: Final = 4  # how much longer they are
+_LEAST_WINDOW: Final = 8  # of a tenant's requests are put in order, however many tenants wait
 
-_FURTHER_SECONDS = 0.05  # between two longer scans
-_FURTHER = 4  # how much longer they are
-_LEAST_WINDOW = 8  # of a tenant's requests are put in order, however many tenants wait
+
+class ScanOrder:
+    """Which part of a model's queue to scan: `scan` tickets from position `start` on.
+
+    `by_turn`: tickets of one tenant are ordered by their turn; otherwise the oldest come first.
+    """
+
+    __slots__ = ("by_turn", "scan", "start", "starving_since_seconds")
+
+    def __init__(self, scan: int, starving_since_seconds: float, by_turn: bool, start: int = 0) -> None:
+        self.scan = scan
+        self.starving_since_seconds = starving_since_seconds
+        self.by_turn = by_turn
+        self.start = start
+
+
+class _Window:
+    """The oldest tickets of a tenant queue: those that starve, and the others, each in order."""
+
+    __slots__ = ("_by_turn", "_count", "_since_seconds", "_until_seconds", "others", "starving")
+
+    def __init__(self, oldest: list[Ticket], order: ScanOrder, count: int) -> None:
+        since, starving = order.starving_since_seconds, 0
+        if oldest and oldest[0].arrived_seconds < since:
+            starving = bisect_left(oldest, since, key=_arrived)
+        self.starving, self.others = oldest[:starving], oldest[starving:]
+        self._count, self._by_turn, self._since_seconds = count, order.by_turn, since
+        self._until_seconds = self.others[0].arrived_seconds if self.others else inf
+        if order.by_turn:
+            self.starving.sort(key=_turn)
+            self.others.sort(key=_turn)
+
+    def is_valid(self, order: ScanOrder, count: int) -> bool:
+        """Whether it is the same for this order and count."""
+        is_same = self._count == count and self._by_turn == order.by_turn
+        return is_same and self._since_seconds <= order.starving_since_seconds <= self._until_seconds
 
 
 class TenantQueue:
     """The waiting requests of one tenant and class, oldest first."""
 
-    __slots__ = ("age", "batch", "number", "tenant", "tickets")
+    __slots__ = ("age", "batch", "number", "tenant", "tickets", "window")
 
     def __init__(self, tenant: Tenant, number: int, *, batch: bool) -> None:
         self.tenant = tenant
@@ -69,37 +104,60 @@ class TenantQueue:
         self.age: tuple[float, int, TenantQueue] | None = None  # its entry among those that do not starve
         self.batch = batch
         self.tickets: OrderedDict[Ticket, None] = OrderedDict()
+        self.window: _Window | None = None  # until a ticket comes or leaves
 
     @property
     def since_seconds(self) -> float:
         return next(iter(self.tickets)).arrived_seconds
 
-    def parts(self, order: "ScanOrder", count: int) -> tuple[list[Ticket], list[Ticket]]:
+    def parts(self, order: ScanOrder, count: int) -> tuple[list[Ticket], list[Ticket]]:
         """The oldest `count` tickets: those that starve, and the others, each in order."""
-        tickets, since, starving = list(islice(self.tickets, count)), order.starving_since_seconds, 0
-        if tickets and tickets[0].arrived_seconds < since:
-            starving = bisect_left(tickets, since, key=_arrived)
-        first, others = tickets[:starving], tickets[starving:]
-        if order.by_turn:
-            first.sort(key=_turn)
-            others.sort(key=_turn)
-        return first, others
+        window = self.window
+        if window is None or not window.is_valid(order, count):
+            window = self.window = _Window(list(islice(self.tickets, count)), order, count)
+        return window.starving, window.others
 
-    def in_order(self, order: "ScanOrder", count: int) -> list[Ticket]:
+    def in_order(self, order: ScanOrder, count: int) -> list[Ticket]:
         starving, others = self.parts(order, count)
-        return starving + others
+        return starving + others if starving else others
 
 
-class ScanOrder(NamedTuple):
-    """Which part of a model's queue to scan: `scan` tickets from position `start` on.
+class _Contender:
+    """A share with waiting requests: the virtual start of the next one, and these requests in order.
 
-    `by_turn`: tickets of one tenant are ordered by their turn; otherwise the oldest come first.
+    After `tickets` the oldest others of the queue follow, up to `most`: its weight may give it more of the scan.
     """
 
-    scan: int
-    starving_since_seconds: float
-    by_turn: bool
-    start: int = 0
+    __slots__ = ("_flow", "_most", "_number", "_start", "_taken", "_tickets", "_weight")
+
+    def __init__(
+        self, start: float, weight: float, tickets: list[Ticket], flow: TenantQueue | None = None, most: int = 0
+    ) -> None:
+        self._start = start
+        self._number = inf if flow is None else float(flow.number)  # decides between equal starts
+        self._weight = weight
+        self._tickets = tickets
+        self._taken = 0
+        self._flow = flow
+        self._most = most
+
+    def is_before(self, other: "_Contender") -> bool:
+        return self._start < other._start or (self._start == other._start and self._number < other._number)
+
+    def take(self) -> Ticket:
+        """Its next request, which is as if it were bound."""
+        ticket = self._tickets[self._taken]
+        self._taken += 1
+        self._start += ticket.tokens / self._weight
+        return ticket
+
+    def has_more(self) -> bool:
+        """Whether `take` may be called again."""
+        taken, flow = self._taken, self._flow
+        if taken == len(self._tickets) < self._most and flow is not None and taken < len(flow.tickets):
+            self._tickets = self._tickets + list(islice(flow.tickets, taken, self._most))
+            self._most = 0
+        return taken < len(self._tickets)
 
 
 class ModelQueue:
@@ -142,7 +200,7 @@ class ModelQueue:
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
             self.tenants.flow_began_seconds = ticket.arrived_seconds
-        flow.tickets[ticket] = None
+        flow.tickets[ticket], flow.window = None, None
         self.restricted += not ticket.goes_anywhere
         if demand.batch and len(flow.tickets) == 1:
             self._note_age(flow)
@@ -156,6 +214,7 @@ class ModelQueue:
             return False
         is_oldest = demand.batch and next(iter(flow.tickets)) is ticket
         del flow.tickets[ticket]
+        flow.window = None
         self.restricted -= not ticket.goes_anywhere
         if is_oldest:
             self._forget_age(flow)
@@ -178,9 +237,8 @@ class ModelQueue:
         if aged and not self._aged_wait:
             interactive.wake(self._aged)
         self._aged_wait = bool(aged)
-        contenders = _contenders(interactive, order, window)
-        last = ((interactive.start(self._aged), inf, self._aged.weight, iter(aged)),) if aged else ()
-        tickets = merged(contenders, order.scan, *last)
+        last = _Contender(interactive.start(self._aged), self._aged.weight, aged) if aged else None
+        tickets = merged(_contenders(interactive, order, window), order.scan, last)
         if len(tickets) == order.scan:
             return tickets
         return tickets + merged(_contenders(batch, order, window), order.scan - len(tickets))
@@ -194,7 +252,7 @@ class ModelQueue:
             return None
         start, scan = self._further if self._further < len(self) else 0, _FURTHER * order.scan
         self._further, self._further_seconds = start + scan, now
-        return order._replace(start=start, scan=scan)
+        return ScanOrder(scan, order.starving_since_seconds, order.by_turn, start)
 
     def serve(self, ticket: Ticket, order: ScanOrder) -> None:
         """A request goes to an engine. A batch request that starved is charged to the starving share, too."""
@@ -221,8 +279,9 @@ class ModelQueue:
             flow = ages[0][2]
             self._forget_age(flow)
             self._note_age(flow, since)
-        for start, number, weight, flow in clock.starving.after(clock.now):
-            yield start, number, weight, iter(flow.parts(order, window)[0])
+        for start, _, weight, flow in clock.starving.after(clock.now):
+            if starving := flow.parts(order, window)[0]:
+                yield _Contender(start, weight, starving, flow)
 
     def _note_age(self, flow: TenantQueue, starving_since_seconds: float = -inf) -> None:
         """Note when a queue of batch requests begins to starve, or that it starves now."""
@@ -241,51 +300,57 @@ class ModelQueue:
             flow.age = None
 
 
-def merged(contenders: Iterator[_Contender], count: int, *others: _Contender) -> list[Ticket]:
+def merged(contenders: Iterator[_Contender], count: int, other: _Contender | None = None) -> list[Ticket]:
     """The first `count` tickets by virtual start, as if each were bound in turn.
 
-    `contenders` come in order of their start, and no more of them are read than have a ticket in the result; `others`
-    come in any order.
+    `contenders` come in order of their start, and no more of them are read than have a ticket in the result.
     """
-    heap, found = list(others), list[Ticket]()
-    coming = next(contenders, None)
-    while len(found) < count:
-        while coming is not None and (not heap or coming < heap[0]):
-            heappush(heap, coming)
-            coming = next(contenders, None)
-        if not heap:
-            break
-        start, number, weight, tickets = heap[0]
-        ticket = next(tickets, None)
-        if ticket is None:
-            heappop(heap)
-        else:
-            found.append(ticket)
-            heapreplace(heap, (start + ticket.tokens / weight, number, weight, tickets))
+    found: list[Ticket] = []
+    again: list[_Contender] = [] if other is None else [other]  # the next one last
+    for coming in contenders:
+        while again and len(found) < count and not coming.is_before(again[-1]):
+            _take(again.pop(), found, again)
+        if len(found) == count:
+            return found
+        _take(coming, found, again)
+    while again and len(found) < count:
+        _take(again.pop(), found, again)
     return found
+
+
+def _take(contender: _Contender, found: list[Ticket], again: list[_Contender]) -> None:
+    """Take its next request; if it has another one after that, its turn comes again."""
+    found.append(contender.take())
+    if contender.has_more():
+        _insert(contender, again)
+
+
+def _insert(contender: _Contender, among: list[_Contender]) -> None:
+    """Insert it among those that are in order, the next one last."""
+    low, high = 0, len(among)
+    while low < high:
+        middle = (low + high) // 2
+        if contender.is_before(among[middle]):
+            low = middle + 1
+        else:
+            high = middle
+    among.insert(low, contender)
 
 
 def _contenders(clock: FairClock, order: ScanOrder, count: int) -> Iterator[_Contender]:
     """All tenant queues of a class by virtual start, without the tickets that starve."""
-    for start, number, weight, flow in clock.waiting.after(clock.now):
-        yield start, number, weight, _tickets(flow, order, count)
+    flow: TenantQueue
+    for start, _, weight, flow in clock.waiting.after(clock.now):
+        if flow.batch and flow.since_seconds < order.starving_since_seconds:
+            if others := flow.parts(order, count)[1]:
+                yield _Contender(start, weight, others, flow)
+        else:
+            yield _Contender(start, weight, flow.in_order(order, count), flow, order.scan)
 
 
-def _tickets(flow: TenantQueue, order: ScanOrder, count: int) -> Iterator[Ticket]:
-    """The first `count` in order; then, where its weight gives it more of the scan, the oldest of the rest."""
-    if flow.batch and flow.since_seconds < order.starving_since_seconds:
-        yield from flow.parts(order, count)[1]
-        return
-    yield from flow.in_order(order, count)
-    yield from islice(flow.tickets, count, order.scan)
-
-
-_turn, _arrived = attrgetter("turn"), attrgetter("arrived_seconds")
-
-
-_MOST_MODELS = 1024  # idle ones beyond are forgotten
-_ENOUGH_SERVED = 16  # requests that waited in this queue: with fewer its rate is unknown
-_DOUBT = 2.0  # an expected wait refuses a request only if it is this many times too long
+_MOST_MODELS: Final = 1024  # idle ones beyond are forgotten
+_ENOUGH_SERVED: Final = 16  # requests that waited in this queue: with fewer its rate is unknown
+_DOUBT: Final = 2.0  # an expected wait refuses a request only if it is this many times too long
 
 
 class Queue:

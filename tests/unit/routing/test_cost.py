@@ -6,12 +6,11 @@ from gateway.routing.engine import (
     CostModel,
     Engine,
     EngineLoad,
+    Terms,
     cost_parts,
     mean_stall_of,
     placement_costs,
     prefill_seconds,
-    step_seconds,
-    terms_of,
 )
 from tests.unit.routing.crowds import work
 
@@ -139,8 +138,10 @@ def test_with_a_decode_weight_of_zero_only_the_time_to_the_first_token_counts() 
 
 
 def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_of_context() -> None:
-    assert step_seconds(MODEL, 1.0, EngineLoad()) == MODEL.a
-    assert step_seconds(MODEL, 2.0, load_of(decoding=3)) == pytest.approx(2 * (MODEL.a + 3 * MODEL.c + 3000 * MODEL.d))
+    assert Terms(MODEL, EngineLoad(), 1, None, 1.0).step == MODEL.a
+    assert Terms(MODEL, load_of(decoding=3), 1, None, 2.0).step == pytest.approx(
+        2 * (MODEL.a + 3 * MODEL.c + 3000 * MODEL.d)
+    )
 
 
 @given(
@@ -170,7 +171,7 @@ def test_the_parts_of_a_cost_are_all_of_it(
 
 def test_the_parts_of_a_cost_are_separate() -> None:
     load = load_of(decoding=4, in_prefill=1)
-    terms = terms_of(MODEL, load, 5, 6000, 1.0)
+    terms = Terms(MODEL, load, 5, 6000, 1.0)
     parts = cost_parts(terms, 2000, 0.06, 1, 200.0, mean_stall_of(MODEL, 10.0, 2), 0.03)
     step = MODEL.a + MODEL.c * 4 + MODEL.d * 5000
     assert (parts.ahead, parts.prefill) == (0.03, 0.06)

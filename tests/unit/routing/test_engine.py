@@ -1,4 +1,4 @@
-from gateway.routing.engine import CostModel, Engine, terms_of
+from gateway.routing.engine import CostModel, Engine, Terms
 from tests.unit.routing.crowds import work
 
 MODEL = CostModel()
@@ -6,7 +6,7 @@ MODEL = CostModel()
 
 def test_terms_are_those_of_the_load() -> None:
     engine = Engine(0, "a", slots=4, kv_cache_tokens=5000, slowness=1.5)
-    assert engine.terms(MODEL) == terms_of(MODEL, engine.load, 4, 5000, 1.5)
+    assert engine.terms(MODEL) == Terms(MODEL, engine.load, 4, 5000, 1.5)
 
 
 def test_terms_are_worked_out_once_until_something_changes() -> None:
@@ -16,7 +16,7 @@ def test_terms_are_worked_out_once_until_something_changes() -> None:
 
     def changed() -> bool:
         seen.append(engine.terms(MODEL))
-        assert seen[-1] == terms_of(MODEL, engine.load, engine.slots, engine.kv_cache_tokens, engine.slowness)
+        assert seen[-1] == Terms(MODEL, engine.load, engine.slots, engine.kv_cache_tokens, engine.slowness)
         return seen[-1] is not seen[-2]
 
     engine.load.start(started, 0.0)
