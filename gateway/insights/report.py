@@ -28,14 +28,14 @@ def identity(key: int) -> str:
 
 def counts(row: Counts) -> dict[str, Any]:
     """A row of counts, with its rates; None where no backend has reported usage."""
-    prompt, reported = row["prompt_tokens"], row["reported_prompt_tokens"]
+    prompt, reported = row.prompt_tokens, row.reported_prompt_tokens
     return {
-        "requests": row["requests"],
+        "requests": row.requests,
         "prompt_tokens": prompt,
-        "predicted_hit_tokens": row["predicted_hit_tokens"],
-        "actual_hit_tokens": row["actual_hit_tokens"] if reported else None,
-        "predicted_hit_rate": round(row["predicted_hit_tokens"] / prompt, 4) if prompt else None,
-        "hit_rate": round(row["actual_hit_tokens"] / reported, 4) if reported else None,
+        "predicted_hit_tokens": row.predicted_hit_tokens,
+        "actual_hit_tokens": row.actual_hit_tokens if reported else None,
+        "predicted_hit_rate": round(row.predicted_hit_tokens / prompt, 4) if prompt else None,
+        "hit_rate": round(row.actual_hit_tokens / reported, 4) if reported else None,
     }
 
 
@@ -69,11 +69,11 @@ def applications(
     listed: dict[tuple[str, str], dict[str, Any]] = {}
     placed: list[tuple[tuple[str, str], Counts]] = []
     named = 0
-    for application, row in sorted(rows.items(), key=lambda item: -item[1]["prompt_tokens"]):
+    for application, row in sorted(rows.items(), key=lambda item: -item[1].prompt_tokens):
         client, first = application
         given = names.get(application, set())
         name = next(iter(given)) if len(given) == 1 else ""
-        rare = first == OTHERS or row["requests"] < 2 or (named >= most and (client, name) not in listed)
+        rare = first == OTHERS or row.requests < 2 or (named >= most and (client, name) not in listed)
         place = (client, "others" if rare else name or identity(first))
         placed.append((place, row))
         if place in listed:
@@ -157,7 +157,7 @@ def _balanced(taken: Snapshot) -> list[Sample]:
     ends = [*(epoch.began_seconds for epoch in taken.epochs[1:]), taken.now_seconds]
     recent = [epoch for epoch, end in zip(taken.epochs, ends, strict=False) if end >= taken.samples[0].at_seconds]
     rows = merged((client, row) for epoch in recent for (client, _), row in epoch.rows.items())
-    counted = {client: row["requests"] for client, row in rows.items()}
+    counted = {client: row.requests for client, row in rows.items()}
     sampled: defaultdict[str, float] = defaultdict(float)
     for sample in taken.samples:
         sampled[sample.client] += sample.weight
