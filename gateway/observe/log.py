@@ -87,15 +87,16 @@ class LineWriter:
 
     def _write_out(self, data: bytes) -> int:
         """Gives how many bytes could be written."""
+        out: Any = self._out  # a non-blocking pipe that is full gives None, which the type does not say
         done = 0
         while done < len(data):
             try:
-                written = self._out.write(memoryview(data)[done:])
+                written = out.write(memoryview(data)[done:])
             except (OSError, ValueError):  # gone, full, or closed
                 break
             if written:
                 done += written
-            elif self._stop.wait(_PAUSE_SECONDS):  # a non-blocking pipe that is full
+            elif self._stop.wait(_PAUSE_SECONDS):
                 break
         return done
 
@@ -213,11 +214,11 @@ _LINE_WITH_PREFIX: Final = _LINE + b',"prefix":%b}\n'
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
     """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen.
 
-    Times are cut at a thousandth by `// 1`, which costs an eighth of `round`.
+    Times are cut at a thousandth by `int`, which costs an eighth of `round`.
     """
     arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
     values: list[Any] = [
-        (offset_seconds + ended) * 1e3 // 1 / 1e3,
+        int((offset_seconds + ended) * 1e3) / 1e3,
         record.request_id,
         record.endpoint,
         record.model,
@@ -227,9 +228,9 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
         record.status,
         record.streams,
         record.attempts,
-        record.queue_seconds * 1e6 // 1 / 1e3,
-        None if first is None else (first - arrived) * 1e6 // 1 / 1e3,
-        (ended - arrived) * 1e6 // 1 / 1e3,
+        int(record.queue_seconds * 1e6) / 1e3,
+        None if first is None else int((first - arrived) * 1e6) / 1e3,
+        int((ended - arrived) * 1e6) / 1e3,
         record.request_bytes,
         record.prompt_tokens,
         record.completion_tokens,
