@@ -10,7 +10,6 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from heapq import nlargest
 from random import Random
 
 from gateway.observe.record import Record
@@ -57,7 +56,7 @@ class ReportLimits:
     epoch_seconds: float = 300.0
     rows: int = 1024
     prefixes: int = 2048
-    taken: int = 1024
+    taken: int = 256
 
 
 class Samples:
@@ -152,10 +151,10 @@ class Reuse:
     parent: int
     requests: int
     saved_tokens: float
-    backends: set[str]
+    backends: frozenset[str]
 
     def __init__(
-        self, size_bytes: int, tokens: float, parent: int, requests: int, saved_tokens: float, backends: set[str]
+        self, size_bytes: int, tokens: float, parent: int, requests: int, saved_tokens: float, backends: frozenset[str]
     ) -> None:
         self.size_bytes = size_bytes
         self.tokens = tokens
@@ -179,7 +178,7 @@ class Epoch:
 
     def copy(self) -> "Epoch":
         rows = {application: replace(row) for application, row in self.rows.items()}
-        prefixes = {key: replace(reuse, backends=set(reuse.backends)) for key, reuse in self.prefixes.items()}
+        prefixes = {key: replace(reuse) for key, reuse in self.prefixes.items()}
         return Epoch(self.began_seconds, rows, prefixes)
 
     def drop_rare_rows(self, kept: int) -> None:
@@ -189,7 +188,8 @@ class Epoch:
             self.rows.setdefault((client, OTHERS), Counts()).add(row)
 
     def drop_rare_prefixes(self, kept: int) -> None:
-        self.prefixes = dict(nlargest(kept, self.prefixes.items(), key=lambda item: item[1].saved_tokens))
+        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
+        self.prefixes = dict(ranked[:kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,10 +297,10 @@ class PrefixReport:
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
         self._taken += 1
-        weight, backend = self._stride, record.backend
+        weight, here = self._stride, frozenset((record.backend,))
         if self._taken % self._limits.taken == 0:
             self._stride *= 2
-        self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
+        self._skip = int(self._random.random() * (2 * self._stride - 1)) if self._stride > 1 else 0
         actual = record.actual_hit_tokens
         hit = float(record.predicted_hit_tokens if actual is None else actual)
         tokens_per_byte = record.prompt_tokens / max(1, demand.prompt_size)
@@ -310,11 +310,11 @@ class PrefixReport:
             if reuse is None:
                 if not hit or tokens > hit + 16:  # engines cache whole blocks: a hit falls a little short of the text
                     break
-                reuse = prefixes[key] = Reuse(edges[place], tokens, parent, 0, 0.0, set())
+                reuse = prefixes[key] = Reuse(edges[place], tokens, parent, 0, 0.0, here)
             reuse.requests += weight
             reuse.saved_tokens += weight * (hit if hit < tokens else tokens)
-            if backend not in reuse.backends and len(reuse.backends) < 64:
-                reuse.backends.add(backend)
+            if record.backend not in reuse.backends and len(reuse.backends) < 64:
+                reuse.backends |= here
             parent = key
         if len(prefixes) > self._limits.prefixes:
             epoch.drop_rare_prefixes(self._limits.prefixes // 2)

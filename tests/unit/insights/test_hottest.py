@@ -54,7 +54,7 @@ def test_applications_of_one_name_are_one() -> None:
 
 
 def reuse(requests: int, saved: float, parent: int = 0, backend: str = "b0") -> Reuse:
-    return Reuse(400, 100.0, parent, requests, saved, {backend})
+    return Reuse(400, 100.0, parent, requests, saved, frozenset({backend}))
 
 
 def test_a_prefix_with_one_continuation_is_listed_as_the_longer_one() -> None:
