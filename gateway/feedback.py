@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -21,9 +22,9 @@ from gateway.supervisor import LogThrottle
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
 _START_BYTES_PER_TOKEN = 4.0
 _TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until it is learned
-_LARGE_HIT_TOKENS = 1024
-_LOST_SHARE = 0.25  # of a predicted hit: less was confirmed, so the cache may be lost
-_MISSES = 2  # in a row: a single one may be a prompt that the engine evicted a little earlier than the record
+_LARGE_HIT_TOKENS: Final = 1024
+_LOST_SHARE: Final = 0.25  # of a predicted hit: less was confirmed, so the cache may be lost
+_MISSES: Final = 2  # in a row: a single one may be a prompt that the engine evicted a little earlier than the record
 
 
 class Learning:
@@ -190,7 +191,7 @@ class CacheState:
         return int(tokens * self._capacity_factor * ratio)
 
 
-_LEAST_PACE_TOKENS = 8  # shorter streams say little about the pace
+_LEAST_PACE_TOKENS: Final = 8  # shorter streams say little about the pace
 
 
 class LimitChanges:

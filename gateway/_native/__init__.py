@@ -1,4 +1,4 @@
-"""Functions over the bytes of requests, in C where the extension `kernel` is built, and in Python where it is not.
+"""Functions over the bytes of requests and log lines, in C where `kernel` is built, in Python where it is not.
 
 `kernel.c` and `pure.py` have the same functions, and tests hold them equal. GATEWAY_PURE=1 selects Python.
 """
@@ -10,8 +10,8 @@ from gateway._native.pure import LONGEST_BYTES
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
         raise ImportError
-    from gateway._native.kernel import key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.kernel import json_line, key_count, prefix_keys, text_turns, whole_request
 except ImportError:
-    from gateway._native.pure import key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.pure import json_line, key_count, prefix_keys, text_turns, whole_request
 
-__all__ = ["LONGEST_BYTES", "key_count", "prefix_keys", "text_turns", "whole_request"]
+__all__ = ["LONGEST_BYTES", "json_line", "key_count", "prefix_keys", "text_turns", "whole_request"]

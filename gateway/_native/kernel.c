@@ -1,4 +1,4 @@
-/* Functions over the bytes of requests; `pure.py` has the same ones in Python and says what they do.
+/* Functions over the bytes of requests and log lines; `pure.py` has the same ones in Python and says what they do.
 
    The bytes come from strangers: every read is bounded by the end of its buffer, every loop is linear in it, nothing
    recurses, and no length that a client states is used before it was compared with the bytes that are there. */
@@ -463,6 +463,71 @@ static PyObject *prefix_keys(PyObject *module, PyObject *const *args, Py_ssize_t
     return result;
 }
 
+/* json_line */
+
+enum { LONGEST_LINE = 4096, LONGEST_NUMBER = 24 };
+
+/* Appends a number at `at`, with so many decimals but their last zeros. Returns what follows. */
+static char *add_number(char *at, uint64_t number, int decimals)
+{
+    char digits[LONGEST_NUMBER], *end = digits + LONGEST_NUMBER, *first = end;
+    for (int place = 0; number > 0 || place <= decimals; place++, number /= 10) {
+        if (place > 0 && place == decimals)
+            *--first = '.';
+        *--first = (char)('0' + number % 10);
+    }
+    while (decimals > 0 && end[-1] == '0' && end[-2] != '.')
+        end--;
+    return (char *)memcpy(at, first, (size_t)(end - first)) + (end - first);
+}
+
+/* Appends a value at `at`. Returns what follows; NULL = unusual, or it may not fit before `end`. */
+static char *add_value(char *at, const char *end, PyObject *value)
+{
+    int is_text = PyUnicode_CheckExact(value) && PyUnicode_IS_COMPACT_ASCII(value);
+    if (end - at < LONGEST_NUMBER + (is_text ? PyUnicode_GET_LENGTH(value) : 0))
+        return NULL;
+    if (is_text) {
+        const char *byte = (const char *)PyUnicode_1BYTE_DATA(value), *stop = byte + PyUnicode_GET_LENGTH(value);
+        for (*at++ = '"'; byte < stop; *at++ = *byte++)
+            if (*byte < ' ' || *byte == '"' || *byte == '\\')
+                return NULL;
+        *at = '"';
+        return at + 1;
+    }
+    if (PyLong_CheckExact(value) || PyFloat_CheckExact(value)) {
+        int overflow, decimals = PyFloat_CheckExact(value) ? 3 : 0;
+        double number = decimals ? PyFloat_AS_DOUBLE(value) : (double)PyLong_AsLongLongAndOverflow(value, &overflow);
+        uint64_t thousandths = number >= 0 && number < 1e12 ? (uint64_t)(number * 1e3 + 0.5) : 0;
+        if ((double)thousandths / 1e3 != number || 1 / number < 0) /* more than 15 digits, negative, or -0.0 */
+            return NULL;
+        return add_number(at, decimals ? thousandths : thousandths / 1000, decimals);
+    }
+    const char *word = value == Py_None ? "null" : value == Py_True ? "true" : value == Py_False ? "false" : NULL;
+    return word == NULL ? NULL : (char *)memcpy(at, word, 5) + strlen(word);
+}
+
+static PyObject *json_line(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    if (given != 2 || !PyBytes_CheckExact(args[0]) || !PyList_CheckExact(args[1]))
+        return PyErr_Format(PyExc_TypeError, "bytes and a list expected");
+    char line[LONGEST_LINE], *at = line, *end = line + LONGEST_LINE;
+    const char *from = PyBytes_AS_STRING(args[0]), *stop = from + PyBytes_GET_SIZE(args[0]), *mark;
+    Py_ssize_t place = 0, values = PyList_GET_SIZE(args[1]);
+    while (at != NULL && (mark = memchr(from, '%', (size_t)(stop - from))) != NULL) {
+        if (mark[1] != 'b' || place == values || mark - from > end - at)
+            Py_RETURN_NONE;
+        at = (char *)memcpy(at, from, (size_t)(mark - from)) + (mark - from);
+        at = add_value(at, end, PyList_GET_ITEM(args[1], place++));
+        from = mark + 2;
+    }
+    if (at == NULL || place < values || stop - from > end - at)
+        Py_RETURN_NONE;
+    memcpy(at, from, (size_t)(stop - from));
+    return PyBytes_FromStringAndSize(line, at - line + (stop - from));
+}
+
 /* The module. */
 
 static int begin(PyObject *module)
@@ -505,7 +570,8 @@ static void end(void *module)
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef METHODS[] = {
-    FUNCTION(key_count), FUNCTION(whole_request), FUNCTION(text_turns), FUNCTION(prefix_keys), {NULL, NULL, 0, NULL},
+    FUNCTION(key_count), FUNCTION(whole_request), FUNCTION(text_turns), FUNCTION(prefix_keys),
+    FUNCTION(json_line), {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, begin}, {0, NULL}};
 static struct PyModuleDef MODULE = {

@@ -440,7 +440,7 @@ def _balanced(taken: Snapshot) -> list[Sample]:
     ends = [*(epoch.began_seconds for epoch in taken.epochs[1:]), taken.now_seconds]
     recent = [epoch for epoch, end in zip(taken.epochs, ends, strict=False) if end >= taken.samples[0].at_seconds]
     rows = merged((client, row) for epoch in recent for (client, _), row in epoch.rows.items())
-    counted = {client: row["requests"] for client, row in rows.items()}
+    counted = {client: row.requests for client, row in rows.items()}
     sampled: defaultdict[str, float] = defaultdict(float)
     for sample in taken.samples:
         sampled[sample.client] += sample.weight

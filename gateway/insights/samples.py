@@ -8,10 +8,9 @@ epoch fills.
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from heapq import nlargest
 from random import Random
 from typing import Any, TypeVar
 
@@ -21,9 +20,6 @@ from gateway.request import Demand
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 OTHERS = 0  # in place of an application: all that have no row of their own
 Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
-Counts = dict[str, int]  # by these names
-_COUNTED = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
-_NOTHING: Counts = dict.fromkeys(_COUNTED, 0)
 Holders = Callable[[int], Iterable[str]]
 _LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
 
@@ -62,7 +58,7 @@ class ReportLimits:
     epoch_seconds: float = 300.0
     rows: int = 1024
     prefixes: int = 2048
-    taken: int = 1024
+    taken: int = 256
 
 
 class Samples:
@@ -107,8 +103,9 @@ class Samples:
             del self._open[next(iter(self._open))]
 
     def finished(self, record: Record, demand: Demand) -> None:
-        if (found := self._open.pop(id(demand.keys), None)) is not None:
-            _, sample = found
+        keys = id(demand.keys)
+        if keys in self._open:
+            _, sample = self._open.pop(keys)
             sample.has_usage = True
             sample.prompt_tokens = record.prompt_tokens or sample.prompt_tokens
             actual = record.actual_hit_tokens
@@ -120,15 +117,53 @@ class Samples:
 
 
 @dataclass(slots=True)
+class Counts:
+    """Counts of requests. `reported_prompt_tokens` are of those whose hit was reported."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    predicted_hit_tokens: int = 0
+    reported_prompt_tokens: int = 0
+    actual_hit_tokens: int = 0
+
+    def add(self, other: "Counts") -> None:
+        self.requests += other.requests
+        self.prompt_tokens += other.prompt_tokens
+        self.predicted_hit_tokens += other.predicted_hit_tokens
+        self.reported_prompt_tokens += other.reported_prompt_tokens
+        self.actual_hit_tokens += other.actual_hit_tokens
+
+
+def total(rows: Iterable[Counts]) -> Counts:
+    sums = Counts()
+    for row in rows:
+        sums.add(row)
+    return sums
+
+
+@dataclass(slots=True, init=False)
 class Reuse:
-    """A prefix that was found in a cache again. `requests` counts those that begin with it, from then on."""
+    """A prefix that was found in a cache again. `requests` counts those that begin with it, from then on.
+
+    Its constructor is written out, because a compiled one costs a quarter.
+    """
 
     size_bytes: int
     tokens: float
     parent: int
-    requests: int = 0
-    saved_tokens: float = 0.0
-    backends: set[str] = field(default_factory=set)
+    requests: int
+    saved_tokens: float
+    backends: frozenset[str]
+
+    def __init__(
+        self, size_bytes: int, tokens: float, parent: int, requests: int, saved_tokens: float, backends: frozenset[str]
+    ) -> None:
+        self.size_bytes = size_bytes
+        self.tokens = tokens
+        self.parent = parent
+        self.requests = requests
+        self.saved_tokens = saved_tokens
+        self.backends = backends
 
     def plus(self, other: "Reuse") -> "Reuse":
         requests, saved_tokens = self.requests + other.requests, self.saved_tokens + other.saved_tokens
@@ -144,19 +179,19 @@ class Epoch:
     prefixes: dict[int, Reuse] = field(default_factory=dict)
 
     def copy(self) -> "Epoch":
-        rows = {application: row.copy() for application, row in self.rows.items()}
-        prefixes = {key: replace(reuse, backends=set(reuse.backends)) for key, reuse in self.prefixes.items()}
+        rows = {application: replace(row) for application, row in self.rows.items()}
+        prefixes = {key: replace(reuse) for key, reuse in self.prefixes.items()}
         return Epoch(self.began_seconds, rows, prefixes)
 
     def drop_rare_rows(self, kept: int) -> None:
-        ranked = sorted(self.rows.items(), key=lambda item: item[1]["requests"], reverse=True)
+        ranked = sorted(self.rows.items(), key=lambda item: item[1].requests, reverse=True)
         self.rows = dict(ranked[:kept])
         for (client, _), row in ranked[kept:]:
-            self.rows[client, OTHERS] = total((self.rows.get((client, OTHERS), _NOTHING), row))
+            self.rows.setdefault((client, OTHERS), Counts()).add(row)
 
-
-def total(rows: Collection[Counts]) -> Counts:
-    return {name: sum(row[name] for row in rows) for name in _COUNTED}
+    def drop_rare_prefixes(self, kept: int) -> None:
+        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
+        self.prefixes = dict(ranked[:kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +233,7 @@ class PrefixReport:
         self._epoch = Epoch(now)
         self._taken, self._stride, self._skip = 0, 1, 0  # of the epoch: how many requests are looked at closely
         self._past: deque[Epoch] = deque(maxlen=self._limits.epochs - 1)
-        self._since_start = _NOTHING
+        self._since_start = Counts()
         self._models: set[str] = set()  # that have answered; a bounded number
 
     def finished(self, record: Record) -> None:
@@ -217,14 +252,14 @@ class PrefixReport:
                 self._models.add(record.model)
             if len(epoch.rows) >= self._limits.rows:
                 epoch.drop_rare_rows(self._limits.rows // 2)
-            row = epoch.rows.setdefault(application, _NOTHING.copy())
+            row = epoch.rows.setdefault(application, Counts())
         prompt, actual = record.prompt_tokens, record.actual_hit_tokens
-        row["requests"] += 1
-        row["prompt_tokens"] += prompt
-        row["predicted_hit_tokens"] += record.predicted_hit_tokens
+        row.requests += 1
+        row.prompt_tokens += prompt
+        row.predicted_hit_tokens += record.predicted_hit_tokens
         if actual is not None:
-            row["reported_prompt_tokens"] += prompt
-            row["actual_hit_tokens"] += actual
+            row.reported_prompt_tokens += prompt
+            row.actual_hit_tokens += actual
         if self._skip:
             self._skip -= 1
         else:
@@ -260,28 +295,27 @@ class PrefixReport:
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
         """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
         self._taken += 1
-        weight, most = self._stride, self._limits.prefixes
+        weight, here = self._stride, frozenset((record.backend,))
         if self._taken % self._limits.taken == 0:
             self._stride *= 2
-        self._skip = self._random.randrange(2 * self._stride - 1) if self._stride > 1 else 0
+        self._skip = int(self._random.random() * (2 * self._stride - 1)) if self._stride > 1 else 0
         actual = record.actual_hit_tokens
-        hit = record.predicted_hit_tokens if actual is None else actual
+        hit = float(record.predicted_hit_tokens if actual is None else actual)
         tokens_per_byte = record.prompt_tokens / max(1, demand.prompt_size)
-        prefixes, parent = epoch.prefixes, 0
-        for key, edge in zip(demand.keys, demand.edges, strict=False):
-            reuse = prefixes.get(key)
-            tokens = edge * tokens_per_byte
+        prefixes, edges, parent = epoch.prefixes, demand.edges, 0
+        for place, key in enumerate(demand.keys):
+            reuse, tokens = prefixes.get(key), edges[place] * tokens_per_byte
             if reuse is None:
                 if not hit or tokens > hit + 16:  # engines cache whole blocks: a hit falls a little short of the text
                     break
-                reuse = prefixes[key] = Reuse(edge, tokens, parent)
+                reuse = prefixes[key] = Reuse(edges[place], tokens, parent, 0, 0.0, here)
             reuse.requests += weight
             reuse.saved_tokens += weight * (hit if hit < tokens else tokens)
             if record.backend not in reuse.backends and len(reuse.backends) < 64:
-                reuse.backends.add(record.backend)
+                reuse.backends |= here
             parent = key
-        if len(prefixes) > most:
-            epoch.prefixes = dict(nlargest(most // 2, prefixes.items(), key=lambda item: item[1].saved_tokens))
+        if len(prefixes) > self._limits.prefixes:
+            epoch.drop_rare_prefixes(self._limits.prefixes // 2)
 
 
 # The tables of the report.
@@ -298,14 +332,14 @@ def identity(key: int) -> str:
 
 def counts(row: Counts) -> dict[str, Any]:
     """A row of counts, with its rates; None where no backend has reported usage."""
-    prompt, reported = row["prompt_tokens"], row["reported_prompt_tokens"]
+    prompt, reported = row.prompt_tokens, row.reported_prompt_tokens
     return {
-        "requests": row["requests"],
+        "requests": row.requests,
         "prompt_tokens": prompt,
-        "predicted_hit_tokens": row["predicted_hit_tokens"],
-        "actual_hit_tokens": row["actual_hit_tokens"] if reported else None,
-        "predicted_hit_rate": round(row["predicted_hit_tokens"] / prompt, 4) if prompt else None,
-        "hit_rate": round(row["actual_hit_tokens"] / reported, 4) if reported else None,
+        "predicted_hit_tokens": row.predicted_hit_tokens,
+        "actual_hit_tokens": row.actual_hit_tokens if reported else None,
+        "predicted_hit_rate": round(row.predicted_hit_tokens / prompt, 4) if prompt else None,
+        "hit_rate": round(row.actual_hit_tokens / reported, 4) if reported else None,
     }
 
 
@@ -337,11 +371,11 @@ def applications(rows: dict[Application, Counts], samples: Sequence[Sample], mos
     listed: dict[tuple[str, str], dict[str, Any]] = {}
     placed: list[tuple[tuple[str, str], Counts]] = []
     named = 0
-    for application, row in sorted(rows.items(), key=lambda item: -item[1]["prompt_tokens"]):
+    for application, row in sorted(rows.items(), key=lambda item: -item[1].prompt_tokens):
         client, first = application
         given = names.get(application, set())
         name = next(iter(given)) if len(given) == 1 else ""
-        rare = first == OTHERS or row["requests"] < 2 or (named >= most and (client, name) not in listed)
+        rare = first == OTHERS or row.requests < 2 or (named >= most and (client, name) not in listed)
         place = (client, "others" if rare else name or identity(first))
         placed.append((place, row))
         if place in listed:

@@ -1,8 +1,6 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 import asyncio
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
@@ -40,15 +38,31 @@ class Live:
         family.add_metric(labels, value)
 
 
+class _Sum:
+    """Of one value of the labels: found once, it is changed in place."""
+
+    __slots__ = ("amount",)
+
+    def __init__(self) -> None:
+        self.amount = 0.0
+
+
 class Counter(Live):
-    """Sums by label values; `values` may be added to."""
+    """Sums by label values."""
 
     def __init__(self, name: str, documentation: str, labels: Labels) -> None:
-        self.values = defaultdict[Labels, float](float)
-        super().__init__(CounterMetricFamily, name, documentation, labels, self.values.items)
+        self._sums: dict[Labels, _Sum] = {}
+        super().__init__(CounterMetricFamily, name, documentation, labels, lambda: self.values.items())
+
+    @property
+    def values(self) -> dict[Labels, float]:
+        return {labels: each.amount for labels, each in self._sums.items()}
 
     def add(self, labels: Labels, amount: float = 1.0) -> None:
-        self.values[labels] += amount
+        known = self._sums.get(labels)
+        if known is None:
+            known = self._sums[labels] = _Sum()
+        known.amount += amount
 
 
 class Histogram(Live):
@@ -64,9 +78,14 @@ class Histogram(Live):
         if known is None:
             known = self.values[labels] = ([0] * (len(self._bounds) + 1), [0.0])
         (counts, total), bounds = known, self._bounds
+        most, amount = len(bounds), 0.0
         for value in values:
-            counts[bisect_left(bounds, value)] += 1
-        total[0] += sum(values, 0.0)
+            place = 0
+            while place < most and bounds[place] < value:  # most values are low
+                place += 1
+            counts[place] += 1
+            amount += value
+        total[0] += amount
 
     def _copied(self) -> Iterator[tuple[Labels, Any]]:
         for labels, (counts, total) in self.values.items():
@@ -166,9 +185,13 @@ class Metrics:
 
     def finished(self, records: list[Record]) -> None:
         """Count requests, all that have the same labels together: each label is looked up once."""
-        alike = defaultdict[tuple[str, str, str, str, bool], list[Record]](list)
+        alike: dict[tuple[str, str, str, str, bool], list[Record]] = {}
         for record in records:
-            alike[record.endpoint, record.model, record.backend, record.outcome, record.batch].append(record)
+            labels = record.endpoint, record.model, record.backend, record.outcome, record.batch
+            group = alike.get(labels)
+            if group is None:
+                group = alike[labels] = []
+            group.append(record)
         for (endpoint, model, backend, outcome, batch), group in alike.items():
             if model not in self._models and len(self._models) >= _MAX_MODELS:
                 model = "other"
@@ -181,16 +204,29 @@ class Metrics:
                 self._answered(endpoint, model, backend, group)
 
     def _answered(self, endpoint: str, model: str, backend: str, group: list[Record]) -> None:
-        self.duration.observe((endpoint, model), *[record.ended_seconds - record.arrived_seconds for record in group])
+        durations: list[float] = []
+        first_bytes: list[float] = []
+        predicted = prompt = completion = 0
+        actual: int | None = None
         for record in group:
+            durations.append(record.ended_seconds - record.arrived_seconds)
             if record.streams and record.first_byte_seconds is not None:
-                self.first_byte.observe((model,), record.first_byte_seconds - record.arrived_seconds)
-        self.hit_tokens.add((backend, "predicted"), sum([record.predicted_hit_tokens for record in group]))
-        if actual := [record.actual_hit_tokens for record in group if record.actual_hit_tokens is not None]:
-            self.hit_tokens.add((backend, "actual"), sum(actual))
-        if counted := [record for record in group if record.prompt_tokens]:
-            self.prompt_tokens.add((model,), sum([record.prompt_tokens for record in counted]))
-            self.completion_tokens.add((model,), sum([record.completion_tokens for record in counted]))
+                first_bytes.append(record.first_byte_seconds - record.arrived_seconds)
+            predicted += record.predicted_hit_tokens
+            if record.actual_hit_tokens is not None:
+                actual = (actual or 0) + record.actual_hit_tokens
+            if record.prompt_tokens:
+                prompt += record.prompt_tokens
+                completion += record.completion_tokens
+        self.duration.observe((endpoint, model), *durations)
+        if first_bytes:
+            self.first_byte.observe((model,), *first_bytes)
+        self.hit_tokens.add((backend, "predicted"), predicted)
+        if actual is not None:
+            self.hit_tokens.add((backend, "actual"), actual)
+        if prompt:
+            self.prompt_tokens.add((model,), prompt)
+            self.completion_tokens.add((model,), completion)
 
 
 _ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)

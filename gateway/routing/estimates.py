@@ -11,16 +11,21 @@ that of the lengths without a limit (the Kaplan-Meier estimate). Old answers fad
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from math import log2
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gateway.request import Demand, Usage
 from gateway.routing.engine import CostModel
 
-_MAX_KNOWN = 65536
-_MOST_MODELS = 1024
-_PROMPTS, _ANSWERS = 50, 500  # in a running mean; those before fade
-_ALIKE = 2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
+_MAX_KNOWN: Final = 65536
+_FORGOTTEN: Final = 1024  # at once: finding the first one of a dict from which the first ones were removed is slow
+_MOST_MODELS: Final = 1024
+_PROMPTS: Final = 50  # in a running mean; those before fade
+_ANSWERS: Final = 500
+_ALIKE: Final = (
+    2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
+)
 
 
 class Measure(NamedTuple):
@@ -52,7 +57,7 @@ class Estimates:
     def __init__(self, bytes_per_token: float = 4.0, output_tokens: float = 200.0) -> None:
         self._start = _Means(bytes_per_token, output_tokens)
         self._means: dict[str, _Means] = {}
-        self._known: OrderedDict[int, tuple[int, int]] = OrderedDict()  # of prompt and answer, by the prompt's last key
+        self._known: dict[int, tuple[int, int]] = {}  # tokens of prompt and answer, by the prompt's last key
 
     def bytes_per_token(self, model: str) -> float:
         """Prompt bytes that make one token of this model."""
@@ -97,19 +102,22 @@ class Estimates:
             means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
-        self._known[prompt_key] = prompt_tokens, output_tokens
-        self._known.move_to_end(prompt_key)
-        if len(self._known) > _MAX_KNOWN:
-            self._known.popitem(last=False)
+        known = self._known
+        if prompt_key in known:
+            del known[prompt_key]  # the order is that of the last answers
+        known[prompt_key] = prompt_tokens, output_tokens
+        if len(known) > _MAX_KNOWN + _FORGOTTEN:
+            for key in [*islice(known, _FORGOTTEN)]:
+                del known[key]
 
 
-_MIN_TOKENS = 64
+_MIN_TOKENS: Final = 64
 _CLIP = (0.25, 4.0)
-_LEAST_WEIGHT = 0.05
+_LEAST_WEIGHT: Final = 0.05
 _B_RANGE = (1e-7, 1e-1)
-_STEP = 0.02  # relative change before the model follows: every change voids cached costs
-_WINDOW_TOKENS = 3600  # prefill that may be ahead on an open backend: about 0.4 of a token budget
-_WINDOW_FLOOR_SECONDS = 0.02  # covers the network and tokenization
+_STEP: Final = 0.02  # relative change before the model follows: every change voids cached costs
+_WINDOW_TOKENS: Final = 3600  # prefill that may be ahead on an open backend: about 0.4 of a token budget
+_WINDOW_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
 
 
 class Calibrations:
@@ -174,15 +182,15 @@ class Calibration:
             self.first_token(uncached_tokens, predicted_seconds, seconds)
 
 
-_STEPS = 4  # buckets for each doubling of the length: the edges are 19 % apart
-_BUCKETS = 20 * _STEPS  # up to a million tokens
-_FADES = 0.98  # of the weight of an answer with each later one: fifty answers' worth are remembered
-_REFRESH = 25  # answers between two computations of the quantile, once there are many
-_FEW = 20.0  # answers; for a tenant with fewer, the model's lengths are used
-_UNKNOWN_TOKENS = 512.0
-_MAX_TENANTS = 1024  # and models
+_STEPS: Final = 4  # buckets for each doubling of the length: the edges are 19 % apart
+_BUCKETS: Final = 20 * _STEPS  # up to a million tokens
+_FADES: Final = 0.98  # of the weight of an answer with each later one: fifty answers' worth are remembered
+_REFRESH: Final = 25  # answers between two computations of the quantile, once there are many
+_FEW: Final = 20.0  # answers; for a tenant with fewer, the model's lengths are used
+_UNKNOWN_TOKENS: Final = 512.0
+_MAX_TENANTS: Final = 1024  # and models
 
-_EDGES = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
+_EDGES: Final = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
 
 
 class _Lengths:
@@ -224,7 +232,8 @@ class _Lengths:
         if self._prompts < _PROMPTS:
             self._prompts += 1
         self._mean_excess += (tokens - self._mean_excess) * (1 / self._prompts)
-        self.excess_tokens = round(self._mean_excess) if self._mean_excess > 0 else 0
+        if not -0.5 < self._mean_excess - self.excess_tokens < 0.5:
+            self.excess_tokens = round(self._mean_excess) if self._mean_excess > 0 else 0
 
     def _quantile(self, share: float) -> float:
         """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""

@@ -35,7 +35,7 @@ LAYERS: dict[str, set[str]] = {
     "_native": set(),
     "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
-    "observe": {"request", "supervisor"},
+    "observe": {"_native", "request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "routing.engine"},
     "relay": {"request", "errors", "config", "resources", "supervisor", "backends"},
     "dispatch": {

@@ -77,10 +77,10 @@ class Loop(uvloop.Loop):
         super().__init__()
         self.answered = answered
         self._passed_seconds = 0.0
-        self._began_seconds = self.time()
+        self._began_seconds = super().time()
 
-    def clock(self) -> float:
-        """The gateway's clock: it goes on with the requests, so that what depends on time does not on the machine."""
+    def time(self) -> float:
+        """The clock of loop and gateway goes on with the requests: what depends on time does not on the machine."""
         return self._began_seconds + self._passed_seconds
 
     def pass_time(self) -> None:
@@ -174,7 +174,7 @@ def clients(count: int, end: bytes) -> Iterator[tuple[Gateway, list[Client]]]:
     with Path("/dev/null").open("wb") as out:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
-        gateway = Gateway(config, out, loop.clock, random=Random(1))
+        gateway = Gateway(config, out, loop.time, random=Random(1))
         assert gateway.access_log is not None
         for backend in gateway.fleet.backends:
             gateway.fleet.learned(backend, _FACTS)

@@ -133,14 +133,20 @@ def _ask(
     through: bool,
 ) -> None:
     async def ask() -> None:
-        with (clients if through else unrouted)(1, end) as (_, (client,)):
+        with (clients if through else unrouted)(1, end) as (gateway, (client,)):
+            settle = gateway.finished.settle if gateway else _nothing
             await _one_after_another(client, bodies[:-units])
+            settle()
             counter.begin()
             await _one_after_another(client, bodies[:64])  # translated
             with counter.counting():
                 await _one_after_another(client, bodies[-units:])
+                settle()  # all records of these requests, and no others
 
     _run(ask(), answered)
+
+
+def _nothing() -> None: ...
 
 
 async def _one_after_another(client: Client, bodies: list[bytes]) -> None:

@@ -180,8 +180,42 @@ def test_keys_of_prefix_blocks_are_equal(pieces: list[bytes], chain: int) -> Non
     assert kernel.prefix_keys(pieces, chain) == pure.prefix_keys(pieces, chain)
 
 
+PLAIN_VALUES = (
+    st.none()
+    | st.booleans()
+    | st.integers(0, 10**12 - 1)
+    | st.integers(0, 10**15 - 1).map(lambda thousandths: thousandths / 1e3)
+    | st.text(st.characters(min_codepoint=32, max_codepoint=127, exclude_characters='"\\'), max_size=40)
+)
+LINE_VALUES = PLAIN_VALUES | VALUES | st.floats() | st.floats(0, 1e16).map(lambda value: value // 1 / 1e3)
+
+
+@compiled
+@given(
+    st.lists(
+        st.sampled_from([b"%b", b"%b", b"%b", b"%", b"%%", b"%d", b'"a":', b",", b"\x00", b"x" * 1400]), max_size=9
+    ),
+    st.lists(LINE_VALUES, max_size=6),
+)
+@example([b"%b"] * 3, ["x" * 4072, "x", 1.5])
+@example([b"%b"], ["x" * 4073])
+@example([b"%b" * 12], [-0.0, 0.0, 0.001, 1e12, 999999999999.999, 1e-4, 2**63, 2**64, -1, True, "\x1f", "\x7f"])
+def test_lines_are_written_alike(pieces: list[bytes], values: list[Any]) -> None:
+    template = b"".join(pieces)
+    line = kernel.json_line(template, values)
+    assert line is None or line == pure.json_line(template, values)
+
+
+@compiled
+@given(st.lists(PLAIN_VALUES, max_size=20))
+def test_lines_of_plain_values_are_written_by_the_extension(values: list[Any]) -> None:
+    template = b"[" + b",".join([b"%b"] * len(values)) + b"]\n"
+    assert kernel.json_line(template, values) == pure.json_line(template, values)
+    assert json.loads(pure.json_line(template, values)) == values
+
+
 @compiled
 @pytest.mark.parametrize("args", [(), (b"",), (b"", b"", b""), ("text", "text"), (1, 1), ([1], "x"), (None, None)])
-@pytest.mark.parametrize("name", ["key_count", "whole_request", "text_turns", "prefix_keys"])
+@pytest.mark.parametrize("name", ["key_count", "whole_request", "text_turns", "prefix_keys", "json_line"])
 def test_other_arguments_are_an_error_or_nothing(name: str, args: tuple[Any, ...]) -> None:
     assert outcome(getattr(kernel, name), *args) in (None, TypeError)

@@ -1,5 +1,6 @@
 from gateway.insights.samples import (
     OTHERS,
+    Counts,
     Epoch,
     Reuse,
     Sample,
@@ -10,7 +11,6 @@ from gateway.insights.samples import (
     identity,
     merged,
 )
-from tests.unit.insights.traffic import row
 
 
 def sample(key: int, name: str, text: bytes = b"some text") -> Sample:
@@ -18,30 +18,30 @@ def sample(key: int, name: str, text: bytes = b"some text") -> Sample:
 
 
 def test_rates_are_of_reported_usage() -> None:
-    assert counts(row(4, 100, 50, 40, 10))["hit_rate"] == 0.25
-    assert counts(row(4, 100, 50, 40, 10))["predicted_hit_rate"] == 0.5
-    assert counts(row(4, 100, 50, 0, 0))["hit_rate"] is None
-    assert counts(row(0, 0, 0, 0, 0))["predicted_hit_rate"] is None
+    assert counts(Counts(4, 100, 50, 40, 10))["hit_rate"] == 0.25
+    assert counts(Counts(4, 100, 50, 40, 10))["predicted_hit_rate"] == 0.5
+    assert counts(Counts(4, 100, 50, 0, 0))["hit_rate"] is None
+    assert counts(Counts(0, 0, 0, 0, 0))["predicted_hit_rate"] is None
 
 
 def test_epochs_are_added_up() -> None:
     epochs = [
-        Epoch(0.0, {("a", 1): row(1, 2, 3, 4, 5)}),
-        Epoch(1.0, {("a", 1): row(1, 1, 1, 1, 1), ("b", 1): row(1, 0, 0, 0, 0)}),
+        Epoch(0.0, {("a", 1): Counts(1, 2, 3, 4, 5)}),
+        Epoch(1.0, {("a", 1): Counts(1, 1, 1, 1, 1), ("b", 1): Counts(1, 0, 0, 0, 0)}),
     ]
     rows = merged(item for epoch in epochs for item in epoch.rows.items())
-    assert rows == {("a", 1): row(2, 3, 4, 5, 6), ("b", 1): row(1, 0, 0, 0, 0)}
-    assert epochs[0].rows[("a", 1)] == row(1, 2, 3, 4, 5)
+    assert rows == {("a", 1): Counts(2, 3, 4, 5, 6), ("b", 1): Counts(1, 0, 0, 0, 0)}
+    assert epochs[0].rows[("a", 1)] == Counts(1, 2, 3, 4, 5)
 
 
 def test_keys_come_by_their_tokens() -> None:
-    rows = {("a", 1): row(1, 10, 0, 0, 0), ("b", 2): row(1, 30, 0, 0, 0), ("a", 3): row(1, 15, 0, 0, 0)}
+    rows = {("a", 1): Counts(1, 10, 0, 0, 0), ("b", 2): Counts(1, 30, 0, 0, 0), ("a", 3): Counts(1, 15, 0, 0, 0)}
     assert [(row["client"], row["prompt_tokens"]) for row in clients(rows, 5)] == [("b", 30), ("a", 25)]
     assert len(clients(rows, 1)) == 1
 
 
 def test_an_application_has_a_name_if_all_its_requests_give_the_same() -> None:
-    rows = {("a", 1): row(2, 10, 0, 0, 0), ("a", 5): row(2, 9, 0, 0, 0)}
+    rows = {("a", 1): Counts(2, 10, 0, 0, 0), ("a", 5): Counts(2, 9, 0, 0, 0)}
     listed = applications(rows, [sample(1, "shop"), sample(1, "shop"), sample(5, "x"), sample(5, "y")], 5, False)
     assert [(row["id"], row["name"]) for row in listed] == [(identity(1), "shop"), (identity(5), "")]
     assert "text" not in listed[0]
@@ -49,8 +49,8 @@ def test_an_application_has_a_name_if_all_its_requests_give_the_same() -> None:
 
 
 def test_applications_that_are_not_listed_are_one_entry() -> None:
-    rows = {("a", number): row(2, number, 0, 0, 0) for number in range(1, 8)}
-    rows |= {("a", OTHERS): row(10, 5, 0, 0, 0), ("a", 50): row(1, 100, 0, 0, 0)}
+    rows = {("a", number): Counts(2, number, 0, 0, 0) for number in range(1, 8)}
+    rows |= {("a", OTHERS): Counts(10, 5, 0, 0, 0), ("a", 50): Counts(1, 100, 0, 0, 0)}
     listed = applications(rows, [], 3, False)
     assert [(row["id"], row["prompt_tokens"]) for row in listed] == [
         ("others", 115), (identity(7), 7), (identity(6), 6), (identity(5), 5),
@@ -59,13 +59,13 @@ def test_applications_that_are_not_listed_are_one_entry() -> None:
 
 
 def test_applications_of_one_name_are_one() -> None:
-    rows = {("a", 1): row(2, 10, 0, 0, 0), ("a", 5): row(2, 9, 0, 0, 0), ("b", 1): row(3, 8, 0, 0, 0)}
+    rows = {("a", 1): Counts(2, 10, 0, 0, 0), ("a", 5): Counts(2, 9, 0, 0, 0), ("b", 1): Counts(3, 8, 0, 0, 0)}
     listed = applications(rows, [sample(1, "shop"), sample(5, "shop")], 5, False)
     assert [(row["client"], row["name"], row["requests"]) for row in listed] == [("a", "shop", 4), ("b", "", 3)]
 
 
 def reuse(requests: int, saved: float, parent: int = 0, backend: str = "b0") -> Reuse:
-    return Reuse(400, 100.0, parent, requests, saved, {backend})
+    return Reuse(400, 100.0, parent, requests, saved, frozenset({backend}))
 
 
 def test_a_prefix_with_one_continuation_is_listed_as_the_longer_one() -> None:

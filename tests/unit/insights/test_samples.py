@@ -4,10 +4,10 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.samples import OTHERS, PrefixReport, ReportLimits, Samples
+from gateway.insights.samples import OTHERS, Counts, PrefixReport, ReportLimits, Samples
 from gateway.observe.record import Record
 from gateway.request import Demand
-from tests.unit.insights.traffic import answered, row
+from tests.unit.insights.traffic import answered
 
 LIMITS = ReportLimits(per_second=2.0, burst=3, samples=4, total_bytes=100, text_bytes=40)
 BOUNDS = ReportLimits(epochs=3, epoch_seconds=10.0, rows=8, prefixes=16, taken=4)
@@ -105,8 +105,8 @@ def test_tokens_are_counted_by_key_and_application() -> None:
     count(report, (1, 3), 0)
     count(report, (9, 3), 0, client="b")
     (epoch,) = report._epochs(0.0)
-    assert epoch.rows == {("a", 1): row(2, 100, 25, 100, 25), ("b", 9): row(1, 50, 0, 50, 0)}
-    assert report._counted() == row(3, 150, 25, 150, 25)
+    assert epoch.rows == {("a", 1): Counts(2, 100, 25, 100, 25), ("b", 9): Counts(1, 50, 0, 50, 0)}
+    assert report._counted() == Counts(3, 150, 25, 150, 25)
     assert report._models == {"m"}
 
 
@@ -117,8 +117,8 @@ def test_counts_move_on_with_time_and_are_forgotten() -> None:
     assert [epoch.began_seconds for epoch in report._epochs(-1.0)] == [10.0, 20.0, 30.0]
     assert [epoch.began_seconds for epoch in report._epochs(29.0)] == [20.0, 30.0]
     count(report, (1,), now=1000.0)
-    assert sum(each["requests"] for epoch in report._epochs(960.0) for each in epoch.rows.values()) == 1
-    assert report._counted()["requests"] == 5
+    assert sum(each.requests for epoch in report._epochs(960.0) for each in epoch.rows.values()) == 1
+    assert report._counted().requests == 5
 
 
 def test_a_snapshot_does_not_change() -> None:
@@ -126,7 +126,7 @@ def test_a_snapshot_does_not_change() -> None:
     count(report, (1, 2), 50)
     (before,) = report._epochs(0.0)
     count(report, (1, 2), 50)
-    assert before.rows[("a", 1)]["requests"] == 1
+    assert before.rows[("a", 1)].requests == 1
     assert before.prefixes[1].requests == 1
     assert before.prefixes[1].backends == {"b0"}
 
@@ -162,7 +162,7 @@ def test_tables_are_bounded_and_lose_no_count(requests: list[tuple[int, str, int
         assert len(epoch.rows) <= BOUNDS.rows + 3
         assert len(epoch.prefixes) <= BOUNDS.prefixes + 3
     counted = report._counted()
-    assert (counted["requests"], counted["prompt_tokens"]) == (len(requests), 75 * len(requests))
+    assert (counted.requests, counted.prompt_tokens) == (len(requests), 75 * len(requests))
 
 
 def test_the_rarest_applications_share_a_row() -> None:
@@ -172,6 +172,6 @@ def test_the_rarest_applications_share_a_row() -> None:
     for number in range(2, 30):
         count(report, (number,))
     rows = report._epochs(0.0)[0].rows
-    assert rows[("a", 1)]["requests"] == 5
-    assert rows[("a", OTHERS)]["requests"] > 10
-    assert sum(counts["requests"] for counts in rows.values()) == 33
+    assert rows[("a", 1)].requests == 5
+    assert rows[("a", OTHERS)].requests > 10
+    assert sum(counts.requests for counts in rows.values()) == 33

@@ -1,6 +1,5 @@
 """Made traffic: prompts with a known cause of lost hits, or with none."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -42,12 +41,6 @@ class Prose:
             parts.append(self.sentence() + self._random.choice((" ", " ", "\n")))
             length += len(parts[-1])
         return "".join(parts)[:size]
-
-
-def row(*values: int) -> Counter[str]:
-    """Counts of requests: how many, prompt tokens, predicted hits, prompt tokens with reported hits, reported hits."""
-    names = ("requests", "prompt_tokens", "predicted_hit_tokens", "reported_prompt_tokens", "actual_hit_tokens")
-    return Counter(dict(zip(names, values, strict=True)))
 
 
 def chat(system: str, *turns: str, **fields: Any) -> Document:

@@ -128,7 +128,11 @@ def test_a_later_count_replaces_an_earlier_one() -> None:
 
 def test_counts_that_were_longest_unused_are_forgotten() -> None:
     estimates = Estimates()
-    for key in range(65_536 + 5):
+    for key in range(65_536 + 1024):
         estimates.remember(key, 7, 5)
-    assert estimates.measure("m", (4,), (400,), 400, 0, 0).prompt_tokens == 100
-    assert estimates.measure("m", (5,), (400,), 400, 0, 0).prompt_tokens == 7
+    assert estimates.measure("m", (0,), (400,), 400, 0, 0).prompt_tokens == 7
+    estimates.remember(0, 7, 5)
+    estimates.remember(65_536 + 1024, 7, 5)
+    assert estimates.measure("m", (0,), (400,), 400, 0, 0).prompt_tokens == 7
+    assert estimates.measure("m", (1024,), (400,), 400, 0, 0).prompt_tokens == 100
+    assert estimates.measure("m", (1025,), (400,), 400, 0, 0).prompt_tokens == 7
