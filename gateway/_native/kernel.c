@@ -183,20 +183,15 @@ static int keep_field(const Field *field, PyObject *known, PyObject *headers)
     PyObject *name = PyBytes_FromStringAndSize(field->name, (Py_ssize_t)field->name_size);
     if (name == NULL)
         return -1;
-    int result = PyDict_Contains(headers, name);
-    if (result == 0) {
-        result = PySequence_Contains(known, name);
-        if (result == 1) {
-            PyObject *value = PyBytes_FromStringAndSize(field->value, (Py_ssize_t)field->value_size);
-            result = value == NULL || PyDict_SetItem(headers, name, value) < 0 ? -1 : 1;
-            Py_XDECREF(value);
-        }
-        else if (result == 0) {
-            result = !closes(field);
-        }
+    int result = PySequence_Contains(known, name);
+    if (result == 1) {
+        Py_ssize_t others = PyDict_GET_SIZE(headers);
+        PyObject *value = PyBytes_FromStringAndSize(field->value, (Py_ssize_t)field->value_size);
+        result = value == NULL || PyDict_SetItem(headers, name, value) < 0 ? -1 : PyDict_GET_SIZE(headers) > others;
+        Py_XDECREF(value);
     }
-    else if (result == 1) {
-        result = 0;
+    else if (result == 0) {
+        result = !closes(field);
     }
     Py_DECREF(name);
     return result;

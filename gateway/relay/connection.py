@@ -246,6 +246,8 @@ class Pool:
         self.backend = backend
         self._config = config
         self._clock = clock
+        self._keep_alive_seconds = config.keep_alive_seconds
+        self._max_age_seconds = config.max_connection_age_seconds
         self._idle: list[BackendConnection] = []
         self._tls = ssl.create_default_context() if backend.origin.tls else None
         key = backend.config.api_key
@@ -260,15 +262,15 @@ class Pool:
 
     def take_idle(self) -> BackendConnection | None:
         """The idle connection that was used last, if it may be used again."""
-        config, now = self._config, self._clock()
+        now = self._clock()
         while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
             if (
                 transport is not None
                 and not transport.is_closing()
-                and now - connection.idle_since < config.keep_alive_seconds
-                and now - connection.made_at < config.max_connection_age_seconds
+                and now - connection.idle_since < self._keep_alive_seconds
+                and now - connection.made_at < self._max_age_seconds
             ):
                 self.open += 1
                 return connection
@@ -296,7 +298,7 @@ class Pool:
         idle, now = self._idle, self._clock()
         if connection.rest(now):
             idle.append(connection)
-            while idle and now - idle[0].idle_since >= self._config.keep_alive_seconds:
+            while idle and now - idle[0].idle_since >= self._keep_alive_seconds:
                 idle.pop(0).abort()
 
     def close(self) -> None:
