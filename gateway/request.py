@@ -293,6 +293,7 @@ class Sink(Protocol):
     """Where an answer goes: the client's side of the gateway."""
 
     begun: bool
+    chunked: bool  # its body is sent in the chunks of HTTP/1.1
 
     @property
     def blocked(self) -> bool:
@@ -309,8 +310,8 @@ class Sink(Protocol):
     def comment(self) -> None:
         """Keep-alive for a client that waits for a stream; not part of the answer."""
 
-    def write(self, data: bytes) -> bool:
-        """Body bytes. True = its buffer is full."""
+    def write(self, data: bytes, framed: bool = False) -> bool:
+        """Body bytes; `framed`: in chunks, as the body is sent. True = its buffer is full."""
 
     def when_writable(self, resume: Callable[[], None] | None) -> None:
         """Call this when a full buffer has space again; None = call nothing."""

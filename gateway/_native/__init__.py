@@ -1,6 +1,7 @@
 """Functions over the bytes of requests and log lines, in C where `kernel` is built, in Python where it is not.
 
-`kernel.c` and `pure.py` have the same functions, and tests hold them equal. GATEWAY_PURE=1 selects Python.
+`kernel.c` and `pure.py` have the same functions, and tests hold them equal. GATEWAY_PURE=1 selects Python. `IN_C`: the
+extension runs; `event_chunks` in Python would cost more than the parsing that it saves.
 """
 
 import os
@@ -10,8 +11,11 @@ from gateway._native.pure import LONGEST_BYTES
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
         raise ImportError
-    from gateway._native.kernel import json_line, key_count, prefix_keys, text_turns, whole_request
-except ImportError:
-    from gateway._native.pure import json_line, key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.kernel import event_chunks, json_line, key_count, prefix_keys, text_turns, whole_request
 
-__all__ = ["LONGEST_BYTES", "json_line", "key_count", "prefix_keys", "text_turns", "whole_request"]
+    IN_C = True
+except ImportError:
+    IN_C = False
+    from gateway._native.pure import event_chunks, json_line, key_count, prefix_keys, text_turns, whole_request
+
+__all__ = ["IN_C", "LONGEST_BYTES", "event_chunks", "json_line", "key_count", "prefix_keys", "text_turns", "whole_request"]

@@ -183,20 +183,15 @@ static int keep_field(const Field *field, PyObject *known, PyObject *headers)
     PyObject *name = PyBytes_FromStringAndSize(field->name, (Py_ssize_t)field->name_size);
     if (name == NULL)
         return -1;
-    int result = PyDict_Contains(headers, name);
-    if (result == 0) {
-        result = PySequence_Contains(known, name);
-        if (result == 1) {
-            PyObject *value = PyBytes_FromStringAndSize(field->value, (Py_ssize_t)field->value_size);
-            result = value == NULL || PyDict_SetItem(headers, name, value) < 0 ? -1 : 1;
-            Py_XDECREF(value);
-        }
-        else if (result == 0) {
-            result = !closes(field);
-        }
+    int result = PySequence_Contains(known, name);
+    if (result == 1) {
+        Py_ssize_t others = PyDict_GET_SIZE(headers);
+        PyObject *value = PyBytes_FromStringAndSize(field->value, (Py_ssize_t)field->value_size);
+        result = value == NULL || PyDict_SetItem(headers, name, value) < 0 ? -1 : PyDict_GET_SIZE(headers) > others;
+        Py_XDECREF(value);
     }
-    else if (result == 1) {
-        result = 0;
+    else if (result == 0) {
+        result = !closes(field);
     }
     Py_DECREF(name);
     return result;
@@ -270,6 +265,51 @@ static PyObject *whole_request(PyObject *module, PyObject *const *args, Py_ssize
     PyObject *found = read_request(state_of(module), data.buf, data.len, args[1]);
     PyBuffer_Release(&data);
     return found;
+}
+
+/* event_chunks */
+
+enum { MAX_SIZE_DIGITS = 6 };
+
+/* What follows a chunk that is here as a whole and ends like an event; NULL = unusual. */
+static const char *chunk_end(const char *at, const char *end)
+{
+    const char *digits_end = end - at > MAX_SIZE_DIGITS ? at + MAX_SIZE_DIGITS : end;
+    Py_ssize_t size = 0;
+    for (; at < digits_end && is_alphanumeric((unsigned char)*at) && (*at | 0x20) <= 'f'; at++)
+        size = 16 * size + (*at <= '9' ? *at - '0' : (*at | 0x20) - 'a' + 10);
+    if (size < 2 || !starts(at, end, "\r\n") || end - at < size + 4)
+        return NULL;
+    at += size;
+    return starts(at, end, "\n\n\r\n") ? at + 4 : NULL;
+}
+
+/* Whether an event is more than a piece of text. */
+static int is_special(const char *data, const char *end)
+{
+    if (end - data > 16 && starts(end - 16, end, "data: [DONE]\n\n\r\n"))
+        return 1;
+    for (const char *at = data; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++)
+        if (starts(at, end, "\"usage\"") || starts(at, end, "\"finish_reason\":\"abort\"")
+            || (at - data > 7 && starts(at - 7, end, "data: {\"error\"")))
+            return 1;
+    return 0;
+}
+
+static PyObject *event_chunks(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    (void)module;
+    if (!check_count(given, 1))
+        return NULL;
+    if (!PyBytes_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "the chunks must be bytes");
+    const char *data = PyBytes_AS_STRING(args[0]), *end = data + PyBytes_GET_SIZE(args[0]), *at = data;
+    Py_ssize_t chunks = 0;
+    for (; at != NULL && at < end; chunks++)
+        at = chunk_end(at, end);
+    if (at == NULL || is_special(data, end))
+        chunks = 0;
+    return PyLong_FromSsize_t(chunks);
 }
 
 /* text_turns */
@@ -570,7 +610,7 @@ static void end(void *module)
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef METHODS[] = {
-    FUNCTION(key_count), FUNCTION(whole_request), FUNCTION(text_turns), FUNCTION(prefix_keys),
+    FUNCTION(key_count), FUNCTION(whole_request), FUNCTION(event_chunks), FUNCTION(text_turns), FUNCTION(prefix_keys),
     FUNCTION(json_line), {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, begin}, {0, NULL}};

@@ -44,6 +44,34 @@ def whole_request(
     return method, target, headers, bytes(data[match.end() :])
 
 
+_HEX_DIGITS = b"0123456789abcdefABCDEF"
+_MAX_SIZE_DIGITS = 6
+_END = b"data: [DONE]\n\n\r\n"
+_ERROR = b'data: {"error"'
+_ABORTED = b'"finish_reason":"abort"'
+
+
+def event_chunks(data: bytes) -> int:
+    """The number of chunks that `data` is, if they have whole server-sent events and may be passed on as they are.
+
+    0 = they are unusual, or an event may be more than a piece of text: usage, an error, the end.
+    """
+    chunks = at = 0
+    while at < len(data):
+        start = data.find(b"\r\n", at, at + _MAX_SIZE_DIGITS + 2)
+        digits = data[at:start]
+        if start <= at or digits.strip(_HEX_DIGITS) or (size_bytes := int(digits, 16)) < 2:
+            return 0
+        at = start + size_bytes + 4
+        if data[at - 4 : at] != b"\n\n\r\n":
+            return 0
+        chunks += 1
+    # Not `in`, which tries to take bytes for a number first.
+    if data.endswith(_END) or data.find(_ERROR) >= 0 or data.find(_ABORTED) >= 0 or data.find(b'"usage"') >= 0:
+        return 0
+    return chunks
+
+
 _BACKSLASH, _COLON, _OPENERS = ord("\\"), ord(":"), frozenset(b"{[")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[]:"))
 

@@ -31,6 +31,7 @@ class BufferedResponse:
     """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves; a bound ends `fetching`."""
 
     blocked = False
+    chunked = False
 
     def __init__(self, most_bytes: int, holding: Holding) -> None:
         self.begun = False
@@ -61,7 +62,7 @@ class BufferedResponse:
     def comment(self) -> None:
         """Dropped: no client reads keep-alive comments here."""
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
         """Keep body bytes. True = no more are taken."""
         if self.error is not None:
             return True

@@ -405,22 +405,20 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._ready(self._incoming)
 
     def _ready(self, incoming: HttpRequest) -> None:
-        self._pipelined.append(incoming)
-        if self._task is None and not self.blocked and len(self._pipelined) == 1:
-            self._begin()
+        if self._task is not None or self.blocked or self._pipelined or not self._begin(incoming):
+            self._pipelined.append(incoming)
 
-    def _begin(self) -> None:
-        """Begin the first answer that is due, unless the host has too many to begin."""
-        incoming = self._pipelined[0]
-        is_probe = (
-            incoming.route is not None and incoming.route.public and not self._stash and len(self._pipelined) == 1
-        )
+    def _begin(self, incoming: HttpRequest) -> bool:
+        """Begin the first answer that is due, unless the host has too many to begin. Returns whether it has begun."""
+        route, is_only = incoming.route, not self._stash and len(self._pipelined) <= 1
+        is_probe = route is not None and route.public and is_only
         self._is_beginning = not is_probe and self._host.beginnings.may_begin(self)
         if not incoming.arrived_seconds:
             incoming.arrived(self._loop.time())
-        if is_probe or self._is_beginning:
-            self._pipelined.popleft()
-            self._task = self._loop.create_task(self._answer(incoming))
+        if not (is_probe or self._is_beginning):
+            return False
+        self._task = self._loop.create_task(self._answer(incoming))
+        return True
 
     def _begun(self) -> None:
         if self._is_beginning:
@@ -462,7 +460,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         if self._pipelined:
             if self.blocked:
                 return  # backpressure: do not buffer more answers
-            self._begin()
+            if self._begin(self._pipelined[0]):
+                self._pipelined.popleft()
         elif self._deaf:
             self.close()
         else:

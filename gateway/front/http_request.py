@@ -88,10 +88,10 @@ def find_route(method: bytes, path: bytes) -> Route:
 
     Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
     """
-    path, _, query = path.partition(b"?")
-    route = ROUTES.get((method, path))
+    route = ROUTES.get((method, path)) or ROUTES.get((method, path.partition(b"?")[0]))
     if route is not None:
         return route
+    path, _, query = path.partition(b"?")
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=True, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
@@ -210,7 +210,8 @@ class HttpRequest:
         headers = self.headers
         if check_key is not None and not route.public:
             self.key = check_key(headers)
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        encoding = headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
             raise UnsupportedEncoding(
                 "Compressed request bodies are unsupported: send the body without Content-Encoding."
             )
@@ -218,8 +219,7 @@ class HttpRequest:
         if limit_bytes is None:
             limit_bytes = config.max_upload_bytes if streamed else config.max_body_bytes
         self.max_body_bytes = limit_bytes
-        length = headers.get(b"content-length")
-        if length is not None and int(length) > limit_bytes:
+        if (len(self.body) or int(headers.get(b"content-length", 0))) > limit_bytes:
             raise too_large(limit_bytes)
         return streamed
 

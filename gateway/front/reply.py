@@ -34,13 +34,13 @@ class ClientResponse:
     """
 
     __slots__ = (
-        "_anthropic", "_bodiless", "_chunked", "_events", "_headers", "_http10", "_opened", "_wire",
-        "backend_headers", "begun", "complete", "keep_alive", "on_writable", "request_id", "status",
+        "_anthropic", "_bodiless", "_events", "_headers", "_http10", "_opened", "_wire",
+        "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id", "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
         self._wire = wire
-        self._chunked = False
+        self.chunked = False
         self._events = False
         self._opened = False  # head and comments were sent, and nothing else
         self._http10 = incoming.http10
@@ -111,17 +111,19 @@ class ClientResponse:
         if self._http10:
             self.keep_alive = False
         else:
-            self._chunked = True
+            self.chunked = True
             framing = b"transfer-encoding: chunked\r\n" + framing
         self._wire.write(b"%bcontent-type: %b\r\n%b%b\r\n" % (self._head(status), content_type, framing, extra))
 
-    def write(self, data: bytes) -> bool:
-        """Body bytes of a begun response. True = the client's buffer is full."""
-        return self._wire.write(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data)
+    def write(self, data: bytes, framed: bool = False) -> bool:
+        """Body bytes of a begun response; `framed`: in chunks already. True = the client's buffer is full."""
+        if self.chunked and not framed:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        return self._wire.write(data)
 
     def end(self) -> None:
         self.complete = True
-        if self._chunked:
+        if self.chunked:
             self._wire.write(b"0\r\n\r\n")
 
     def fail(self, error: GatewayError) -> None:

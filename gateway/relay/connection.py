@@ -1,12 +1,18 @@
-"""Connections to one backend: writing a request, finding where the answer begins and ends, pooling idle ones."""
+"""Connections to one backend: writing a request, finding where the answer begins and ends, pooling idle ones.
+
+llhttp (through httptools) parses answers and rejects malformed ones. It does not see whole chunks of a stream that are
+passed on as they came: before and after them it is at the end of a chunk.
+"""
 
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol, cast
 
 import httptools
 
+from gateway._native import IN_C, event_chunks
 from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
 from gateway.errors import (
@@ -22,6 +28,7 @@ from gateway.resources import are_used_up
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
+_LAST_OF_EVENT = b"\n\n\r\n"  # if it is the last of its chunk
 _REST_SECONDS = 1.0  # that the end of an answer's framing may take
 _RETRY_AFTER_SECONDS = 1.0  # when no file descriptor is left
 _COPIED_BYTES = 4096  # a larger body is not worth a copy to save a buffer
@@ -32,7 +39,7 @@ class Receiver(Protocol):
     """Gets one answer, which its connection collects."""
 
     def received(self) -> None:
-        """More of the answer arrived; it is in `status`, `headers`, `parts` and `ended` of the connection."""
+        """More of the answer arrived; it is in `status`, `headers`, `parts`, `chunks` and `ended` of the connection."""
 
     def failed(self, error: BackendError) -> None: ...
 
@@ -52,11 +59,16 @@ class BackendConnection(asyncio.Protocol):
         self.headers: list[tuple[bytes, bytes]] = []
         self.parts: list[bytes] = []  # of the body; the receiver clears it
         self.on_body = self.parts.append  # the parser calls it once an event: no frame for it
+        self.passes_chunks = False  # set by the receiver: it takes usual chunks of a stream as they are
+        self.chunks = 0  # of `parts`, which has them as they came; 0 = without the framing
+        self._chunk_ends: list[None] = []  # one for each end of a chunk, since the last read
+        self.on_chunk_complete = partial(self._chunk_ends.append, None) if IN_C else None
         self._parser = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._request_body_bytes = 0
         self._head_bytes = 0
         self._keep_alive = False
+        self._between_chunks = False  # the parser has read up to the end of a chunk, which ended like an event
         self._paused = False
         self._room: asyncio.Future[None] | None = None  # set while the write buffer is full
 
@@ -65,8 +77,8 @@ class BackendConnection(asyncio.Protocol):
         assert self.transport is not None
         self._receiver = receiver
         self.exchanges += 1
-        self.answered = self.ended = self._keep_alive = False
-        self.status = self._head_bytes = 0
+        self.answered = self.ended = self._keep_alive = self.passes_chunks = False
+        self.status = self.chunks = self._head_bytes = 0
         self.headers = []
         self.parts.clear()
         self._request_body_bytes = len(body)
@@ -120,6 +132,12 @@ class BackendConnection(asyncio.Protocol):
         if receiver is None:
             self.abort()  # unexpected bytes: they would be read as the next answer
             return
+        if self.passes_chunks and self._between_chunks:
+            self.chunks = event_chunks(data)
+            if self.chunks:
+                self.parts.append(data)
+                receiver.received()
+                return
         self.answered = True
         try:
             self._parser.feed_data(data)
@@ -133,6 +151,9 @@ class BackendConnection(asyncio.Protocol):
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._fail(BackendProtocolError("The headers of the backend's response are too large."))
                 return
+        ends = self._chunk_ends
+        self._between_chunks = bool(ends) and len(ends) == len(self.parts) and data.endswith(_LAST_OF_EVENT)
+        ends.clear()
         receiver.received()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -225,6 +246,8 @@ class Pool:
         self.backend = backend
         self._config = config
         self._clock = clock
+        self._keep_alive_seconds = config.keep_alive_seconds
+        self._max_age_seconds = config.max_connection_age_seconds
         self._idle: list[BackendConnection] = []
         self._tls = ssl.create_default_context() if backend.origin.tls else None
         key = backend.config.api_key
@@ -239,15 +262,15 @@ class Pool:
 
     def take_idle(self) -> BackendConnection | None:
         """The idle connection that was used last, if it may be used again."""
-        config, now = self._config, self._clock()
+        now = self._clock()
         while self._idle:
             connection = self._idle.pop()
             transport = connection.transport
             if (
                 transport is not None
                 and not transport.is_closing()
-                and now - connection.idle_since < config.keep_alive_seconds
-                and now - connection.made_at < config.max_connection_age_seconds
+                and now - connection.idle_since < self._keep_alive_seconds
+                and now - connection.made_at < self._max_age_seconds
             ):
                 self.open += 1
                 return connection
@@ -275,7 +298,7 @@ class Pool:
         idle, now = self._idle, self._clock()
         if connection.rest(now):
             idle.append(connection)
-            while idle and now - idle[0].idle_since >= self._config.keep_alive_seconds:
+            while idle and now - idle[0].idle_since >= self._keep_alive_seconds:
                 idle.pop(0).abort()
 
     def close(self) -> None:

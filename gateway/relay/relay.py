@@ -132,12 +132,13 @@ class UpstreamResponse:
         connection = self._connection
         if not self._status and connection.status:
             self._take_head()
-        events, parts, count = self._events, connection.parts, len(connection.parts)
+        events, parts, is_framed = self._events, connection.parts, connection.chunks > 0
+        count = connection.chunks or len(parts)
         if self.done.done():  # the end marker has come, or the client has left
             parts.clear()
             return
         if count:
-            data = parts[0] if count == 1 else b"".join(parts)
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
@@ -145,11 +146,11 @@ class UpstreamResponse:
                     self._first_token()
             if events is None:
                 self._keep(data)
-            elif data := events.take(data):
+            elif data := events.take(data, is_framed):
                 sink = self._sink
                 if not sink.begun:
                     self._begin(data)
-                if sink.write(data):
+                if sink.write(data, is_framed):
                     self._wait_for_room()
                 self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
                 if self._left <= 0:
@@ -189,9 +190,10 @@ class UpstreamResponse:
 
     def _take_head(self) -> None:
         self._status = self._connection.status
+        passed = _PASSED_HEADERS
         for name, value in self._connection.headers:
             name = name.lower()
-            if name not in _PASSED_HEADERS or len(value) > _MAX_VALUE_BYTES:
+            if name not in passed or len(value) > _MAX_VALUE_BYTES:
                 continue
             if name == b"content-type":
                 self._content_type = value
@@ -218,6 +220,7 @@ class UpstreamResponse:
     def _begin(self, data: bytes) -> None:
         self._note_opening(data)
         self._sink.begin(self._status, self._content_type, self._extra)
+        self._connection.passes_chunks = self._events is not None and self._sink.chunked
 
     def _note_opening(self, data: bytes) -> None:
         if self._request.on_opening is not None and self._status == 200:

@@ -37,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "scheduling": {"request", "errors", "routing"},
     "observe": {"_native", "request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "routing.engine"},
-    "relay": {"request", "errors", "config", "resources", "supervisor", "backends"},
+    "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "backends"},
     "dispatch": {
         "request",
         "errors",

@@ -154,6 +154,83 @@ def test_usual_requests_are_read_as_a_whole_and_others_are_not(build: ModuleType
     assert build.whole_request(PLAIN + PLAIN, KNOWN_HEADERS) is None
 
 
+EVENT_PIECES = st.lists(
+    st.sampled_from(
+        [b"data: x\n\n", b"data: x\r\n\r\n", b"\n\n", b"\n", b'"usage"', b'data: {"error"', b'{"error"',
+         b'"finish_reason":"abort"', b'"abort"', b'"',
+         b'""', b"data: [DONE]\n\n", b"x" * 300]
+    ),
+    max_size=4,
+).map(b"".join)  # fmt: skip
+SIZES = st.sampled_from(
+    [b"%x\r\n", b"%X\r\n", b"%x\r\n", b"0%x\r\n", b"%x;a\r\n", b"0x%x\r\n", b"%x \r\n", b"%x\n", b"%07x\r\n"]
+)
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> bytes:
+    sent = b""
+    for data in draw(st.lists(EVENT_PIECES.map(lambda data: data + b"\n\n") | EVENT_PIECES, max_size=3)):
+        sent += draw(SIZES) % abs(len(data) + draw(st.sampled_from([0, 0, 0, 0, 1, -1]))) + data
+        sent += draw(st.sampled_from([b"\r\n", b"\r\n", b"\r\n", b"\n", b""]))
+    return sent[: draw(st.just(len(sent)) | st.integers(0, len(sent)))]
+
+
+class ParsedChunks:
+    """What the HTTP parser makes of chunks, whose ends it counts."""
+
+    def __init__(self, data: bytes) -> None:
+        self.body = b""
+        self.ends = 0
+        self.is_complete = False
+        self.parser = httptools.HttpResponseParser(self)
+        self.parser.feed_data(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + data)
+
+    def on_body(self, data: bytes) -> None:
+        self.body += data
+
+    def on_chunk_complete(self) -> None:
+        self.ends += 1
+
+    def on_message_complete(self) -> None:
+        self.is_complete = True
+
+
+@compiled
+@given(chunks() | st.binary(max_size=64))
+@example(b"6\r\nabcd\n\n\r\n")
+@example(b"1\r\n\n\n\r\n")
+@example(b"fffff\r\n" + b"\n" * 0xFFFFF + b"\r\n")
+def test_chunks_of_events_are_counted_alike(data: bytes) -> None:
+    assert kernel.event_chunks(data) == pure.event_chunks(data)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@given(data=chunks())
+def test_chunks_that_may_be_passed_on_are_what_the_parser_reads(build: ModuleType, data: bytes) -> None:
+    count = build.event_chunks(data)
+    if not count:
+        return
+    parsed = ParsedChunks(data)
+    assert (parsed.ends, parsed.is_complete) == (count, False)
+    assert parsed.body.endswith(b"\n\n")
+    assert not any(word in parsed.body for word in (b'"usage"', b'data: {"error"', b'"finish_reason":"abort"'))
+    parsed.parser.feed_data(b"0\r\n\r\n")  # it was at the end of a chunk
+    assert parsed.is_complete
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_usual_chunks_of_events_may_be_passed_on_and_others_not(build: ModuleType) -> None:
+    chunk = b'd\r\ndata: "usag\n\n\r\n'
+    assert build.event_chunks(chunk) == 1
+    assert build.event_chunks(chunk * 3) == 3
+    for cut in range(1, len(chunk)):
+        assert build.event_chunks(chunk[:cut]) == 0
+        assert build.event_chunks(chunk + chunk[:cut]) == 0
+    assert build.event_chunks(b"e\r\ndata: [DONE]\n\n\r\n") == 0
+    assert build.event_chunks(chunk + b"0\r\n\r\n") == 0
+
+
 TURNS = st.lists(
     st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "é"]) | TEXT, "content": TEXT | VALUES})
     | st.dictionaries(st.sampled_from(["role", "content", "name"]), TEXT, max_size=3)

@@ -1,6 +1,7 @@
 """The two sides of an answer, in memory."""
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -84,11 +85,13 @@ class FakeSink:
 
     begun: bool = False
     blocked: bool = False
+    chunked: bool = False
     complete: bool = False
     status: int = 0
     content_type: bytes = b""
     extra: bytes = b""
     body: bytes = b""
+    framed: int = 0  # writes of chunks
     on_writable: Callable[[], None] | None = None
     comments: int = 0
 
@@ -105,11 +108,13 @@ class FakeSink:
         self.begun = True
         self.status, self.content_type, self.extra = status, content_type, extra
 
-    def write(self, data: bytes) -> bool:
+    def write(self, data: bytes, framed: bool = False) -> bool:
+        assert framed <= self.chunked
         assert self.begun
         assert not self.complete
         assert data
-        self.body += data
+        self.framed += framed
+        self.body += b"".join(re.findall(rb"(?s)[0-9a-f]+\r\n(.*?\n\n)\r\n", data)) if framed else data
         return self.blocked
 
     def when_writable(self, resume: Callable[[], None] | None) -> None:

@@ -1,14 +1,18 @@
 """What a backend says, and what the client and the dispatcher get of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.config import UpstreamConfig
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
+from gateway.relay import connection as relay_connection
 from gateway.relay.relay import UpstreamResponse
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from tests.unit.relay.peers import FakeSink, a_fleet, backend, connected
+from tests.unit.scheduling.virtual_time import run
 
 EVENTS = [(b"Content-Type", b"text/event-stream; charset=utf-8")]
 JSON = [(b"Content-Type", b"application/json"), (b"Server", b"uvicorn"), (b"Retry-After", b"3")]
@@ -148,6 +152,72 @@ async def test_usage_of_a_stream_is_read_and_hidden_from_who_did_not_ask() -> No
     scene.body(CHUNK + usage + DONE, end=True)
     assert scene.sink.body == CHUNK + DONE
     assert scene.answer.usage == Usage(7, 8)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def chunks_are_passed_on() -> Iterator[None]:
+    """As with the extension."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(relay_connection, "IN_C", True)
+        yield
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":8}}\n\n'
+
+
+def framed(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces)
+
+
+async def test_whole_events_in_chunks_are_passed_on_as_they_came_after_the_first() -> None:
+    scene = Scene()
+    scene.sink.chunked = True
+    for data in (HEAD, framed(CHUNK), framed(CHUNK), framed(CHUNK, CHUNK), framed(USAGE, DONE) + b"0\r\n\r\n"):
+        scene.connection.data_received(data)
+    assert scene.sink.framed == 2
+    assert scene.sink.body == CHUNK * 4 + USAGE + DONE
+    assert scene.answer.usage == Usage(7, 8)
+    assert scene.response.close()
+    assert scene.came == [1]
+    assert scene.connection.rest(5.0)
+
+
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_chunks_are_passed_on_as_they_came_only_to_a_client_that_gets_chunks(chunked: bool) -> None:
+    scene = Scene()
+    scene.sink.chunked = chunked
+    for data in (HEAD + framed(CHUNK), framed(CHUNK)):
+        scene.connection.data_received(data)
+    assert scene.sink.framed == chunked
+    assert scene.sink.body == CHUNK * 2
+
+
+@pytest.mark.parametrize("event", [b'data: {"error":{}}\n\n', b'data: {"finish_reason":"abort"}\n\n', b"data: x\n"])
+async def test_an_event_that_is_not_for_the_client_is_not_passed_on_as_it_came(event: bytes) -> None:
+    scene = Scene()
+    scene.sink.chunked = True
+    for data in (HEAD, framed(CHUNK), framed(event), framed(CHUNK)[:9]):
+        scene.connection.data_received(data)
+    assert scene.sink.body == CHUNK
+
+
+@given(
+    st.lists(st.sampled_from([CHUNK, CHUNK, CHUNK, USAGE, CHUNK + CHUNK, CHUNK[:20], CHUNK[20:]]), max_size=8),
+    st.lists(st.integers(1, 150), max_size=12),
+    st.booleans(),
+)
+def test_a_stream_cut_anywhere_is_the_same_stream(events: list[bytes], sizes: list[int], hides_usage: bool) -> None:
+    async def sent(chunked: bool) -> tuple[bytes, list[int], bool, bool]:
+        scene, rest = Scene(hides_usage=hides_usage), HEAD + framed(*events, DONE) + b"0\r\n\r\n"
+        scene.sink.chunked = chunked
+        for size in [*sizes, len(rest)]:
+            if rest:
+                scene.connection.data_received(rest[:size])
+            rest = rest[size:]
+        return scene.sink.body, scene.came, scene.sink.complete, scene.connection.rest(5.0)
+
+    assert run(sent(True)) == run(sent(False))
 
 
 async def test_a_stream_without_its_end_marker_is_interrupted() -> None:
