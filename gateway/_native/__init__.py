@@ -10,8 +10,8 @@ from gateway._native.pure import LONGEST_BYTES
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
         raise ImportError
-    from gateway._native.kernel import key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.kernel import json_object, prefix_keys, text_turns, whole_request
 except ImportError:
-    from gateway._native.pure import key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.pure import json_object, prefix_keys, text_turns, whole_request
 
-__all__ = ["LONGEST_BYTES", "key_count", "prefix_keys", "text_turns", "whole_request"]
+__all__ = ["LONGEST_BYTES", "json_object", "prefix_keys", "text_turns", "whole_request"]
