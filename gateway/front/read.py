@@ -7,7 +7,6 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
@@ -145,7 +144,8 @@ _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 # The first of the limits counts; `n` and `best_of` are checked only. With the least value.
 _COUNTS = (("n", 1), ("best_of", 1), ("max_completion_tokens", 0), ("max_tokens", 0), ("max_output_tokens", 0))
-_RARE: Final = CLOSER_LOOK | OPENING | {"prompt", *(name for name, _ in _COUNTS)}
+_LOGPROBS = frozenset(("echo", "logprobs", "prompt_logprobs"))
+_RARE: Final = CLOSER_LOOK | OPENING | _LOGPROBS | {"cache_salt", "prompt", *(name for name, _ in _COUNTS)}
 _PASSED: Final[tuple[bytes, ...]] = (b"traceparent", b"tracestate", b"x-session-id")
 _GENERATE: Final = Kind.GENERATE
 _POOL: Final = Kind.POOL
@@ -195,7 +195,8 @@ class RequestReader:
         self._limits = limits = config.server
         self._short_bytes, self._max_depth = short_bytes(limits), limits.max_json_depth
         self._max_sequences, self._allow_media_urls = limits.max_sequences, limits.allow_media_urls
-        self._coalesces = partial(config.embeds, "coalesce")
+        self._coalesces = config.embeddings.coalesce  # of models without an own setting
+        self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
         self._aliases = config.models.aliases
         self._estimates = estimates
         self._stored = stored
@@ -244,7 +245,7 @@ class RequestReader:
             raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
-        salt = _string(document, "cache_salt") or ""
+        salt = (_string(document, "cache_salt") or "") if draft.rare else ""
         if key is not None and key.isolate_cache and generates:
             message = f"{len(key.name)}:{key.name}:{salt}".encode()
             changes["cache_salt"] = salt = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
@@ -261,10 +262,11 @@ class RequestReader:
         generates, pools = kind is _GENERATE, kind is _POOL
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         inputs = pairs = None
-        if endpoint == "embeddings" and self._coalesces(model):
-            inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
-        elif endpoint in ("rerank", "score") and self._coalesces(model):
-            pairs = pairs_of(endpoint, document, model)
+        if pools and self._coalesces_of.get(model, self._coalesces):
+            if endpoint == "embeddings":
+                inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
+            elif endpoint in ("rerank", "score"):
+                pairs = pairs_of(endpoint, document, model)
         keeps_document = generates and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
             endpoint,
@@ -319,13 +321,22 @@ class RequestReader:
         return demand.prompt_tokens + round(demand.sequences * output_tokens)
 
     def _other(self, draft: Draft, *, pools: bool) -> Demand:
-        terms, size_bytes = self.scheduling.read(draft.incoming, streams=False), len(draft.body)
-        sequences = inputs_of(draft.document) if pools else 0
-        return Demand(draft.model, *terms, sequences=sequences, divisible=pools, output_tokens=0, size_bytes=size_bytes)
+        tenant, weight, batch, deadline_seconds = self.scheduling.read(draft.incoming, streams=False)
+        return Demand(
+            draft.model,
+            tenant,
+            weight,
+            batch,
+            deadline_seconds,
+            sequences=inputs_of(draft.document) if pools else 0,
+            divisible=pools,
+            output_tokens=0,
+            size_bytes=len(draft.body),
+        )
 
     def _generation(self, draft: Draft) -> Demand:
         document, incoming, model, salt = draft.document, draft.incoming, draft.model, draft.salt
-        limit, sequences = _counts(draft.rare, self._max_sequences)
+        limit, sequences = _counts(draft.rare, self._max_sequences) if draft.rare else (None, 1)
         endpoint, streams = draft.route.endpoint, document.get("stream") is True
         field, turns = _PROMPT_FIELDS[endpoint], draft.turns
         prompt = turns_of(document, field) if turns is None or field != "messages" else turns
@@ -369,7 +380,7 @@ class RequestReader:
             known.anchor_size,
             known.anchor_tokens,
             learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
-            reads_cache=_reads_cache(document),
+            reads_cache=not draft.rare or _reads_cache(draft.rare),
             sequences=sequences,
             output_tokens=limit,
             streams=streams,
@@ -399,11 +410,9 @@ def upload_tokens(size_bytes: int) -> int:
     return max(1, size_bytes // _UPLOAD_BYTES_A_TOKEN)
 
 
-def _reads_cache(document: dict[str, Any]) -> bool:
+def _reads_cache(rare: dict[str, Any]) -> bool:
     """False where the engine must compute the log-probabilities of every prompt token."""
-    return document.get("prompt_logprobs") is None and not (
-        document.get("echo") and document.get("logprobs") is not None
-    )
+    return rare.get("prompt_logprobs") is None and not (rare.get("echo") and rare.get("logprobs") is not None)
 
 
 def upstream_headers(incoming: HttpRequest, request_id: str) -> bytes:
@@ -439,8 +448,6 @@ def _counting(options: Any) -> dict[str, Any] | None:
 
 def _counts(rare: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
     """The client's limit of output tokens, if any, and the number of sequences. Raises InvalidRequest."""
-    if not rare:
-        return None, 1
     limit = None
     for name, at_least in _COUNTS:
         value = rare.get(name)

@@ -30,6 +30,7 @@ _OPENING = (
 )  # fmt: skip
 OPENING: Final = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
+_INPUTS: Final[tuple[str, ...]] = ("input", "documents", "items", "text_2", "data_2", "queries")
 _text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
@@ -208,7 +209,7 @@ def sequences_of(document: dict[str, Any]) -> int:
 
 def inputs_of(document: dict[str, Any]) -> int:
     """Sequences of a pooling request: its inputs, or documents to be scored."""
-    for key in ("input", "documents", "items", "text_2", "data_2", "queries"):
+    for key in _INPUTS:
         value = document.get(key)
         if type(value) is list and value and type(value[0]) is not int:
             return len(value)
