@@ -136,7 +136,7 @@ class StoredResponses:
         return place if place is not None and place.owner == owner else None
 
 
-MEDIA_TOKENS = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
+MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _PROMPT_FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
 _MAX_SEEDS = 1024
