@@ -7,10 +7,12 @@
 #include <Python.h>
 #include <string.h>
 
+enum { SLOTS_OF_KEYS = 64 };
+
 typedef struct {
     PyObject *digest;     /* xxhash.xxh3_64_intdigest */
     PyObject *parse;      /* orjson.loads: judges numbers with more than digits, and strings with escapes */
-    PyObject *keys[64];   /* of JSON objects, read lately: they hardly differ between requests */
+    PyObject *keys[SLOTS_OF_KEYS]; /* usual ones of JSON objects */
     PyObject *host;       /* b"host" */
     PyObject *length;     /* b"content-length" */
 } State;
@@ -86,23 +88,29 @@ static PyObject *read_string(Text *text)
     return string;
 }
 
+/* Usual keys, made once: those of a text are then the same objects, with their hashes. */
+static const char *const USUAL[] = {
+    "model", "messages", "role", "content", "stream", "stream_options", "include_usage", "temperature", "top_p",
+    "max_tokens", "max_completion_tokens", "stop", "seed", "user", "input", "encoding_format", "prompt", "type",
+    "text", "tools", "tool_calls", "tool_call_id", "function", "name", "arguments", "id", "query", "documents",
+};
+
+static PyObject **slot_of(State *state, const char *key, size_t size)
+{
+    return &state->keys[(5 * size + (unsigned char)key[0] + 50 * (unsigned char)key[size - 1]) % SLOTS_OF_KEYS];
+}
+
 /* Reads a key whose quotation mark was read. NULL = an exception, or it is none. */
 static PyObject *read_key(Text *text)
 {
     const char *start = text->at, *quote = memchr(start, '"', (size_t)(text->end - start));
-    size_t size = quote == NULL ? 0 : (size_t)(quote - start);
-    if (size < 1 || size > 32)
+    if (quote == NULL || quote == start)
         return read_string(text);
-    PyObject **known = &text->state->keys[(size + (size_t)*start + 8 * (size_t)quote[-1]) % 64], *key = *known;
-    if (key == NULL || !is_text(start, size, (const char *)PyUnicode_1BYTE_DATA(key))) {
-        key = read_string(text);
-        if (key == NULL || text->at != quote + 1 || (size_t)PyUnicode_GET_LENGTH(key) != size)
-            return key; /* not ASCII, or with escapes, which make it shorter */
-        PyUnicode_InternInPlace(&key);
-        Py_XSETREF(*known, key);
-    }
+    PyObject *usual = *slot_of(text->state, start, (size_t)(quote - start));
+    if (usual == NULL || !is_text(start, (size_t)(quote - start), (const char *)PyUnicode_1BYTE_DATA(usual)))
+        return read_string(text);
     text->at = quote + 1;
-    return Py_NewRef(key);
+    return Py_NewRef(usual);
 }
 
 /* Reads a value whose first byte, the mark, was read. NULL = an exception, or it is none. */
@@ -555,9 +563,11 @@ static int begin(PyObject *module)
     state->parse = orjson == NULL ? NULL : PyObject_GetAttrString(orjson, "loads");
     Py_XDECREF(xxhash);
     Py_XDECREF(orjson);
+    for (size_t place = 0; place < sizeof USUAL / sizeof *USUAL; place++)
+        Py_XSETREF(*slot_of(state, USUAL[place], strlen(USUAL[place])), PyUnicode_InternFromString(USUAL[place]));
     state->host = PyBytes_FromString("host");
     state->length = PyBytes_FromString("content-length");
-    return state->digest && state->parse && state->host && state->length ? 0 : -1;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg)
@@ -573,7 +583,7 @@ static int clear(PyObject *module)
     State *state = state_of(module);
     Py_CLEAR(state->digest);
     Py_CLEAR(state->parse);
-    for (int place = 0; place < 64; place++)
+    for (int place = 0; place < SLOTS_OF_KEYS; place++)
         Py_CLEAR(state->keys[place]);
     Py_CLEAR(state->host);
     Py_CLEAR(state->length);
