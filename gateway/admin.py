@@ -168,7 +168,7 @@ class Overview:
         if route.kind not in (Kind.GENERATE, Kind.POOL):
             why = f"Requests to {path} are not routed by their body, so a dry run is unsupported."
             raise InvalidRequest(why, param="path")
-        request = await in_turns(self.reader.read(incoming, route, "dry-run", self.fleet.only_model))
+        request = await in_turns(self.reader.read_in_steps(incoming, route, "dry-run", self.fleet.only_model))
         demand = (await self.tokenization.complete(request)).demand
         verdicts = self.scheduler.explain(demand, self.clock())
         is_open = [verdict for verdict in verdicts if verdict.is_open]

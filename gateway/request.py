@@ -144,7 +144,7 @@ class Demand:
         return self.anchor_tokens + max(0, rest)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class EmbeddingInputs:
     """The inputs of an embeddings request, where they may be batched with those of other requests.
 
@@ -157,7 +157,23 @@ class EmbeddingInputs:
     sizes_bytes: list[int]
     template: bytes
     wants_floats: bool
-    isolation: str = ""
+    isolation: str
+
+    def __init__(
+        self,
+        items: list[str] | list[list[int]],
+        are_ids: bool,
+        sizes_bytes: list[int],
+        template: bytes,
+        wants_floats: bool,
+        isolation: str = "",
+    ) -> None:
+        self.items = items
+        self.are_ids = are_ids
+        self.sizes_bytes = sizes_bytes
+        self.template = template
+        self.wants_floats = wants_floats
+        self.isolation = isolation
 
     def only(self, places: list[int]) -> "EmbeddingInputs":
         items: Any = [self.items[place] for place in places]

@@ -11,11 +11,20 @@ from gateway._native.pure import LONGEST_BYTES
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
         raise ImportError
-    from gateway._native.kernel import event_chunks, json_line, key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.kernel import event_chunks, json_line, json_object, prefix_keys, text_turns, whole_request
 
     IN_C = True
 except ImportError:
     IN_C = False
-    from gateway._native.pure import event_chunks, json_line, key_count, prefix_keys, text_turns, whole_request
+    from gateway._native.pure import event_chunks, json_line, json_object, prefix_keys, text_turns, whole_request
 
-__all__ = ["IN_C", "LONGEST_BYTES", "event_chunks", "json_line", "key_count", "prefix_keys", "text_turns", "whole_request"]
+__all__ = [
+    "IN_C",
+    "LONGEST_BYTES",
+    "event_chunks",
+    "json_line",
+    "json_object",
+    "prefix_keys",
+    "text_turns",
+    "whole_request",
+]

@@ -7,10 +7,12 @@
 #include <Python.h>
 #include <string.h>
 
+enum { SLOTS_OF_KEYS = 64 };
+
 typedef struct {
     PyObject *digest;     /* xxhash.xxh3_64_intdigest */
-    PyObject *role;       /* "role" */
-    PyObject *content;    /* "content" */
+    PyObject *parse;      /* orjson.loads: judges numbers with more than digits, and strings with escapes */
+    PyObject *keys[SLOTS_OF_KEYS]; /* usual ones of JSON objects */
     PyObject *host;       /* b"host" */
     PyObject *length;     /* b"content-length" */
 } State;
@@ -20,15 +22,25 @@ static State *state_of(PyObject *module)
     return (State *)PyModule_GetState(module);
 }
 
-static int check_count(Py_ssize_t given, Py_ssize_t wanted)
+static int is_alphanumeric(unsigned char byte)
 {
-    if (given == wanted)
-        return 1;
-    PyErr_Format(PyExc_TypeError, "%zd arguments, %zd expected", given, wanted);
-    return 0;
+    return (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
 }
 
-/* key_count */
+static int is_text(const char *at, size_t size, const char *text)
+{
+    return strlen(text) == size && memcmp(at, text, size) == 0;
+}
+
+/* json_object */
+
+enum { DEEPEST = 128, PLAIN_DIGITS = 18 };
+
+/* A JSON text, read up to `at`. */
+typedef struct {
+    const char *at, *end;
+    State *state;
+} Text;
 
 /* The quotation mark that ends a string which begins at `at`; NULL = it does not end. */
 static const char *string_end(const char *at, const char *end)
@@ -46,63 +58,158 @@ static const char *string_end(const char *at, const char *end)
     }
 }
 
-static Py_ssize_t count_keys(const char *at, Py_ssize_t size, Py_ssize_t max_depth)
+static PyObject *parsed(const Text *text, const char *start)
 {
-    const char *end = at + size;
-    Py_ssize_t depth = 0, keys = 0;
-    while (at < end) {
-        switch (*at++) {
-        case '"':
-            at = string_end(at, end);
-            if (at == NULL)
-                return depth == 0 ? keys : -1;
-            at++;
-            break;
-        case '\\': /* outside a string: no JSON, but read alike everywhere */
-            if (at < end && (*at == '\\' || *at == '"'))
-                at++;
-            break;
-        case ':':
-            keys += depth == 1;
-            break;
-        case '{':
-        case '[':
-            if (++depth > max_depth)
-                return -1;
-            break;
-        case '}':
-        case ']':
-            if (--depth < 0)
-                return -1;
-            break;
-        }
-    }
-    return depth == 0 ? keys : -1;
+    PyObject *token = PyBytes_FromStringAndSize(start, text->at - start);
+    PyObject *value = token == NULL ? NULL : PyObject_CallOneArg(text->state->parse, token);
+    Py_XDECREF(token);
+    return value;
 }
 
-static PyObject *key_count(PyObject *module, PyObject *const *args, Py_ssize_t given)
+/* Reads a string whose quotation mark was read. NULL = an exception, or it is none. */
+static PyObject *read_string(Text *text)
 {
-    (void)module;
-    if (!check_count(given, 2))
+    const char *start = text->at, *quote = string_end(start, text->end);
+    unsigned char all = 0, control = 0;
+    if (quote == NULL)
         return NULL;
-    if (!PyBytes_Check(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "the body must be bytes");
-        return NULL;
+    text->at = quote + 1;
+    if (memchr(start, '\\', (size_t)(quote - start)) != NULL)
+        return parsed(text, start - 1);
+    for (const char *byte = start; byte < quote; byte++) {
+        all |= (unsigned char)*byte;
+        control |= (unsigned char)*byte < ' ';
     }
-    Py_ssize_t max_depth = PyLong_AsSsize_t(args[1]);
-    if (max_depth == -1 && PyErr_Occurred())
-        return NULL;
-    return PyLong_FromSsize_t(count_keys(PyBytes_AS_STRING(args[0]), PyBytes_GET_SIZE(args[0]), max_depth));
+    if (control || all >= 0x80)
+        return control ? NULL : PyUnicode_DecodeUTF8(start, quote - start, NULL);
+    PyObject *string = PyUnicode_New(quote - start, 0x7f);
+    if (string != NULL)
+        memcpy(PyUnicode_1BYTE_DATA(string), start, (size_t)(quote - start));
+    return string;
+}
+
+/* Usual keys, made once: those of a text are then the same objects, with their hashes. */
+static const char *const USUAL[] = {
+    "model", "messages", "role", "content", "stream", "stream_options", "include_usage", "temperature", "top_p",
+    "max_tokens", "max_completion_tokens", "stop", "seed", "user", "input", "encoding_format", "prompt", "type",
+    "text", "tools", "tool_calls", "tool_call_id", "function", "name", "arguments", "id", "query", "documents",
+};
+
+static PyObject **slot_of(State *state, const char *key, size_t size)
+{
+    return &state->keys[(5 * size + (unsigned char)key[0] + 50 * (unsigned char)key[size - 1]) % SLOTS_OF_KEYS];
+}
+
+/* Reads a key whose quotation mark was read. NULL = an exception, or it is none. */
+static PyObject *read_key(Text *text)
+{
+    const char *start = text->at, *quote = memchr(start, '"', (size_t)(text->end - start));
+    if (quote == NULL || quote == start)
+        return read_string(text);
+    PyObject *usual = *slot_of(text->state, start, (size_t)(quote - start));
+    if (usual == NULL || !is_text(start, (size_t)(quote - start), (const char *)PyUnicode_1BYTE_DATA(usual)))
+        return read_string(text);
+    text->at = quote + 1;
+    return Py_NewRef(usual);
+}
+
+/* Reads a value whose first byte, the mark, was read. NULL = an exception, or it is none. */
+static PyObject *read_scalar(Text *text, int mark)
+{
+    const char *start = text->at - 1, *digit = start;
+    long long number = 0;
+    if (mark == '"' || mark < 0)
+        return mark < 0 ? NULL : read_string(text);
+    while (text->at < text->end && (is_alphanumeric((unsigned char)*text->at) || memchr("+-.", *text->at, 3) != NULL))
+        text->at++;
+    size_t size = (size_t)(text->at - start);
+    if (is_text(start, size, "null"))
+        return Py_NewRef(Py_None);
+    if (is_text(start, size, "true") || is_text(start, size, "false"))
+        return PyBool_FromLong(*start == 't');
+    while (digit < text->at && *digit >= '0' && *digit <= '9' && digit - start < PLAIN_DIGITS)
+        number = 10 * number + (*digit++ - '0');
+    return digit == text->at && (*start != '0' || size == 1) ? PyLong_FromLongLong(number) : parsed(text, start);
+}
+
+/* Skips spaces, and reads the byte that follows; -1 = the end. */
+static int next_mark(Text *text)
+{
+    while (text->at < text->end && (*text->at == ' ' || *text->at == '\n' || *text->at == '\t' || *text->at == '\r'))
+        text->at++;
+    return text->at < text->end ? (unsigned char)*text->at++ : -1;
+}
+
+/* Adds a value, and lets go of it and its key. 0 = an exception; or `once`, and the key was there. */
+static int add_value(PyObject *to, PyObject *key, PyObject *value, int once)
+{
+    int added = 0;
+    if (value != NULL && key != NULL) {
+        Py_ssize_t size = PyDict_GET_SIZE(to);
+        added = PyDict_SetItem(to, key, value) == 0 && !(once && PyDict_GET_SIZE(to) == size);
+    }
+    else if (value != NULL)
+        added = PyList_Append(to, value) == 0;
+    Py_XDECREF(key);
+    Py_XDECREF(value);
+    return added;
+}
+
+/* Reads what is in an object whose brace was read. 0 = an exception, or it is not to be had. */
+static int read_values(Text *text, PyObject *object, Py_ssize_t max_depth)
+{
+    PyObject *open[DEEPEST] = {object};
+    Py_ssize_t depth = 1;
+    int is_empty = 1;
+    while (depth > 0) {
+        PyObject *inside = open[depth - 1], *key = NULL, *value;
+        int is_object = PyDict_CheckExact(inside);
+        int mark = next_mark(text);
+        if (mark == (is_object ? '}' : ']')) {
+            is_empty = 0;
+            depth--;
+            continue;
+        }
+        if (!is_empty && mark != ',')
+            return 0;
+        if (!is_empty)
+            mark = next_mark(text);
+        if (is_object) {
+            key = mark == '"' ? read_key(text) : NULL;
+            if (key == NULL || next_mark(text) != ':') {
+                Py_XDECREF(key);
+                return 0;
+            }
+            mark = next_mark(text);
+        }
+        is_empty = mark == '{' || mark == '[';
+        value = mark == '{' ? PyDict_New() : mark == '[' ? PyList_New(0) : read_scalar(text, mark);
+        if (!add_value(inside, key, value, depth == 1) || (is_empty && depth == max_depth))
+            return 0;
+        if (is_empty)
+            open[depth++] = value;
+    }
+    return next_mark(text) == -1;
+}
+
+static PyObject *json_object(PyObject *module, PyObject *const *args, Py_ssize_t given)
+{
+    if (given != 2 || !PyBytes_CheckExact(args[0]))
+        return PyErr_Format(PyExc_TypeError, "a body and a depth expected");
+    const char *start = PyBytes_AS_STRING(args[0]);
+    Text text = {start, start + PyBytes_GET_SIZE(args[0]), state_of(module)};
+    Py_ssize_t max_depth = PyLong_AsSsize_t(args[1]); /* -1 with an exception if it is none */
+    PyObject *object = next_mark(&text) != '{' || max_depth < 1 ? NULL : PyDict_New();
+    if (object != NULL && !read_values(&text, object, max_depth < DEEPEST ? max_depth : DEEPEST))
+        Py_CLEAR(object);
+    if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_ValueError)) /* a string or a number is not valid */
+        PyErr_Clear();
+    return object == NULL && !PyErr_Occurred() ? Py_NewRef(Py_None) : object;
 }
 
 /* whole_request */
 
 enum { MAX_HEAD = 4096, MAX_FIELDS = 32, MAX_NAME = 64, MAX_TARGET = 512, MAX_DIGITS = 10 };
-
-static int is_alphanumeric(unsigned char byte)
-{
-    return (byte >= '0' && byte <= '9') || (byte >= 'a' && byte <= 'z') || (byte >= 'A' && byte <= 'Z');
-}
 
 static int is_target(unsigned char byte)
 {
@@ -113,11 +220,6 @@ static int starts(const char *at, const char *end, const char *text)
 {
     size_t size = strlen(text);
     return (size_t)(end - at) >= size && memcmp(at, text, size) == 0;
-}
-
-static int is_text(const char *at, size_t size, const char *text)
-{
-    return strlen(text) == size && memcmp(at, text, size) == 0;
 }
 
 /* The end of the request line's target, which begins at `at` and must be followed by the version; NULL = unusual. */
@@ -260,7 +362,9 @@ static PyObject *read_request(const State *state, const char *data, Py_ssize_t s
 static PyObject *whole_request(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
     Py_buffer data;
-    if (!check_count(given, 2) || PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "data and known names expected");
+    if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE) < 0)
         return NULL;
     PyObject *found = read_request(state_of(module), data.buf, data.len, args[1]);
     PyBuffer_Release(&data);
@@ -316,65 +420,55 @@ static PyObject *event_chunks(PyObject *module, PyObject *const *args, Py_ssize_
 
 enum { LEAST_TURN = 512 };
 
-/* A string as UTF-8, with a new reference to what holds the bytes; NULL = exception. */
-static PyObject *utf8_of(PyObject *text, const char **bytes, Py_ssize_t *size)
-{
-    if (PyUnicode_IS_COMPACT_ASCII(text)) {
-        *bytes = (const char *)PyUnicode_1BYTE_DATA(text);
-        *size = PyUnicode_GET_LENGTH(text);
-        return Py_NewRef(text);
-    }
-    PyObject *encoded = PyUnicode_AsUTF8String(text);
-    if (encoded != NULL) {
-        *bytes = PyBytes_AS_STRING(encoded);
-        *size = PyBytes_GET_SIZE(encoded);
-    }
-    return encoded;
-}
-
 /* The canonical bytes of a turn. NULL = exception. */
 static PyObject *turn_piece(PyObject *role, PyObject *content)
 {
-    const char *role_bytes, *content_bytes;
-    Py_ssize_t role_size, content_size;
-    PyObject *piece = NULL, *holder = utf8_of(role, &role_bytes, &role_size);
-    if (holder == NULL)
-        return NULL;
-    PyObject *other = utf8_of(content, &content_bytes, &content_size);
-    if (other != NULL && role_size <= PY_SSIZE_T_MAX - 2 - content_size)
-        piece = PyBytes_FromStringAndSize(NULL, role_size + content_size + 2);
+    Py_ssize_t role_size, size;
+    const char *role_bytes = PyUnicode_AsUTF8AndSize(role, &role_size);
+    const char *bytes = role_bytes == NULL ? NULL : PyUnicode_AsUTF8AndSize(content, &size);
+    PyObject *piece = bytes == NULL ? NULL : PyBytes_FromStringAndSize(NULL, role_size + size + 2);
     if (piece != NULL) {
         char *at = PyBytes_AS_STRING(piece);
         *at = '\x1e';
         memcpy(at + 1, role_bytes, (size_t)role_size);
         at[1 + role_size] = '\x1f';
-        memcpy(at + 2 + role_size, content_bytes, (size_t)content_size);
+        memcpy(at + 2 + role_size, bytes, (size_t)size);
     }
-    Py_DECREF(holder);
-    Py_XDECREF(other);
     return piece;
 }
 
-/* The piece of a turn of plain text. NULL without an exception = it is another turn, or it has no room. */
-static PyObject *plain_turn(const State *state, PyObject *turn, Py_ssize_t room, int *is_answer)
+static int is_ascii(PyObject *text, const char *wanted)
 {
+    return PyUnicode_CheckExact(text) && PyUnicode_IS_COMPACT_ASCII(text)
+        && is_text((const char *)PyUnicode_1BYTE_DATA(text), (size_t)PyUnicode_GET_LENGTH(text), wanted);
+}
+
+/* The piece of a turn of plain text. NULL without an exception = it is another turn, or it has no room. */
+static PyObject *plain_turn(PyObject *turn, Py_ssize_t room, int *is_answer)
+{
+    PyObject *name, *value, *role = NULL, *content = NULL;
+    Py_ssize_t place = 0;
     if (room <= 0 || !PyDict_CheckExact(turn) || PyDict_GET_SIZE(turn) != 2)
         return NULL;
-    PyObject *role = PyDict_GetItemWithError(turn, state->role);
-    PyObject *content = role == NULL ? NULL : PyDict_GetItemWithError(turn, state->content);
-    if (content == NULL || !PyUnicode_CheckExact(role) || !PyUnicode_CheckExact(content))
+    while (PyDict_Next(turn, &place, &name, &value)) {
+        if (is_ascii(name, "role"))
+            role = value;
+        else if (is_ascii(name, "content"))
+            content = value;
+    }
+    if (role == NULL || content == NULL || !PyUnicode_CheckExact(role) || !PyUnicode_CheckExact(content))
         return NULL;
     if (PyUnicode_GET_LENGTH(content) > room)
         return NULL;
-    *is_answer = PyUnicode_CompareWithASCIIString(role, "assistant") == 0;
+    *is_answer = is_ascii(role, "assistant");
     return turn_piece(role, content);
 }
 
 static PyObject *text_turns(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    const State *state = state_of(module);
-    if (!check_count(given, 2))
-        return NULL;
+    (void)module;
+    if (given != 2)
+        return PyErr_Format(PyExc_TypeError, "turns and their room expected");
     Py_ssize_t room = PyLong_AsSsize_t(args[1]), answer = -1;
     if (room == -1 && PyErr_Occurred())
         return NULL;
@@ -385,7 +479,7 @@ static PyObject *text_turns(PyObject *module, PyObject *const *args, Py_ssize_t 
         return NULL;
     for (Py_ssize_t place = 0; place < PyList_GET_SIZE(turns); place++) {
         int is_answer = 0;
-        PyObject *piece = plain_turn(state, PyList_GET_ITEM(turns, place), room, &is_answer);
+        PyObject *piece = plain_turn(PyList_GET_ITEM(turns, place), room, &is_answer);
         if (piece == NULL || PyList_Append(pieces, piece) < 0) {
             Py_XDECREF(piece);
             Py_DECREF(pieces);
@@ -397,7 +491,10 @@ static PyObject *text_turns(PyObject *module, PyObject *const *args, Py_ssize_t 
             answer = place;
         Py_DECREF(piece);
     }
-    return Py_BuildValue("(Nn)", pieces, answer);
+    PyObject *index = PyLong_FromSsize_t(answer), *found = index == NULL ? NULL : PyTuple_Pack(2, pieces, index);
+    Py_DECREF(pieces);
+    Py_XDECREF(index);
+    return found;
 }
 
 /* prefix_keys */
@@ -415,64 +512,61 @@ static Py_ssize_t step_at(Py_ssize_t position)
     return SIZES[place].step;
 }
 
-static int append_number(PyObject *list, Py_ssize_t number)
-{
-    PyObject *boxed = PyLong_FromSsize_t(number);
-    int failed = boxed == NULL || PyList_Append(list, boxed) < 0;
-    Py_XDECREF(boxed);
-    return failed ? -1 : 0;
-}
-
-/* What a prompt's blocks are collected in. `chain`: the last key, borrowed from `keys` or from the caller. */
+/* The blocks of a prompt, so far. `keys`: NULL = they are only counted. `chain`: the last key, borrowed. */
 typedef struct {
     PyObject *keys, *edges, *ends, *chain;
-} Collected;
+    Py_ssize_t blocks, pieces;
+} Blocks;
 
-static int add_block(const State *state, Collected *to, const char *at, Py_ssize_t size, Py_ssize_t edge)
+static int add_block(const State *state, Blocks *to, const char *at, Py_ssize_t size, Py_ssize_t edge)
 {
-    PyObject *block = PyBytes_FromStringAndSize(at, size);
-    if (block == NULL)
+    PyObject *block = PyBytes_FromStringAndSize(at, size), *number = PyLong_FromSsize_t(edge), *key = NULL;
+    if (block != NULL && number != NULL) {
+        PyObject *both[] = {block, to->chain};
+        key = PyObject_Vectorcall(state->digest, both, 2, NULL);
+    }
+    Py_XDECREF(block);
+    if (key == NULL) {
+        Py_XDECREF(number);
         return -1;
-    PyObject *both[] = {block, to->chain};
-    PyObject *key = PyObject_Vectorcall(state->digest, both, 2, NULL);
-    Py_DECREF(block);
-    if (key == NULL)
-        return -1;
-    int failed = PyList_Append(to->keys, key);
+    }
     to->chain = key;
-    Py_DECREF(key);
-    return failed < 0 ? -1 : append_number(to->edges, edge);
+    PyTuple_SET_ITEM(to->keys, to->blocks, key);
+    PyTuple_SET_ITEM(to->edges, to->blocks, number);
+    return 0;
 }
 
-static int add_piece(const State *state, Collected *to, const char *piece, Py_ssize_t size, Py_ssize_t position)
+static int add_piece(const State *state, Blocks *to, const char *piece, Py_ssize_t size, Py_ssize_t position)
 {
-    Py_ssize_t at = 0;
-    while (at < size) {
+    for (Py_ssize_t at = 0; at < size; to->blocks++) {
         Py_ssize_t step = step_at(position + at), left = size - at;
         Py_ssize_t taken = left < step ? left : step;
-        if (add_block(state, to, piece + at, taken, position + at + taken) < 0)
+        if (to->keys != NULL && add_block(state, to, piece + at, taken, position + at + taken) < 0)
             return -1;
         at += taken;
     }
-    return append_number(to->ends, PyList_GET_SIZE(to->keys));
+    if (to->keys != NULL) {
+        PyObject *number = PyLong_FromSsize_t(to->blocks);
+        if (number == NULL)
+            return -1;
+        PyTuple_SET_ITEM(to->ends, to->pieces, number);
+    }
+    to->pieces++;
+    return 0;
 }
 
-static int add_pieces(const State *state, Collected *to, PyObject *pieces)
+static int add_pieces(const State *state, Blocks *to, PyObject *pieces)
 {
     Py_ssize_t position = 0;
-    for (Py_ssize_t place = 0; place < PyList_GET_SIZE(pieces) && position < LONGEST; place++) {
-        PyObject *piece = PyList_GET_ITEM(pieces, place);
-        if (!PyBytes_CheckExact(piece)) {
-            PyErr_SetString(PyExc_TypeError, "the pieces must be bytes");
+    to->blocks = to->pieces = 0;
+    while (to->pieces < PyTuple_GET_SIZE(pieces) && position < LONGEST) {
+        char *piece;
+        Py_ssize_t size;
+        if (PyBytes_AsStringAndSize(PyTuple_GET_ITEM(pieces, to->pieces), &piece, &size) < 0)
             return -1;
-        }
-        Py_ssize_t size = PyBytes_GET_SIZE(piece);
         if (size > LONGEST - position)
             size = LONGEST - position;
-        Py_INCREF(piece);
-        int failed = add_piece(state, to, PyBytes_AS_STRING(piece), size, position);
-        Py_DECREF(piece);
-        if (failed < 0)
+        if (add_piece(state, to, piece, size, position) < 0)
             return -1;
         position += size;
     }
@@ -481,25 +575,21 @@ static int add_pieces(const State *state, Collected *to, PyObject *pieces)
 
 static PyObject *prefix_keys(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    if (!check_count(given, 2))
-        return NULL;
-    if (!PyList_CheckExact(args[0])) {
-        PyErr_SetString(PyExc_TypeError, "the pieces must be a list");
-        return NULL;
+    if (given != 2 || !PyList_CheckExact(args[0]))
+        return PyErr_Format(PyExc_TypeError, "a list and a key expected");
+    Blocks to = {NULL, NULL, NULL, args[1], 0, 0};
+    PyObject *result = NULL, *pieces = PyList_AsTuple(args[0]); /* so that they are the same when they are counted */
+    if (pieces != NULL && add_pieces(state_of(module), &to, pieces) == 0) {
+        to.keys = PyTuple_New(to.blocks);
+        to.edges = PyTuple_New(to.blocks);
+        to.ends = PyTuple_New(to.pieces);
+        if (to.keys != NULL && to.edges != NULL && to.ends != NULL && add_pieces(state_of(module), &to, pieces) == 0)
+            result = PyTuple_Pack(3, to.keys, to.edges, to.ends);
+        Py_XDECREF(to.keys);
+        Py_XDECREF(to.edges);
+        Py_XDECREF(to.ends);
     }
-    Collected to = {PyList_New(0), PyList_New(0), PyList_New(0), args[1]};
-    PyObject *result = NULL;
-    if (to.keys != NULL && to.edges != NULL && to.ends != NULL && add_pieces(state_of(module), &to, args[0]) == 0) {
-        PyObject *keys = PyList_AsTuple(to.keys), *edges = PyList_AsTuple(to.edges), *ends = PyList_AsTuple(to.ends);
-        if (keys != NULL && edges != NULL && ends != NULL)
-            result = PyTuple_Pack(3, keys, edges, ends);
-        Py_XDECREF(keys);
-        Py_XDECREF(edges);
-        Py_XDECREF(ends);
-    }
-    Py_XDECREF(to.keys);
-    Py_XDECREF(to.edges);
-    Py_XDECREF(to.ends);
+    Py_XDECREF(pieces);
     return result;
 }
 
@@ -573,22 +663,23 @@ static PyObject *json_line(PyObject *module, PyObject *const *args, Py_ssize_t g
 static int begin(PyObject *module)
 {
     State *state = state_of(module);
-    PyObject *xxhash = PyImport_ImportModule("xxhash");
-    if (xxhash == NULL)
-        return -1;
-    state->digest = PyObject_GetAttrString(xxhash, "xxh3_64_intdigest");
-    Py_DECREF(xxhash);
-    state->role = PyUnicode_InternFromString("role");
-    state->content = PyUnicode_InternFromString("content");
+    PyObject *xxhash = PyImport_ImportModule("xxhash"), *orjson = PyImport_ImportModule("orjson");
+    state->digest = xxhash == NULL ? NULL : PyObject_GetAttrString(xxhash, "xxh3_64_intdigest");
+    state->parse = orjson == NULL ? NULL : PyObject_GetAttrString(orjson, "loads");
+    Py_XDECREF(xxhash);
+    Py_XDECREF(orjson);
+    for (size_t place = 0; place < sizeof USUAL / sizeof *USUAL; place++)
+        Py_XSETREF(*slot_of(state, USUAL[place], strlen(USUAL[place])), PyUnicode_InternFromString(USUAL[place]));
     state->host = PyBytes_FromString("host");
     state->length = PyBytes_FromString("content-length");
-    return state->digest && state->role && state->content && state->host && state->length ? 0 : -1;
+    return PyErr_Occurred() ? -1 : 0;
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg)
 {
     State *state = state_of(module);
     Py_VISIT(state->digest);
+    Py_VISIT(state->parse);
     return 0;
 }
 
@@ -596,8 +687,9 @@ static int clear(PyObject *module)
 {
     State *state = state_of(module);
     Py_CLEAR(state->digest);
-    Py_CLEAR(state->role);
-    Py_CLEAR(state->content);
+    Py_CLEAR(state->parse);
+    for (int place = 0; place < SLOTS_OF_KEYS; place++)
+        Py_CLEAR(state->keys[place]);
     Py_CLEAR(state->host);
     Py_CLEAR(state->length);
     return 0;
@@ -610,7 +702,7 @@ static void end(void *module)
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, NULL}
 static PyMethodDef METHODS[] = {
-    FUNCTION(key_count), FUNCTION(whole_request), FUNCTION(event_chunks), FUNCTION(text_turns), FUNCTION(prefix_keys),
+    FUNCTION(json_object), FUNCTION(whole_request), FUNCTION(event_chunks), FUNCTION(text_turns), FUNCTION(prefix_keys),
     FUNCTION(json_line), {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, begin}, {0, NULL}};

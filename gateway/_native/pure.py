@@ -72,16 +72,23 @@ def event_chunks(data: bytes) -> int:
     return chunks
 
 
+_DEEPEST = 128  # nesting, whatever is asked for
 _BACKSLASH, _COLON, _OPENERS = ord("\\"), ord(":"), frozenset(b"{[")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[]:"))
 
 
-def key_count(body: bytes, max_depth: int) -> int:
-    """The number of keys that the outermost object of a JSON text has, each counted as often as it is there.
+def json_object(body: bytes, max_depth: int) -> dict[str, Any] | None:
+    """The object that a JSON text is. None = it is none, has a key twice at its top level, or is nested deeper."""
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    is_usual = type(document) is dict and _key_count(body, min(max_depth, _DEEPEST)) == len(document)
+    return document if is_usual else None
 
-    -1 if brackets are nested deeper than `max_depth`, or are not balanced; of what is no JSON, any number. Brackets and
-    braces count as one kind.
-    """
+
+def _key_count(body: bytes, max_depth: int) -> int:
+    """The number of keys of the outermost object, each counted as often as it is there; -1 = it is nested deeper."""
     if _BACKSLASH in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # the quotation marks left begin and end strings
     keys = depth = 0
@@ -94,9 +101,7 @@ def key_count(body: bytes, max_depth: int) -> int:
                 return -1
         else:
             depth -= 1
-            if depth < 0:
-                return -1
-    return keys if depth == 0 else -1
+    return keys
 
 
 _LEAST_TURN_BYTES = 512  # least size that a turn counts with: at most 4096 of them become blocks
@@ -109,6 +114,8 @@ def text_turns(turns: list[Any], room: int) -> tuple[list[bytes], int] | None:
     """
     pieces: list[bytes] = []
     answer = -1
+    if type(turns) is not list:
+        return None
     for turn in turns:
         if room <= 0 or type(turn) is not dict or len(turn) != 2:
             return None

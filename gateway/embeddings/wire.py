@@ -288,12 +288,14 @@ def pairs_body(pairs: Pairs, part: range) -> bytes:
 
 def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
     """The approximate bytes that a model scores: most models read the query again with each document."""
+    if documents < 2:
+        return size_bytes
     for name, _ in _RERANK + _SCORE:
         query = document.get(name)
         if type(query) is list and len(query) == 1:
             query = query[0]
         if type(query) is str:
-            return size_bytes + max(0, documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
+            return size_bytes + (documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
     return size_bytes
 
 

@@ -16,7 +16,7 @@ from gateway.config import Config
 from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
-from gateway.front.json_body import SHORT_BYTES, at_once, in_turns
+from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.rate_limits import KeyLimits, check_key
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
@@ -152,9 +152,11 @@ class Handler:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
+        elif len(incoming.body) <= SHORT_BYTES:
+            request = self._reader.read(incoming, route, reply.request_id, self._fleet.only_model)
         else:
-            steps = self._reader.read(incoming, route, reply.request_id, self._fleet.only_model)
-            request = at_once(steps) if len(incoming.body) <= SHORT_BYTES else await in_turns(steps)
+            steps = self._reader.read_in_steps(incoming, route, reply.request_id, self._fleet.only_model)
+            request = await in_turns(steps)
         incoming.drop_body()
         if request.document is not None:
             request = await self._complete(request)

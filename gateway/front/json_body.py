@@ -15,15 +15,14 @@ models. Form fields of audio uploads are not judged: uploads are passed on while
 
 import asyncio
 from collections.abc import Generator, Iterable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
-from gateway._native import key_count
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 
-SHORT_BYTES = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
+SHORT_BYTES: Final = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
@@ -111,18 +110,18 @@ def spelled_out(string: bytes) -> bytes:
     return string if BACKSLASH not in string else orjson.loads(b'"%b"' % string).encode()
 
 
-_MEDIA = frozenset(("image", "images", "audio", "audios", "video", "videos", "file", "files"))
-_NAMED = _MEDIA | {"data_format"}
+_MEDIA: Final = frozenset(("image", "images", "audio", "audios", "video", "videos", "file", "files"))
+_NAMED: Final = _MEDIA | {"data_format"}
 _REMOTE_FORMATS = frozenset(("url", "path"))
 _CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 # Written by clients; engines pass it unchanged to templates and grammars.
-_NOT_MEDIA = frozenset(
+_NOT_MEDIA: Final = frozenset(
     ("tools", "functions", "metadata", "response_format", "structured_outputs", "guided_json", "output_config",
      "tool_choice", "attributes", "arguments", "annotations", "citations", "action", "chat_template_kwargs")
 )  # fmt: skip
 
 
-def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
+def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_turns: bool = False) -> None:
     """Raises InvalidRequest for an image, sound, video or file that is not in the request itself.
 
     The rule: wherever it stands, a field whose name ends in `url` or `urls` (`image_url`, or `url` of an Anthropic
@@ -133,29 +132,35 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool) -> None:
 
     Not checked is what no engine reads media from: tools and the arguments of their calls, output schemas, metadata,
     citations and the pages of a web search; and `documents`, where these are read by a chat template.
+    `has_text_turns`: the `messages` are known to be a role and a text each.
     """
     left: list[Any] = [document]
     while left:
         value = left.pop()
         if type(value) is list:
-            for each in value:
+            items: list[Any] = value
+            for each in items:
                 if type(each) is dict:
-                    if len(each) != 2 or "role" not in each or type(each.get("content")) is not str:
-                        left.append(each)  # not a message of text, as most are
+                    turn: dict[str, Any] = each
+                    if len(turn) != 2 or "role" not in turn or type(turn.get("content")) is not str:
+                        left.append(turn)  # not a message of text, as most are
                 elif type(each) is list:
                     left.append(each)
             continue
-        for name, inner in value.items():
+        fields: dict[str, Any] = value
+        for name, inner in fields.items():
             kind = type(inner)
             if kind is str:
-                if name[-3:] == "url" or name in _NAMED:
+                if name.endswith("url") or name in _NAMED:
                     _check(name, inner)
             elif kind is dict:
-                if name not in _NOT_MEDIA and not _is_given_as_it_is(name, value, document):
+                if name not in _NOT_MEDIA and not _is_given_as_it_is(name, fields, document):
                     left.append(inner)
             elif kind is list and name not in _NOT_MEDIA and not (name == "documents" and generates):
+                if name == "messages" and has_text_turns:
+                    continue
                 left.append(inner)
-                if name[-3:] in ("url", "rls") or name in _NAMED:
+                if name.endswith(("url", "rls")) or name in _NAMED:
                     for each in inner:
                         if type(each) is str:
                             _check(name, each)
@@ -255,7 +260,7 @@ REFUSED = {
 }
 
 _REFUSED = frozenset(REFUSED)
-_CLOSER_LOOK = _REFUSED | {"vllm_xargs"}
+CLOSER_LOOK: Final = _REFUSED | {"vllm_xargs"}
 
 
 def refuse_fields(document: dict[str, Any]) -> None:
@@ -274,7 +279,7 @@ _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with es
 
 
 def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
-    """The body as a JSON object. Raises InvalidRequest with the reason. Most bodies need `parse_short` only."""
+    """The body as a JSON object. Raises InvalidRequest with the reason. Most bodies need `json_object` only."""
     most, long = limits.max_json_strings, len(body) > SHORT_BYTES
     strings = body
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
@@ -310,26 +315,14 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
         yield
     if may_repeat and (duplicate := _duplicate_key(pieces)):
         raise InvalidRequest(f"Duplicate key {duplicate!r}.", param=duplicate)
-    if not _CLOSER_LOOK.isdisjoint(document):
+    if not CLOSER_LOOK.isdisjoint(document):
         refuse_fields(document)
     return document
 
 
-def parse_short(body: bytes, limits: ServerConfig) -> dict[str, Any] | None:
-    """The object that a short body is, if nothing is wrong with it: parsing comes first, because it cannot take long.
-
-    None = something may be wrong, or it is not short: `parse_body` judges it. Where no limit but that of depth is less
-    than the length of the body, the others need no look.
-    """
-    if len(body) > min(SHORT_BYTES, limits.max_json_containers, limits.max_json_strings, limits.max_json_values):
-        return None
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if type(document) is not dict or key_count(body, limits.max_json_depth) != len(document):
-        return None  # a key that is there twice, or too deep
-    return document if _CLOSER_LOOK.isdisjoint(document) else None
+def short_bytes(limits: ServerConfig) -> int:
+    """The size up to which `json_object` may read a body: none has more containers, strings or values than bytes."""
+    return min(SHORT_BYTES, limits.max_json_containers, limits.max_json_strings, limits.max_json_values)
 
 
 def _check_shape(marks: bytes, limits: ServerConfig) -> None:

@@ -5,27 +5,43 @@ import hmac
 import math
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from gateway._native import prefix_keys
+from gateway._native import json_object, prefix_keys
 from gateway.config import Config, KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.http_request import HttpRequest, Route
-from gateway.front.json_body import SHORT_BYTES, Steps, parse_body, parse_short, refuse_remote_media, with_fields
+from gateway.front.json_body import (
+    CLOSER_LOOK,
+    Steps,
+    at_once,
+    parse_body,
+    refuse_fields,
+    refuse_remote_media,
+    short_bytes,
+    with_fields,
+)
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import canonical_prompt, inputs_of, seed, sequences_of
+from gateway.routing.prompt_blocks import (
+    OPENING,
+    Prompt,
+    add_opening,
+    inputs_of,
+    seed,
+    sequences_of,
+    text_prompt,
+    turns_of,
+)
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
 # The timeout of the client in seconds, as sent by the SDKs of OpenAI and Anthropic for Python and for Node.
-_SDK_TIMEOUTS = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-_DEADLINES = frozenset((b"x-gateway-deadline-ms", *_SDK_TIMEOUTS))
+_SDK_TIMEOUTS: Final[tuple[bytes, ...]] = (b"x-stainless-read-timeout", b"x-stainless-timeout")
 
 
 class SchedulingHeaders:
@@ -53,12 +69,10 @@ class SchedulingHeaders:
                 raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
             # a client can lower its class, not raise it above its key's
             batch = batch or priority.strip().lower() == b"batch"
-        deadline_seconds = None
-        if not _DEADLINES.isdisjoint(headers):
-            deadline_seconds = _deadline(headers, incoming.arrived_seconds, self._comment_seconds if streams else 0.0)
+        deadline_seconds = _deadline(headers, incoming.arrived_seconds, self._comment_seconds if streams else 0.0)
         return self._tenant(headers, key), weight, batch, deadline_seconds
 
-    def _tenant(self, headers: Mapping[bytes, bytes], key: KeyConfig | None) -> str:
+    def _tenant(self, headers: dict[bytes, bytes], key: KeyConfig | None) -> str:
         name = headers[self._tenant_header].strip() if self._tenant_header in headers else b""
         if not name:
             return key.name if key is not None else ""
@@ -78,8 +92,10 @@ def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_secon
             raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
         return arrived_seconds + float(value) / 1000
     for name in _SDK_TIMEOUTS:
+        if (value := headers.get(name)) is None:
+            continue
         try:
-            seconds = float(headers.get(name, b""))
+            seconds = float(value)
         except ValueError:
             continue
         if 0 < seconds < math.inf:
@@ -120,16 +136,21 @@ class StoredResponses:
         return place if place is not None and place.owner == owner else None
 
 
-MEDIA_TOKENS = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
+MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
-_PROMPT_FIELDS = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
+_PROMPT_FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
 _MAX_SEEDS = 1024
 _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 # The first of the limits counts; `n` and `best_of` are checked only. With the least value.
 _COUNTS = (("n", 1), ("best_of", 1), ("max_completion_tokens", 0), ("max_tokens", 0), ("max_output_tokens", 0))
-_COUNTED = frozenset(("prompt", *(name for name, _ in _COUNTS)))
-_PASSED = (b"traceparent", b"tracestate", b"x-session-id")
+_LOGPROBS = frozenset(("echo", "logprobs", "prompt_logprobs"))
+_RARE: Final = CLOSER_LOOK | OPENING | _LOGPROBS | {"cache_salt", "prompt", *(name for name, _ in _COUNTS)}
+_PASSED: Final[tuple[bytes, ...]] = (b"traceparent", b"tracestate", b"x-session-id")
+_GENERATE: Final = Kind.GENERATE
+_POOL: Final = Kind.POOL
+_json_object: Final = json_object  # compiled code looks up a global for each request, a Final once
+_prefix_keys: Final = prefix_keys
 
 
 class PromptSamples(Protocol):
@@ -139,6 +160,23 @@ class PromptSamples(Protocol):
         """Whether to call `sample` for this request. Called once for every request that generates."""
 
     def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None: ...
+
+
+class Draft:
+    """A request while it is read. `turns`: its messages, if they are text. `rare`: fields that most requests lack."""
+
+    __slots__ = ("body", "changes", "document", "incoming", "model", "rare", "request_id", "route", "salt", "turns")
+
+    def __init__(self, incoming: HttpRequest, route: Route, request_id: str, document: dict[str, Any]) -> None:
+        self.incoming = incoming
+        self.route = route
+        self.request_id = request_id
+        self.document = document
+        self.body: bytes = incoming.body  # with the changes, once they are made
+        self.turns: Prompt | None = text_prompt(document.get("messages"))
+        self.rare: dict[str, Any] = {name: value for name, value in document.items() if name in _RARE}
+        self.model = self.salt = ""
+        self.changes: dict[str, Any] = {}  # of fields, for the backend
 
 
 class RequestReader:
@@ -154,8 +192,11 @@ class RequestReader:
         report: PromptSamples | None = None,
     ) -> None:
         self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
-        self._limits = config.server
-        self._coalesces = partial(config.embeds, "coalesce")
+        self._limits = limits = config.server
+        self._short_bytes, self._max_depth = short_bytes(limits), limits.max_json_depth
+        self._max_sequences, self._allow_media_urls = limits.max_sequences, limits.allow_media_urls
+        self._coalesces = config.embeddings.coalesce  # of models without an own setting
+        self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
         self._aliases = config.models.aliases
         self._estimates = estimates
         self._stored = stored
@@ -166,60 +207,83 @@ class RequestReader:
 
     def read(
         self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
-    ) -> Steps[InferenceRequest]:
+    ) -> InferenceRequest:
         """A JSON request. `only_model` returns the model to use where the body names none. Raises InvalidRequest."""
-        body, key, endpoint, kind = incoming.body, incoming.key, route.endpoint, route.kind
-        document = parse_short(body, self._limits) or (yield from parse_body(body, self._limits))
-        if not self._limits.allow_media_urls:
-            refuse_remote_media(document, generates=kind is Kind.GENERATE)
-        changes: dict[str, Any] = {}
+        body = incoming.body
+        document = _json_object(body, self._max_depth) if len(body) <= self._short_bytes else None
+        if document is None:
+            return at_once(self.read_in_steps(incoming, route, request_id, only_model))
+        draft = Draft(incoming, route, request_id, document)
+        if draft.rare and not CLOSER_LOOK.isdisjoint(draft.rare):
+            refuse_fields(document)
+        self._check(draft, only_model)
+        if draft.changes:
+            draft.body = at_once(with_fields(body, document, draft.changes))
+        return self._request(draft)
+
+    def read_in_steps(
+        self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
+    ) -> Steps[InferenceRequest]:
+        """The same for a long body."""
+        document = yield from parse_body(incoming.body, self._limits)
+        draft = Draft(incoming, route, request_id, document)
+        self._check(draft, only_model)
+        yield
+        if draft.changes:
+            draft.body = yield from with_fields(draft.body, document, draft.changes)
+        yield
+        return self._request(draft)
+
+    def _check(self, draft: Draft, only_model: Callable[[], str | None]) -> None:
+        """Find the model, the cache salt, and the fields to change. Raises InvalidRequest."""
+        document, key, route, changes = draft.document, draft.incoming.key, draft.route, draft.changes
+        generates = route.kind is _GENERATE
+        if not self._allow_media_urls:
+            refuse_remote_media(document, generates=generates, has_text_turns=draft.turns is not None)
         model = _string(document, "model") or only_model()
         if model is None:
             raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
-        salt = (_string(document, "cache_salt") or "") if "cache_salt" in document else ""
-        if key is not None and key.isolate_cache and kind is Kind.GENERATE:
+        salt = (_string(document, "cache_salt") or "") if draft.rare else ""
+        if key is not None and key.isolate_cache and generates:
             message = f"{len(key.name)}:{key.name}:{salt}".encode()
             changes["cache_salt"] = salt = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
         streams = document.get("stream")
         if streams is not None and type(streams) is not bool:
             raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
-        options = _counting(document.get("stream_options")) if streams and route.injects_usage else None
-        if options is not None:
+        if streams and route.injects_usage and (options := _counting(document.get("stream_options"))) is not None:
             changes["stream_options"] = options
-        if len(body) > SHORT_BYTES:
-            yield
-        if changes:
-            body = yield from with_fields(body, document, changes)
-        if len(body) > SHORT_BYTES:
-            yield
-        if kind is Kind.GENERATE:
-            demand = self._generation(document, incoming, endpoint, model, salt, len(body))
-        else:
-            demand = self._other(document, incoming, model, len(body), pools=kind is Kind.POOL)
+        draft.model, draft.salt = model, salt
+
+    def _request(self, draft: Draft) -> InferenceRequest:
+        document, incoming, route, model = draft.document, draft.incoming, draft.route, draft.model
+        key, endpoint, kind, size_bytes = incoming.key, route.endpoint, route.kind, len(draft.body)
+        generates, pools = kind is _GENERATE, kind is _POOL
+        demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         inputs = pairs = None
-        if endpoint == "embeddings" and self._coalesces(model):
-            inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
-        elif endpoint in ("rerank", "score") and self._coalesces(model):
-            pairs = pairs_of(endpoint, document, model)
-        keeps_document = kind is Kind.GENERATE and (type(document.get("prompt")) is list or model in self._tokenized)
+        if pools and self._coalesces_of.get(model, self._coalesces):
+            if endpoint == "embeddings":
+                inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
+            elif endpoint in ("rerank", "score"):
+                pairs = pairs_of(endpoint, document, model)
+        keeps_document = generates and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
             endpoint,
             kind,
             b"POST",
             route.target,
             demand,
-            request_id,
-            body,
+            draft.request_id,
+            draft.body,
             document=document if keeps_document else None,
-            salt=salt,
+            salt=draft.salt,
             inputs=inputs,
             pairs=pairs,
-            worked_bytes=scored_bytes(document, len(body), demand.sequences) if kind is Kind.POOL else 0,
-            headers=upstream_headers(incoming, request_id),
+            worked_bytes=scored_bytes(document, size_bytes, demand.sequences) if pools else 0,
+            headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
-            hides_usage=options is not None,
+            hides_usage="stream_options" in draft.changes,
             repeatable=endpoint != "responses" or not (document.get("store", True) or document.get("background")),
             on_opening=self._remembers(incoming, model) if endpoint == "responses" else None,
             explains=incoming.headers.get(b"x-gateway-explain") == b"1",
@@ -256,26 +320,32 @@ class RequestReader:
         output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
         return demand.prompt_tokens + round(demand.sequences * output_tokens)
 
-    def _other(
-        self, document: dict[str, Any], incoming: HttpRequest, model: str, size_bytes: int, *, pools: bool
-    ) -> Demand:
-        sequences = inputs_of(document) if pools else 0
-        terms = self.scheduling.read(incoming, streams=False)
-        return Demand(model, *terms, sequences=sequences, divisible=pools, output_tokens=0, size_bytes=size_bytes)
+    def _other(self, draft: Draft, *, pools: bool) -> Demand:
+        tenant, weight, batch, deadline_seconds = self.scheduling.read(draft.incoming, streams=False)
+        return Demand(
+            draft.model,
+            tenant,
+            weight,
+            batch,
+            deadline_seconds,
+            sequences=inputs_of(draft.document) if pools else 0,
+            divisible=pools,
+            output_tokens=0,
+            size_bytes=len(draft.body),
+        )
 
-    def _generation(
-        self, document: dict[str, Any], incoming: HttpRequest, endpoint: str, model: str, salt: str, size_bytes: int
-    ) -> Demand:
-        limit, sequences = _counts(document, self._limits.max_sequences)
-        streams = document.get("stream") is True
-        prompt = canonical_prompt(document, _PROMPT_FIELDS[endpoint])
-        chain = self._seeds.get(model) if not salt else None
-        if chain is None:
-            chain = seed(model, salt)
-            if not salt and len(self._seeds) < _MAX_SEEDS:
-                self._seeds[model] = chain
-        keys, edges, ends = prefix_keys(prompt.pieces, chain)
-        size, turn, turn_end = sum(map(len, prompt.pieces)) + prompt.more_bytes, 0, 0
+    def _generation(self, draft: Draft) -> Demand:
+        document, incoming, model, salt = draft.document, draft.incoming, draft.model, draft.salt
+        limit, sequences = _counts(draft.rare, self._max_sequences) if draft.rare else (None, 1)
+        endpoint, streams = draft.route.endpoint, document.get("stream") is True
+        field, turns = _PROMPT_FIELDS[endpoint], draft.turns
+        prompt = turns_of(document, field) if turns is None or field != "messages" else turns
+        if draft.rare:
+            add_opening(prompt, draft.rare)
+        keys, edges, ends = _prefix_keys(prompt.pieces, self._seed(model, salt))
+        size, turn, turn_end = prompt.more_bytes, 0, 0
+        for piece in prompt.pieces:
+            size += len(piece)
         if 0 < prompt.answer < len(ends):
             turn, turn_end = ends[prompt.answer - 1], ends[prompt.answer]
         known = self._estimates.measure(model, keys, edges, size, turn, turn_end)
@@ -310,13 +380,13 @@ class RequestReader:
             known.anchor_size,
             known.anchor_tokens,
             learnable_bytes=0 if prompt.media or prompt.token_ids is not None else size,
-            reads_cache=_reads_cache(document),
+            reads_cache=not draft.rare or _reads_cache(draft.rare),
             sequences=sequences,
             output_tokens=limit,
             streams=streams,
-            size_bytes=size_bytes,
+            size_bytes=len(draft.body),
             pinned=pinned,
-            rank=int(rank) if _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
+            rank=int(rank) if rank and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
             hint=seed(client, session[:1024]) if session else 0,
         )
         report = self._report
@@ -324,17 +394,25 @@ class RequestReader:
             report.sample(prompt.pieces, demand, client, application, incoming.arrived_seconds)
         return demand
 
+    def _seed(self, model: str, salt: str) -> int:
+        """Where the chain of a prompt's keys starts."""
+        known = self._seeds.get(model) if not salt else None
+        if known is not None:
+            return known
+        made = seed(model, salt)
+        if not salt and len(self._seeds) < _MAX_SEEDS:
+            self._seeds[model] = made
+        return made
+
 
 def upload_tokens(size_bytes: int) -> int:
     """The expected tokens of an upload of this size."""
     return max(1, size_bytes // _UPLOAD_BYTES_A_TOKEN)
 
 
-def _reads_cache(document: dict[str, Any]) -> bool:
+def _reads_cache(rare: dict[str, Any]) -> bool:
     """False where the engine must compute the log-probabilities of every prompt token."""
-    return document.get("prompt_logprobs") is None and not (
-        document.get("echo") and document.get("logprobs") is not None
-    )
+    return rare.get("prompt_logprobs") is None and not (rare.get("echo") and rare.get("logprobs") is not None)
 
 
 def upstream_headers(incoming: HttpRequest, request_id: str) -> bytes:
@@ -368,13 +446,11 @@ def _counting(options: Any) -> dict[str, Any] | None:
     return {name: options[name] for name in options if name != "continuous_usage_stats"} | {"include_usage": True}
 
 
-def _counts(document: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
+def _counts(rare: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
     """The client's limit of output tokens, if any, and the number of sequences. Raises InvalidRequest."""
-    if _COUNTED.isdisjoint(document):
-        return None, 1
     limit = None
     for name, at_least in _COUNTS:
-        value = document.get(name)
+        value = rare.get(name)
         if value is None:
             continue
         if type(value) is not int or value < at_least:
@@ -382,7 +458,7 @@ def _counts(document: dict[str, Any], max_sequences: int) -> tuple[int | None, i
         if not at_least:
             limit = value
             break
-    sequences = sequences_of(document)
+    sequences = sequences_of(rare)
     if sequences > max_sequences:
         raise InvalidRequest(
             f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {max_sequences} per"

@@ -10,10 +10,11 @@ that of the lengths without a limit (the Kaplan-Meier estimate). Old answers fad
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import islice
 from math import log2
-from typing import Final, NamedTuple
+from typing import Final
 
 from gateway.request import Demand, Usage
 from gateway.routing.engine import CostModel
@@ -23,21 +24,29 @@ _FORGOTTEN: Final = 1024  # at once: finding the first one of a dict from which 
 _MOST_MODELS: Final = 1024
 _PROMPTS: Final = 50  # in a running mean; those before fade
 _ANSWERS: Final = 500
-_ALIKE: Final = (
-    2.0  # an answer that comes back may differ by this factor in length, and 64 bytes, from what was generated
-)
+# An answer that comes back may differ by this factor in length, and 64 bytes, from what was generated.
+_ALIKE: Final = 2.0
 
 
-class Measure(NamedTuple):
+@dataclass(slots=True, init=False)
+class Measure:
     """A prompt's tokens, its first part whose tokens an engine has counted, and whether its last answer is whole.
 
     A client may leave out a model's reasoning; then the cache holds something else than the conversation.
     """
 
     prompt_tokens: int
-    anchor_size: int = 0
-    anchor_tokens: int = 0
-    answer_is_whole: bool = False
+    anchor_size: int
+    anchor_tokens: int
+    answer_is_whole: bool
+
+    def __init__(
+        self, prompt_tokens: int, anchor_size: int = 0, anchor_tokens: int = 0, answer_is_whole: bool = False
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.anchor_size = anchor_size
+        self.anchor_tokens = anchor_tokens
+        self.answer_is_whole = answer_is_whole
 
 
 class _Means:
@@ -64,7 +73,7 @@ class Estimates:
         return self._means.get(model, self._start).bytes_per_token
 
     def measure(
-        self, model: str, keys: Sequence[int], edges: Sequence[int], size: int, turn: int, turn_end: int
+        self, model: str, keys: tuple[int, ...], edges: tuple[int, ...], size: int, turn: int, turn_end: int
     ) -> Measure:
         """The tokens of a prompt of `size` bytes; `turn` and `turn_end` as in `Demand`."""
         ratio, anchor, tokens, is_whole = self._means.get(model, self._start).bytes_per_token, 0, 0, False

@@ -9,7 +9,7 @@ turns before) is found to its last byte.
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
@@ -28,8 +28,10 @@ _OPENING = (
     "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
     "mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages",
 )  # fmt: skip
-_NOT_MESSAGES = frozenset((*_OPENING, "tool_choice"))
+OPENING: Final = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
+_INPUTS: Final[tuple[str, ...]] = ("input", "documents", "items", "text_2", "data_2", "queries")
+_text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
@@ -79,25 +81,38 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
     if field is None:
         has_turns = type(document.get("messages")) is list
         field = "messages" if has_turns else "prompt" if document.get("prompt") else "input"
-    given = document.get(field)
-    prompt = _turns(given) if field == "messages" and type(given) is list else _text(given)
-    if _NOT_MESSAGES.isdisjoint(document):
-        return prompt
-    given = [(key, document[key]) for key in _OPENING if key in document and document[key] not in (None, "", [], {})]
-    opening = [(key, value[:LONGEST_BYTES] if type(value) is str else value) for key, value in given]
-    if document.get("tool_choice") == "none":
-        opening.append(("tool_choice", "none"))
-    if not opening:
-        return prompt
-    prompt.pieces.insert(0, orjson.dumps(opening))
-    if prompt.answer >= 0:
-        prompt.answer += 1
+    prompt = turns_of(document, field)
+    add_opening(prompt, document)
     return prompt
 
 
+def turns_of(document: dict[str, Any], field: str) -> Prompt:
+    """The prompt without what comes before its turns."""
+    given = document.get(field)
+    return _turns(given) if field == "messages" and type(given) is list else _text(given)
+
+
+def add_opening(prompt: Prompt, fields: dict[str, Any]) -> None:
+    """Put what `fields` has of OPENING before the turns."""
+    given = [(key, fields[key]) for key in _OPENING if key in fields and fields[key] not in (None, "", [], {})]
+    opening = [(key, value[:LONGEST_BYTES] if type(value) is str else value) for key, value in given]
+    if fields.get("tool_choice") == "none":
+        opening.append(("tool_choice", "none"))
+    if opening:
+        prompt.pieces.insert(0, orjson.dumps(opening))
+        if prompt.answer >= 0:
+            prompt.answer += 1
+
+
+def text_prompt(messages: Any) -> Prompt | None:
+    """The prompt of turns that are a role and a text each, and not too long; None = they are not."""
+    texts = _text_turns(messages, LONGEST_BYTES)
+    return None if texts is None else Prompt(texts[0], 0, texts[1])
+
+
 def _turns(messages: list[Any]) -> Prompt:
-    if (texts := text_turns(messages, LONGEST_BYTES)) is not None:
-        return Prompt(texts[0], 0, texts[1])
+    if (prompt := text_prompt(messages)) is not None:
+        return prompt
     pieces: list[bytes] = []
     media, answer, more, room = 0, -1, 0, LONGEST_BYTES
     for message in messages:
@@ -194,7 +209,7 @@ def sequences_of(document: dict[str, Any]) -> int:
 
 def inputs_of(document: dict[str, Any]) -> int:
     """Sequences of a pooling request: its inputs, or documents to be scored."""
-    for key in ("input", "documents", "items", "text_2", "data_2", "queries"):
+    for key in _INPUTS:
         value = document.get(key)
         if type(value) is list and value and type(value[0]) is not int:
             return len(value)

@@ -91,7 +91,7 @@ def _timing(body: Body, reader: RequestReader, limits: ServerConfig) -> Timing:
 
     def read() -> Iterator[None]:
         try:
-            request: InferenceRequest = yield from reader.read(incoming, route, "id", lambda: "model")
+            request: InferenceRequest = yield from reader.read_in_steps(incoming, route, "id", lambda: "model")
             yield
             if request.document is not None:
                 given_tokens(request.document, request.endpoint)

@@ -61,7 +61,7 @@ async def test_no_field_of_a_body_reaches_into_an_engine(backend: ScriptedBacken
 async def test_the_event_loop_turns_between_the_steps_of_reading_a_large_body(backend: ScriptedBackend) -> None:
     async with running(backend) as under_test:
         reader, log = under_test.gateway.reader, list[str]()
-        read = reader.read
+        read = reader.read_in_steps
 
         def logged(*args: Any) -> Steps[InferenceRequest]:
             steps = read(*args)
@@ -75,7 +75,7 @@ async def test_the_event_loop_turns_between_the_steps_of_reading_a_large_body(ba
                     return result
                 yield
 
-        reader.read = logged  # type: ignore[method-assign]
+        reader.read_in_steps = logged  # type: ignore[method-assign]
         assert (await under_test.ask(chat("x" * 100_000))).status == 200
         assert len(log) >= 6
         assert log == ["step", "turn"] * (len(log) // 2)

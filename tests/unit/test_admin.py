@@ -9,7 +9,6 @@ from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.config_file import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
-from gateway.front.json_body import at_once
 from gateway.request import Demand
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.scheduling.scheduler import Lease
@@ -48,7 +47,7 @@ class Scene:
         """What the gateway makes of a chat request that a client sends."""
         incoming = Sent(b"/v1/chat/completions", orjson.dumps(document)).incoming()
         assert incoming.route is not None
-        return at_once(self.gateway.reader.read(incoming, incoming.route, "id", lambda: None)).demand
+        return self.gateway.reader.read(incoming, incoming.route, "id", lambda: None).demand
 
     def place(self, ask: Demand = SHORT) -> Lease:
         placed = self.gateway.scheduler.place(ask, self.now)

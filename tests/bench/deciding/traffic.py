@@ -7,7 +7,6 @@ import orjson
 
 from gateway.config import BackendConfig, Config
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, find_route
-from gateway.front.json_body import at_once
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
@@ -37,7 +36,7 @@ def incoming(body: bytes) -> HttpRequest:
 def read(through: RequestReader, made: HttpRequest) -> InferenceRequest:
     """What the gateway makes of it."""
     assert made.route is not None
-    return at_once(through.read(made, made.route, "request-1", lambda: MODEL))
+    return through.read(made, made.route, "request-1", lambda: MODEL)
 
 
 def bodies(count: int, sizes: Sequence[int] = _SIZES_BYTES) -> Iterator[bytes]:

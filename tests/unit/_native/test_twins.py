@@ -41,17 +41,74 @@ def outcome(function: Callable[..., Any], *args: Any) -> Any:
 
 @compiled
 @given(BODIES, st.integers(0, 6))
-@example(b'"' + b"\\" * 4097 + b'":', 1)
-def test_keys_are_counted_alike(body: bytes, max_depth: int) -> None:
-    assert kernel.key_count(body, max_depth) == pure.key_count(body, max_depth)
+@example(b'{"' + b"\\" * 4097 + b'":', 1)
+@example(b"[1]", 3)
+@example(b'{"a":1,"b":2,}', 3)
+@example(b'{"a":[1,]}', 3)
+@example(b'{"a":[],"b":{},"c":[[],{}]}', 3)
+@example(b'{"a" 1}', 3)
+@example(b'{"a":1 "b":2}', 3)
+@example(b'{"a":1]', 3)
+@example(b'{"a":1}}', 3)
+@example(b'{"a":1}\x00', 3)
+@example(b'\n{ "a"\t:\r1 } ', 3)
+@example(b'{"a":{"b":1,"b":[2]},"b":3}', 3)
+@example(b'{"a":1,"\\u0061":2}', 3)
+@example(b'{"a":"\x1f"}', 3)
+@example(b'{"a":"\x7f"}', 3)
+@example('{"é":"\U0001f600"}'.encode(), 3)
+@example(b'{"a":"\xc3"}', 3)
+@example(b'{"a":"\xed\xa0\x80"}', 3)
+@example(b'{"a":"\\ud800"}', 3)
+@example(b'{"a":"\\q"}', 3)
+@example(b'{"\\"":1,"\\\\":2,"\\n":3,"a\\"b":4,"":5}', 3)
+@example('{"é":1,"éé":2}'.encode(), 3)
+@example(b"\xef\xbb\xbf{}", 3)
+def test_json_objects_are_read_alike(body: bytes, max_depth: int) -> None:
+    assert spelled(kernel.json_object(body, max_depth)) == spelled(pure.json_object(body, max_depth))
+
+
+WORDS = st.sampled_from(
+    ["0", "-0", "00", "01", "-1", "1.5", "1.", ".5", "1e5", "1e400", "-1E-7", "+1", "--1", "1a", "true", "True", "nul",
+     "null", "falsey", "NaN", "Infinity", "", " ", "é", "\x00", "9" * 18, "9" * 19, "18446744073709551616", "1" * 400]
+)  # fmt: skip
+
+
+@compiled
+@given(WORDS | st.from_regex(r"[0-9eE+.-]{0,24}", fullmatch=True), st.sampled_from(["", " ", "\n"]))
+def test_numbers_and_words_are_read_alike(word: str, space: str) -> None:
+    for body in (f'{{"a":{word}{space}}}', f'{{"a":[{space}{word},1]}}', f'{{"a":{word}'):
+        found = kernel.json_object(body.encode(), 3)
+        assert spelled(found) == spelled(pure.json_object(body.encode(), 3))
+
+
+@compiled
+@pytest.mark.parametrize("depth", [1, 2, 64, 127, 128, 129, 1000])
+@pytest.mark.parametrize("most", [-1, 0, 1, 64, 128, 129, 1000])
+def test_nesting_is_limited_alike(depth: int, most: int) -> None:
+    body = b'{"a":' + b"[" * (depth - 1) + b"]" * (depth - 1) + (b"1" if depth == 1 else b"") + b"}"
+    found = kernel.json_object(body, most)
+    assert spelled(found) == spelled(pure.json_object(body, most))
+    assert (found is not None) == (depth <= min(most, 128))
+
+
+def spelled(document: dict[str, Any] | None) -> str:
+    """The document with the types of its values and the order of its keys."""
+    return repr(document)
 
 
 @pytest.mark.parametrize("build", BUILDS)
 @given(body=JSON_TEXTS)
-def test_keys_of_an_object_are_counted_as_a_parser_counts_them(build: ModuleType, body: bytes) -> None:
-    assert build.key_count(body, 64) == len(json.loads(body))
-    assert build.key_count(b'{"a":1,"\\u0061":{"a":2}, "b" : [[]]}', 2) == -1
-    assert build.key_count(b'{"a":1,"\\u0061":{"a":2}, "b" : [[]]}', 3) == 3
+def test_a_json_object_is_read_as_a_parser_reads_it(build: ModuleType, body: bytes) -> None:
+    assert build.json_object(body, 64) == json.loads(body)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_a_key_that_is_there_twice_and_deeper_nesting_are_not_read(build: ModuleType) -> None:
+    body = b'{"a":1,"\\u0062":{"a":2,"a":3}, "c" : [[]]}'
+    assert build.json_object(body, 3) == {"a": 1, "b": {"a": 3}, "c": [[]]}
+    assert build.json_object(body, 2) is None
+    assert build.json_object(b'{"a":1,"\\u0061":2}', 3) is None
 
 
 NAMES = st.sampled_from(
@@ -293,6 +350,8 @@ def test_lines_of_plain_values_are_written_by_the_extension(values: list[Any]) -
 
 @compiled
 @pytest.mark.parametrize("args", [(), (b"",), (b"", b"", b""), ("text", "text"), (1, 1), ([1], "x"), (None, None)])
-@pytest.mark.parametrize("name", ["key_count", "whole_request", "text_turns", "prefix_keys", "json_line"])
+@pytest.mark.parametrize(
+    "name", ["json_object", "whole_request", "event_chunks", "text_turns", "prefix_keys", "json_line"]
+)
 def test_other_arguments_are_an_error_or_nothing(name: str, args: tuple[Any, ...]) -> None:
     assert outcome(getattr(kernel, name), *args) in (None, TypeError)

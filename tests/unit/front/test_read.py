@@ -5,7 +5,6 @@ import pytest
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.json_body import at_once
 from gateway.front.read import MEDIA_TOKENS, Place, RequestReader, StoredResponses, upstream_headers
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
@@ -38,7 +37,7 @@ def read(
     incoming = Sent(path, body, headers=headers or {}).incoming()
     incoming.key = key
     assert incoming.route is not None
-    return at_once((through or reader()).read(incoming, incoming.route, "id-1", lambda: only_model))
+    return (through or reader()).read(incoming, incoming.route, "id-1", lambda: only_model)
 
 
 def test_a_body_that_need_not_change_is_passed_on_byte_for_byte() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
 from gateway.feedback import Learning
-from gateway.front.json_body import at_once
 from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
@@ -50,7 +49,7 @@ class Scene:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)
         incoming = Sent(path, body).incoming()
         assert incoming.route is not None
-        return at_once(self.reader.read(incoming, incoming.route, "id", lambda: None)).demand
+        return self.reader.read(incoming, incoming.route, "id", lambda: None).demand
 
     def answer(self, ask: Demand, engine: int, prompt: int, completion: int) -> None:
         self.hits.placed(ask, self.engines[engine])
