@@ -124,7 +124,7 @@ class Gateway:
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         retry_budget, holds = RetryBudget(config.upstream), config.admission.hold_without_backend
         dispatcher = Dispatcher(
-            fleet, lease_broker, self.relay, retry_budget, self.metrics, response_headers=headers, holds=holds
+            fleet, lease_broker, self.relay.send, retry_budget, self.metrics, response_headers=headers, holds=holds
         )
         self._build_batcher(dispatcher, new_id)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()

@@ -87,10 +87,10 @@ class LineWriter:
 
     def _write_out(self, data: bytes) -> int:
         """Gives how many bytes could be written."""
-        done = 0
+        done, out = 0, cast(Any, self._out)  # compiled code would refuse the None of a full pipe: BinaryIO gives ints
         while done < len(data):
             try:
-                written = self._out.write(memoryview(data)[done:])
+                written = out.write(memoryview(data)[done:])
             except (OSError, ValueError):  # gone, full, or closed
                 break
             if written:
