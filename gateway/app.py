@@ -122,7 +122,9 @@ class Gateway:
         scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
-        dispatcher = Dispatcher(fleet, broker, self.relay, retries, self.metrics, response_headers=headers, holds=holds)
+        dispatcher = Dispatcher(
+            fleet, broker, self.relay.send, retries, self.metrics, response_headers=headers, holds=holds
+        )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
         limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
         batcher = self.batcher = Batcher(

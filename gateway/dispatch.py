@@ -4,6 +4,7 @@ Retries depend on the kind of failure; a request is sent twice at most, and retr
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
@@ -19,7 +20,6 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.relay import Relay
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import as_header
 from gateway.scheduling.leases import LeaseBroker
@@ -93,13 +93,13 @@ class Attempts:
 
 
 class Dispatcher:
-    """Sends requests to backends, with retries."""
+    """Sends requests to backends, with retries. `send`: that of the relay."""
 
     def __init__(
         self,
         fleet: Fleet,
         lease_broker: LeaseBroker,
-        relay: Relay,
+        send: Callable[..., Awaitable[UpstreamResult]],
         budget: RetryBudget,
         metrics: Metrics,
         *,
@@ -108,7 +108,7 @@ class Dispatcher:
     ) -> None:
         self._fleet = fleet
         self._lease_broker = lease_broker
-        self._relay = relay
+        self._send = send
         self._budget = budget
         self._metrics = metrics
         self._response_headers = response_headers
@@ -135,7 +135,7 @@ class Dispatcher:
                 # A rank that the client names wrongly is rejected by the backend, in the engine's words.
                 rank = lease.rank if lease.rank is None or demand.rank is None else demand.rank
                 try:
-                    answer = await self._relay.send(
+                    answer = await self._send(
                         request,
                         lease.backend,
                         reply,

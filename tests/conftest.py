@@ -20,8 +20,6 @@ _STAND_IN = re.compile(
 _WITH_STAND_INS = [
     "unit/embeddings/test_fair_queue.py",
     "unit/embeddings/test_pending_batch.py",
-    "unit/front/test_connection*.py",
-    "unit/relay/test_relay.py",
     "unit/scheduling/test_queue_scan*.py",
     "unit/scheduling/test_scheduler_further.py",
 ]

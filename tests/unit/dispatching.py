@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,7 +18,6 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations, OutputLengths
@@ -70,7 +69,7 @@ class Scene:
         self.release = asyncio.Event()
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, cast(Relay, self), budget, self.metrics, response_headers=True, holds=holds
+            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True, holds=holds
         )
 
     # The relay.

@@ -376,9 +376,9 @@ class AnyFleet(RuleBasedStateMachine):
         assert self.heard == self.names()
 
     @invariant()
-    def whoever_is_up_serves_and_traffic_stops_only_when_all_are_gone(self) -> None:
-        well = [backend for backend in self.listing if backend.health.state == "up" and not backend.health.gone]
-        assert all(backend in self.served for backend in well)
+    def whoever_is_up_and_in_time_serves_and_traffic_stops_only_when_all_are_gone(self) -> None:
+        well = [backend.health for backend in self.listing if backend.health.state == "up" and not backend.health.gone]
+        assert all(health.late or any(backend.health is health for backend in self.served) for health in well)
         assert self.served or all(backend.health.gone for backend in self.listing)
         assert not any(backend.health.gone for backend in self.served)
 

@@ -24,7 +24,6 @@ from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
 from gateway.observe.record import Record
-from gateway.relay.relay import Relay
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.resources import MemoryBudget
@@ -118,7 +117,7 @@ class Scene:
         self.counted = EmbeddingMetrics(self.metrics)
         budget = RetryBudget(UpstreamConfig())
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, cast(Relay, self), budget, self.metrics, response_headers=True
+            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True
         )
         self.tokenizer = Words()
         tokenization, numbers = cast(Tokenization, self.tokenizer), iter(range(10**9))

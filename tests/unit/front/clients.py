@@ -1,12 +1,13 @@
 """A client of the front, in memory, and the host that it talks to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
-from gateway.front.connection import ClientConnection
+from gateway.front.connection import _BEGIN_AT_ONCE, Beginnings, ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.reply import JSON, ClientResponse
 from gateway.resources import MemoryBudget
@@ -88,8 +89,7 @@ class Scene:
         self.served: list[HttpRequest] = []
         self.ended: list[str] = []
         self.refusal: GatewayError | None = None
-        self.is_busy = False  # no answer may begin
-        self.beginning = 0
+        self.beginnings = Beginnings()
         self.loop = asyncio.get_running_loop()
         self.client = ClientConnection(self, self.loop)
         self.wire = FakeTransport()
@@ -108,17 +108,13 @@ class Scene:
         if self.refusal is not None:
             raise self.refusal
 
-    @property
-    def beginnings(self) -> "Scene":
-        return self
-
-    def may_begin(self, connection: ClientConnection) -> bool:
-        assert connection is self.client
-        self.beginning += not self.is_busy
-        return not self.is_busy
-
-    def begun(self) -> None:
-        self.beginning -= 1
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """No answer may begin, because others do."""
+        assert all(self.beginnings.may_begin(self.client) for _ in range(_BEGIN_AT_ONCE))
+        yield
+        for _ in range(_BEGIN_AT_ONCE):
+            self.beginnings.begun()
 
     def start_draining(self) -> None: ...
 

@@ -1,6 +1,7 @@
 """Bytes of requests in, one answer at a time out, and a bound on everything that a client chooses."""
 
 import asyncio
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import given, settings
@@ -251,33 +252,30 @@ def test_a_client_that_leaves_stops_its_answer() -> None:
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_a_client_that_leaves_at_any_moment_leaves_no_task(after: int, is_busy: bool) -> None:
     async def scenario(scene: Scene) -> None:
-        scene.is_busy = is_busy
-        scene.client.data_received(GET + POST + GET)
-        await turns(after)
-        scene.leave()
-        scene.client.proceed()
+        with scene.busy() if is_busy else nullcontext():
+            scene.client.data_received(GET + POST + GET)
+            await turns(after)
+            scene.leave()
         await turns(5)
         assert len(asyncio.all_tasks()) == 1
         assert len(scene.served) == len(scene.ended)
-        assert scene.beginning == 0
+        assert scene.beginnings._beginning == 0
 
     play(scenario)
 
 
 def test_requests_that_are_put_off_are_answered_in_order_and_have_arrived_when_they_did() -> None:
     async def scenario(scene: Scene) -> None:
-        scene.is_busy = True
         arrived = scene.loop.time()
-        await scene.send(POST, GET)
-        assert scene.statuses == []
-        assert not scene.client.idle
-        await asyncio.sleep(1)
-        scene.is_busy = False
-        scene.client.proceed()
+        with scene.busy():
+            await scene.send(POST, GET)
+            assert scene.statuses == []
+            assert not scene.client.idle
+            await asyncio.sleep(1)
         await turns(20)
         assert [incoming.method for incoming in scene.served] == [b"POST", b"GET"]
         assert scene.served[0].arrived_seconds == arrived
-        assert scene.beginning == 0
+        assert scene.beginnings._beginning == 0
 
     play(scenario)
 

@@ -11,7 +11,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import UpstreamConfig
 from gateway.errors import BackendError, ConnectFailed, RequestTimeout
-from gateway.relay.connection import BackendConnection, Pool
+from gateway.relay.connection import BackendConnection
 from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from tests.unit.front.wires import fleet_of
@@ -44,13 +44,13 @@ class Scene:
         self.made: list[tuple[BackendConnection, FakeTransport]] = []
         self.refuses = False
 
-        async def connect(pool: Pool) -> BackendConnection:
+        async def connect(*_: object, **__: object) -> tuple[FakeTransport, BackendConnection]:
             if self.refuses:
-                raise ConnectFailed("refused")
+                raise ConnectionRefusedError
             self.made.append(connected(self.loop.time()))
-            return self.made[-1][0]
+            return self.made[-1][1], self.made[-1][0]
 
-        monkeypatch.setattr(Pool, "_connect", connect)
+        monkeypatch.setattr(self.loop, "create_connection", connect)
 
     def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[UpstreamResult]":
         return self.loop.create_task(
