@@ -190,8 +190,15 @@ class Epoch:
             self.rows.setdefault((client, OTHERS), Counts()).add(row)
 
     def drop_rare_prefixes(self, kept: int) -> None:
-        ranked = sorted(self.prefixes.items(), key=lambda item: item[1].saved_tokens, reverse=True)
-        self.prefixes = dict(ranked[:kept])
+        ranked = sorted([reuse.saved_tokens for reuse in self.prefixes.values()], reverse=True)[:kept]
+        least, left = ranked[-1], dict[int, Reuse]()
+        equal = ranked.count(least)  # that are kept of those that saved the least
+        for key, reuse in self.prefixes.items():
+            if reuse.saved_tokens == least:
+                equal -= 1
+            if reuse.saved_tokens > least or (reuse.saved_tokens == least and equal >= 0):
+                left[key] = reuse
+        self.prefixes = left
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
+from heapq import nlargest
 from itertools import pairwise
 from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.samples import OTHERS, Counts, PrefixReport, ReportLimits, Samples
+from gateway.insights.samples import OTHERS, Counts, Epoch, PrefixReport, ReportLimits, Reuse, Samples
 from gateway.observe.record import Record
 from gateway.request import Demand
 from tests.unit.insights.traffic import answered
@@ -141,6 +142,15 @@ def test_a_prefix_is_counted_from_its_first_hit_on() -> None:
     assert {key: (reuse.requests, reuse.saved_tokens) for key, reuse in prefixes.items()} == {1: (2, 25), 2: (2, 50)}
     assert prefixes[2].parent == 1
     assert (prefixes[2].size_bytes, prefixes[2].tokens) == (200, 50)
+
+
+@given(st.lists(st.integers(0, 5).map(float), min_size=1, max_size=20), st.integers(1, 20))
+def test_of_the_prefixes_those_that_saved_most_are_kept(saved: list[float], kept: int) -> None:
+    prefixes = {key: Reuse(1, 1.0, 0, 1, each, frozenset()) for key, each in enumerate(saved)}
+    epoch = Epoch(0.0, {}, dict(prefixes))
+    epoch.drop_rare_prefixes(kept)
+    best = nlargest(kept, prefixes, key=lambda key: prefixes[key].saved_tokens)
+    assert epoch.prefixes == {key: prefixes[key] for key in best}
 
 
 def test_of_many_requests_a_share_is_looked_at_and_stands_for_all() -> None:
