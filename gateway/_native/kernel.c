@@ -612,7 +612,7 @@ static char *add_number(char *at, uint64_t number, int decimals)
 }
 
 /* Appends a value at `at`. Returns what follows; NULL = unusual, or it may not fit before `end`. */
-static char *add_value(char *at, const char *end, PyObject *value)
+static char *write_value(char *at, const char *end, PyObject *value)
 {
     int is_text = PyUnicode_CheckExact(value) && PyUnicode_IS_COMPACT_ASCII(value);
     if (end - at < LONGEST_NUMBER + (is_text ? PyUnicode_GET_LENGTH(value) : 0))
@@ -649,7 +649,7 @@ static PyObject *json_line(PyObject *module, PyObject *const *args, Py_ssize_t g
         if (mark[1] != 'b' || place == values || mark - from > end - at)
             Py_RETURN_NONE;
         at = (char *)memcpy(at, from, (size_t)(mark - from)) + (mark - from);
-        at = add_value(at, end, PyList_GET_ITEM(args[1], place++));
+        at = write_value(at, end, PyList_GET_ITEM(args[1], place++));
         from = mark + 2;
     }
     if (at == NULL || place < values || stop - from > end - at)
