@@ -77,7 +77,7 @@ class BackendConnection(asyncio.Protocol):
         assert self.transport is not None
         self._receiver = receiver
         self.exchanges += 1
-        self.answered = self.ended = self._keep_alive = self.passes_chunks = False
+        self.answered = self.ended = self._keep_alive = self._between_chunks = self.passes_chunks = False
         self.status = self.chunks = self._head_bytes = 0
         self.headers = []
         self.parts.clear()
@@ -132,12 +132,13 @@ class BackendConnection(asyncio.Protocol):
         if receiver is None:
             self.abort()  # unexpected bytes: they would be read as the next answer
             return
-        if self.passes_chunks and self._between_chunks:
-            self.chunks = event_chunks(data)
+        if self._between_chunks:
+            self.chunks = event_chunks(data) if self.passes_chunks else 0
             if self.chunks:
                 self.parts.append(data)
                 receiver.received()
                 return
+            self._between_chunks = False
         self.answered = True
         try:
             self._parser.feed_data(data)
@@ -151,9 +152,9 @@ class BackendConnection(asyncio.Protocol):
             if self._head_bytes > _MAX_HEAD_BYTES:
                 self._fail(BackendProtocolError("The headers of the backend's response are too large."))
                 return
-        ends = self._chunk_ends
-        self._between_chunks = bool(ends) and len(ends) == len(self.parts) and data.endswith(_LAST_OF_EVENT)
-        ends.clear()
+        if ends := self._chunk_ends:
+            self._between_chunks = len(ends) == len(self.parts) and data.endswith(_LAST_OF_EVENT)
+            ends.clear()
         receiver.received()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -132,13 +132,12 @@ class UpstreamResponse:
         connection = self._connection
         if not self._status and connection.status:
             self._take_head()
-        events, parts, is_framed = self._events, connection.parts, connection.chunks > 0
-        count = connection.chunks or len(parts)
+        events, parts, count = self._events, connection.parts, len(connection.parts)
         if self.done.done():  # the end marker has come, or the client has left
             parts.clear()
             return
         if count:
-            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            data = parts[0] if count == 1 else b"".join(parts)
             parts.clear()
             if self._first_byte_seconds is None:
                 self._first_byte_seconds = self._clock()
@@ -146,12 +145,13 @@ class UpstreamResponse:
                     self._first_token()
             if events is None:
                 self._keep(data)
-            elif data := events.take(data, is_framed):
+            elif data := events.take(data, chunks := connection.chunks):
                 sink = self._sink
                 if not sink.begun:
                     self._begin(data)
-                if sink.write(data, is_framed):
+                if sink.write(data, chunks > 0):
                     self._wait_for_room()
+                count = chunks or count
                 self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
                 if self._left <= 0:
                     self._expected = self._left = self._on_tokens(self._expected - self._left)

@@ -40,13 +40,13 @@ class EventStream:
         self.usage_first = b""
         self.usage_last = b""
 
-    def take(self, data: bytes, is_framed: bool = False) -> bytes:
+    def take(self, data: bytes, chunks: int = 0) -> bytes:
         """Bytes that may be passed on now: up to the last event end, less what the client did not ask for.
 
         An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
-        `is_framed`: whole events in chunks, after the end of an event; `event_chunks` found nothing to read in them.
+        `chunks`: the data is so many, after the end of an event; `event_chunks` found nothing to read in them.
         """
-        if is_framed:
+        if chunks:
             self._previous, self._last = self._last, data
             return b"" if self.failure else data
         was_within = self._within
@@ -61,7 +61,7 @@ class EventStream:
             self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
         if data.endswith(_DONE):
             self.ended = self._done_marker is not None
-        if data.find(b'"usage"') >= 0 and _HAS_USAGE.search(data):
+        if data.find(b'"usage') >= 0 and _HAS_USAGE.search(data):
             self.usage_last = data
             if not self.usage_first:
                 self.usage_first = data
