@@ -100,7 +100,11 @@ def compile_gateway(root: Path, settings: dict[str, list[str]], scratch: Path, f
             [*MYPY, *sources], group_name="gateway", multi_file=True, target_dir=str(scratch), **SPEED
         )
         for file in sorted(Path("gateway/_native").glob("*.c")):
-            extensions.append(Extension(f"gateway._native.{file.stem}", [str(file)], extra_compile_args=["-O3", "-g0"]))
+            extensions.append(
+                Extension(
+                    f"gateway._native.{file.stem}", [str(file)], extra_compile_args=["-O3", "-g0", "-Werror=implicit"]
+                )
+            )
         built = scratch / "built"
         command = BuildExtensions(Distribution({"ext_modules": extensions}))
         command.build_lib, command.build_temp = str(built), str(scratch / "objects")

@@ -10,11 +10,11 @@ from gateway._native.pure import LONGEST_BYTES
 
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
-        raise ImportError
+        raise ModuleNotFoundError
     from gateway._native.kernel import event_chunks, json_line, json_object, prefix_keys, text_turns, whole_request
 
     IN_C = True
-except ImportError:
+except ModuleNotFoundError:
     IN_C = False
     from gateway._native.pure import event_chunks, json_line, json_object, prefix_keys, text_turns, whole_request
 

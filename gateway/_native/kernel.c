@@ -7,7 +7,7 @@
 #include <Python.h>
 #include <string.h>
 
-enum { SLOTS_OF_KEYS = 64 };
+enum { SLOTS_OF_KEYS = 64, LEAST_TURN = 512 };
 
 typedef struct {
     PyObject *digest;     /* xxhash.xxh3_64_intdigest */
@@ -174,14 +174,10 @@ static int read_values(Text *text, PyObject *object, Py_ssize_t max_depth)
             return 0;
         if (!is_empty)
             mark = next_mark(text);
-        if (is_object) {
-            key = mark == '"' ? read_key(text) : NULL;
-            if (key == NULL || next_mark(text) != ':') {
-                Py_XDECREF(key);
-                return 0;
-            }
-            mark = next_mark(text);
-        }
+        if (is_object && mark == '"' && (key = read_key(text)) != NULL)
+            mark = next_mark(text) == ':' ? next_mark(text) : -1;
+        else if (is_object)
+            return 0;
         is_empty = mark == '{' || mark == '[';
         value = mark == '{' ? PyDict_New() : mark == '[' ? PyList_New(0) : read_scalar(text, mark);
         if (!add_value(inside, key, value, depth == 1) || (is_empty && depth == max_depth))
@@ -209,7 +205,7 @@ static PyObject *json_object(PyObject *module, PyObject *const *args, Py_ssize_t
 
 /* whole_request */
 
-enum { MAX_HEAD = 4096, MAX_FIELDS = 32, MAX_NAME = 64, MAX_TARGET = 512, MAX_DIGITS = 10 };
+enum { MAX_HEAD = 4096, MAX_FIELDS = 32, MAX_NAME = 64, MAX_TARGET = 512, MAX_DIGITS = 10, MAX_SIZE_DIGITS = 6 };
 
 static int is_target(unsigned char byte)
 {
@@ -292,9 +288,8 @@ static int keep_field(const Field *field, PyObject *known, PyObject *headers)
         result = value == NULL || PyDict_SetItem(headers, name, value) < 0 ? -1 : PyDict_GET_SIZE(headers) > others;
         Py_XDECREF(value);
     }
-    else if (result == 0) {
+    else if (result == 0)
         result = !closes(field);
-    }
     Py_DECREF(name);
     return result;
 }
@@ -373,8 +368,6 @@ static PyObject *whole_request(PyObject *module, PyObject *const *args, Py_ssize
 
 /* event_chunks */
 
-enum { MAX_SIZE_DIGITS = 6 };
-
 /* What follows a chunk that is here as a whole and ends like an event; NULL = unusual. */
 static const char *chunk_end(const char *at, const char *end)
 {
@@ -402,11 +395,8 @@ static int is_special(const char *data, const char *end)
 
 static PyObject *event_chunks(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    (void)module;
-    if (!check_count(given, 1))
-        return NULL;
-    if (!PyBytes_Check(args[0]))
-        return PyErr_Format(PyExc_TypeError, "the chunks must be bytes");
+    if (given != 1 || !PyBytes_Check(args[0]))
+        return PyErr_Format(PyExc_TypeError, "chunks, which are bytes, expected");
     const char *data = PyBytes_AS_STRING(args[0]), *end = data + PyBytes_GET_SIZE(args[0]), *at = data;
     Py_ssize_t chunks = 0;
     for (; at != NULL && at < end; chunks++)
@@ -417,8 +407,6 @@ static PyObject *event_chunks(PyObject *module, PyObject *const *args, Py_ssize_
 }
 
 /* text_turns */
-
-enum { LEAST_TURN = 512 };
 
 /* The canonical bytes of a turn. NULL = exception. */
 static PyObject *turn_piece(PyObject *role, PyObject *content)
@@ -466,7 +454,6 @@ static PyObject *plain_turn(PyObject *turn, Py_ssize_t room, int *is_answer)
 
 static PyObject *text_turns(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    (void)module;
     if (given != 2)
         return PyErr_Format(PyExc_TypeError, "turns and their room expected");
     Py_ssize_t room = PyLong_AsSsize_t(args[1]), answer = -1;
@@ -499,9 +486,7 @@ static PyObject *text_turns(PyObject *module, PyObject *const *args, Py_ssize_t 
 
 /* prefix_keys */
 
-static const struct {
-    Py_ssize_t step, until;
-} SIZES[] = {{256, 4096}, {512, 8192}, {1024, 16384}, {2048, 32768}, {4096, 2097152}};
+static const struct { Py_ssize_t step, until; } SIZES[] = {{256, 4096}, {512, 8192}, {1024, 16384}, {2048, 32768}, {4096, 2097152}};
 enum { LONGEST = 2097152 };
 
 static Py_ssize_t step_at(Py_ssize_t position)
@@ -545,14 +530,11 @@ static int add_piece(const State *state, Blocks *to, const char *piece, Py_ssize
             return -1;
         at += taken;
     }
-    if (to->keys != NULL) {
-        PyObject *number = PyLong_FromSsize_t(to->blocks);
-        if (number == NULL)
-            return -1;
+    PyObject *number = to->keys == NULL ? NULL : PyLong_FromSsize_t(to->blocks);
+    if (number != NULL)
         PyTuple_SET_ITEM(to->ends, to->pieces, number);
-    }
     to->pieces++;
-    return 0;
+    return number == NULL && to->keys != NULL ? -1 : 0;
 }
 
 static int add_pieces(const State *state, Blocks *to, PyObject *pieces)
@@ -639,7 +621,6 @@ static char *write_value(char *at, const char *end, PyObject *value)
 
 static PyObject *json_line(PyObject *module, PyObject *const *args, Py_ssize_t given)
 {
-    (void)module;
     if (given != 2 || !PyBytes_CheckExact(args[0]) || !PyList_CheckExact(args[1]))
         return PyErr_Format(PyExc_TypeError, "bytes and a list expected");
     char line[LONGEST_LINE], *at = line, *end = line + LONGEST_LINE;
