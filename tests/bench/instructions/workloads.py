@@ -107,14 +107,14 @@ def embedded(counter: Counter, units: int) -> None:
 
     async def ask() -> None:
         with clients(together, b"}}") as (gateway, connected):
-            async with gateway.batcher.running():
-                for turn in range(_WARM_UPS // together):
-                    await asyncio.gather(*asking(connected, turn))
-                counter.begin()
-                for turn in range(units // together):
-                    coroutines = asking(connected, _WARM_UPS + turn)
-                    with counter.counting():
-                        await asyncio.gather(*coroutines)
+            for turn in range(_WARM_UPS // together):
+                await asyncio.gather(*asking(connected, turn))
+            counter.begin()
+            for turn in range(units // together):
+                coroutines = asking(connected, _WARM_UPS + turn)
+                with counter.counting():
+                    await asyncio.gather(*coroutines)
+            await gateway.batcher.stop()
 
     def asking(connected: list[Client], turn: int) -> list[Coroutine[None, None, None]]:
         texts = [f"{_TEXT.decode()} about thing number {turn * together + at}." for at in range(together)]
