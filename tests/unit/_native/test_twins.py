@@ -350,8 +350,6 @@ def test_lines_of_plain_values_are_written_by_the_extension(values: list[Any]) -
 
 @compiled
 @pytest.mark.parametrize("args", [(), (b"",), (b"", b"", b""), ("text", "text"), (1, 1), ([1], "x"), (None, None)])
-@pytest.mark.parametrize(
-    "name", ["json_object", "whole_request", "event_chunks", "text_turns", "prefix_keys", "json_line"]
-)
+@pytest.mark.parametrize("name", ["json_object", "whole_request", "text_turns", "prefix_keys", "json_line"])
 def test_other_arguments_are_an_error_or_nothing(name: str, args: tuple[Any, ...]) -> None:
     assert outcome(getattr(kernel, name), *args) in (None, TypeError)
