@@ -26,7 +26,7 @@ DEFAULT_MAX_BLOCKS = 1 << 21
 
 
 class _Run:
-    """Consecutive blocks of one prompt that a backend last used together."""
+    """Consecutive blocks of one prompt that a backend last used together: the first `len(sizes)` of `keys`."""
 
     __slots__ = ("keys", "newer", "older", "sizes")
 
@@ -57,9 +57,10 @@ class _Record:
 
     def use(self, keys: tuple[int, ...], edges: tuple[int, ...]) -> int:
         """A prompt's blocks are held from now on and used last. Returns how many of them were held before."""
-        runs, ring, found, depth, count = self.runs, self.ring, list[_Run](), 0, len(keys)
+        runs, ring, depth, count = self.runs, self.ring, 0, len(keys)
+        found: list[_Run] = []
         while depth < count and (run := runs.get(keys[depth])) is not None:
-            end = alike(keys, run.keys, depth, min(count, depth + len(run.keys)), depth)
+            end = alike(keys, run.keys, depth, min(count, depth + len(run.sizes)), depth)
             found.append(self._first_of(run, end - depth))
             depth = end
         if depth < count:
@@ -80,7 +81,7 @@ class _Record:
 
     def _first_of(self, run: _Run, count: int) -> _Run:
         """The first blocks of a run as a run of their own; the others keep their place in the ring."""
-        if count == len(run.keys):
+        if count == len(run.sizes):
             return run
         first = self.runs[run.keys[0]] = _Run(run.keys[:count], run.sizes[:count])
         run.keys, run.sizes = run.keys[count:], run.sizes[count:]
@@ -89,7 +90,8 @@ class _Record:
 
     def evict(self, most_blocks: int) -> list[int]:
         """Remove the least recently used blocks until the others fit; returns the keys of those."""
-        used, blocks, capacity, evicted = self.used_bytes, self.blocks, self.capacity_bytes, list[int]()
+        used, blocks, capacity = self.used_bytes, self.blocks, self.capacity_bytes
+        evicted: list[int] = []
         while blocks and (used > capacity or blocks > most_blocks):
             run = self.ring.newer
             keys, sizes = run.keys, run.sizes
@@ -97,7 +99,6 @@ class _Record:
                 used -= sizes.pop()
                 blocks -= 1
                 evicted.append(keys[len(sizes)])
-            run.keys = keys[: len(sizes)]
             if not sizes:
                 run.leave()
                 self.runs.pop(keys[0], None)
