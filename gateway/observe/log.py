@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr
 from hashlib import blake2b, sha256
-from typing import Any, BinaryIO, Final, Self, TextIO, cast
+from typing import Any, BinaryIO, Final, Self, TextIO, TypeVar, cast
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
@@ -24,6 +24,7 @@ _LINE_OVERHEAD_BYTES = 64  # that a short line takes in memory beside its text
 _SLICE_BYTES = 65536
 _PAUSE_SECONDS = 0.2
 _EXIT_SECONDS = 2.0
+Made = TypeVar("Made")
 
 
 class LineWriter:
@@ -137,6 +138,12 @@ def rendered(logger: WrappedLogger, name: str, event: EventDict) -> str:
         return json.dumps({"event": words, "level": name, "log_error": type(error).__name__})
 
 
+def _weakly_referenced(made: Made) -> Made:
+    """Makes mypyc leave a class to Python: a native object frees the weak references to it, which belong to others."""
+    return made
+
+
+@_weakly_referenced  # by structlog, which has a lock for each stream
 class QueuedText(io.TextIOBase):
     """A text stream whose writes are queued."""
 

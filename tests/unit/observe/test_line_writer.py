@@ -1,11 +1,14 @@
+import gc
 import io
+import sys
 import threading
+import weakref
 from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.log import MAX_HELD_BYTES, LineWriter
+from gateway.observe.log import MAX_HELD_BYTES, LineWriter, QueuedText
 
 
 class Sink(io.BytesIO):
@@ -129,3 +132,14 @@ def test_a_pipe_that_takes_nothing_now_is_tried_again() -> None:
             assert not deadline.wait(0.01)
     assert sink.getvalue() == b"late\n"
     assert writer.dropped == 0
+
+
+def test_a_stream_that_was_weakly_referenced_leaves_the_references_whole() -> None:
+    """structlog has a table of locks by stream; compiled code once freed its keys."""
+    streams = [QueuedText(LineWriter(io.BytesIO(), "test")) for _ in range(50)]
+    references = [weakref.ref(stream) for stream in streams]
+    before = [sys.getrefcount(reference) for reference in references]
+    streams.clear()
+    gc.collect()
+    assert [reference() for reference in references] == [None] * 50
+    assert [sys.getrefcount(reference) for reference in references] == before
