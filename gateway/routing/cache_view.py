@@ -26,23 +26,28 @@ DEFAULT_MAX_BLOCKS = 1 << 21
 
 
 class _Run:
-    """Consecutive blocks of one prompt that a backend last used together: the first `len(sizes)` of `keys`."""
+    """Consecutive blocks of one prompt that a backend last used together: the first `len(sizes)` of `keys`.
+
+    A new one is the last used one of `ring`.
+    """
 
     __slots__ = ("keys", "newer", "older", "sizes")
 
-    def __init__(self, keys: tuple[int, ...], sizes: list[int]) -> None:
+    def __init__(self, keys: tuple[int, ...], sizes: list[int], ring: "_Run | None" = None) -> None:
         self.keys = keys
         self.sizes = sizes  # bytes of each block
-        self.older = self.newer = self
-
-    def join(self, ring: "_Run") -> None:
-        """Become the last used one of a ring."""
-        self.older, self.newer = ring.older, ring
-        ring.older.newer = self
-        ring.older = self
+        self.newer: _Run = ring or self
+        self.older: _Run = ring.older if ring else self
+        self.newer.older = self.older.newer = self
 
     def leave(self) -> None:
         self.older.newer, self.newer.older = self.newer, self.older
+
+    def use(self, ring: "_Run") -> None:
+        """Become the last used one of the ring."""
+        self.older.newer, self.newer.older = self.newer, self.older
+        self.newer, self.older = ring, ring.older
+        self.older.newer = ring.older = self
 
 
 class _Record:
@@ -60,9 +65,9 @@ class _Record:
         runs, ring, depth, count = self.runs, self.ring, 0, len(keys)
         found: list[_Run] = []
         while depth < count and (run := runs.get(keys[depth])) is not None:
-            end = alike(keys, run.keys, depth, min(count, depth + len(run.sizes)), depth)
-            found.append(self._first_of(run, end - depth))
-            depth = end
+            shared = alike(keys, run.keys, depth, min(count, depth + len(run.sizes)), depth) - depth
+            found.append(run if shared == len(run.sizes) else self._divide(run, shared))
+            depth += shared
         if depth < count:
             sizes: list[int] = []
             last = edges[depth - 1] if depth else 0
@@ -71,19 +76,14 @@ class _Record:
                 last = edge
             self.blocks += len(sizes)
             self.used_bytes += sum(sizes)
-            run = runs[keys[depth]] = _Run(keys[depth:], sizes)
-            run.join(ring)
+            runs[keys[depth]] = _Run(keys[depth:], sizes, ring)
         while found:
-            run = found.pop()
-            run.leave()
-            run.join(ring)
+            found.pop().use(ring)
         return depth
 
-    def _first_of(self, run: _Run, count: int) -> _Run:
-        """The first blocks of a run as a run of their own; the others keep their place in the ring."""
-        if count == len(run.sizes):
-            return run
-        first = self.runs[run.keys[0]] = _Run(run.keys[:count], run.sizes[:count])
+    def _divide(self, run: _Run, count: int) -> _Run:
+        """Make the first blocks of a run one of their own; the others keep their place in the ring."""
+        first = self.runs[run.keys[0]] = _Run(run.keys[:count], run.sizes[:count], self.ring)
         run.keys, run.sizes = run.keys[count:], run.sizes[count:]
         self.runs[run.keys[0]] = run
         return first
@@ -161,23 +161,26 @@ class PrefixIndex:
 
     def depths(self, keys: tuple[int, ...]) -> list[int]:
         """For each backend, how many of the leading blocks it holds."""
-        depths = [0] * len(self._records)
-        if keys and (first := self._holders.get(keys[0], 0)):
-            whole = self._holders.get(keys[-1], 0)
-            _set_depth(depths, whole, len(keys))
-            self._find_ends(depths, keys, 0, len(keys) - 1, first & ~whole)
+        depths, count = [0] * len(self._records), len(keys)
+        if count and (first := self._holders.get(keys[0], 0)):
+            if whole := self._holders.get(keys[-1], 0):
+                self._find_ends(depths, keys, count - 1, count, whole)
+            if others := first & ~whole:
+                self._find_ends(depths, keys, 0, count - 1, others)
         return depths
 
     def _find_ends(self, depths: list[int], keys: tuple[int, ...], low: int, high: int, held: int) -> None:
         """Set the depths of backends that hold block `low`, but not block `high`."""
-        while held:
-            if high - low == 1:
-                _set_depth(depths, held, high)
-                return
+        while held and high - low > 1:
             middle = (low + high) // 2
             further = self._holders.get(keys[middle], 0) & held
-            self._find_ends(depths, keys, low, middle, held & ~further)
+            if further != held:
+                self._find_ends(depths, keys, low, middle, held & ~further)
             low, held = middle, further
+        while held:
+            bit = held & -held
+            depths[bit.bit_length() - 1] = high
+            held ^= bit
 
     def holders(self, key: int) -> list[int]:
         mask = self._holders.get(key, 0)
@@ -221,14 +224,6 @@ class PrefixIndex:
                 holders[key] = left
             elif mask:
                 del holders[key]
-
-
-def _set_depth(depths: list[int], backends: int, depth: int) -> None:
-    """For the backends of a bit mask."""
-    while backends:
-        bit = backends & -backends
-        depths[bit.bit_length() - 1] = depth
-        backends ^= bit
 
 
 LIFE_SECONDS: Final = 5.0  # without an event after once to twice this time, the request has failed

@@ -250,12 +250,17 @@ def placement_costs(
     prefills: list[float] = []
     per_step, count, last_hit, last_slowness, own, chunks = model.max_batched_tokens, len(engines), -1, 0.0, 0.0, 0
     if mean_stall is None:
-        mean_stall = mean_stall_of(model, sum([engine.load.in_flight for engine in engines]), count)
+        in_flight = 0
+        for engine in engines:
+            in_flight += engine.load.in_flight
+        mean_stall = mean_stall_of(model, in_flight, count)
     for at in range(count):
         engine, hit = engines[at], hits[at]
         load, slowness = engine.load, engine.slowness
         ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        terms = engine.terms(model)
+        terms = engine._terms
+        if terms is None or engine._changes != load.changes or engine._model is not model:
+            terms = engine.terms(model)
         if load.recent_share >= LEAST_SHARE:  # `ahead_seconds`
             share = load.recent_share * math.exp((load.share_at - now) / MEMORY_SECONDS)
             share = share if share < MOST_SHARE else MOST_SHARE
