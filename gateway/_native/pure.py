@@ -83,25 +83,19 @@ def json_object(body: bytes, max_depth: int) -> dict[str, Any] | None:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:
         return None
-    is_usual = type(document) is dict and _key_count(body, min(max_depth, _DEEPEST)) == len(document)
-    return document if is_usual else None
-
-
-def _key_count(body: bytes, max_depth: int) -> int:
-    """The number of keys of the outermost object, each counted as often as it is there; -1 = it is nested deeper."""
     if _BACKSLASH in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # the quotation marks left begin and end strings
-    keys = depth = 0
+    keys, depth, deepest = 0, 0, min(max_depth, _DEEPEST)
     for mark in b"".join(body.split(b'"')[::2]).translate(None, _NOT_STRUCTURE):
         if mark == _COLON:
             keys += depth == 1
         elif mark in _OPENERS:
             depth += 1
-            if depth > max_depth:
-                return -1
+            if depth > deepest:
+                return None
         else:
             depth -= 1
-    return keys
+    return document if type(document) is dict and keys == len(document) else None
 
 
 _LEAST_TURN_BYTES = 512  # least size that a turn counts with: at most 4096 of them become blocks

@@ -174,7 +174,10 @@ class Draft:
         self.document = document
         self.body: bytes = incoming.body  # with the changes, once they are made
         self.turns: Prompt | None = text_prompt(document.get("messages"))
-        self.rare: dict[str, Any] = {name: value for name, value in document.items() if name in _RARE}
+        self.rare: dict[str, Any] = {}
+        for name in document:
+            if name in _RARE:
+                self.rare[name] = document[name]
         self.model = self.salt = ""
         self.changes: dict[str, Any] = {}  # of fields, for the backend
 
