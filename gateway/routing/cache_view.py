@@ -26,10 +26,7 @@ DEFAULT_MAX_BLOCKS = 1 << 21
 
 
 class _Run:
-    """Consecutive blocks of one prompt that a backend last used together: the first `len(sizes)` of `keys`.
-
-    A new one is the last used one of `ring`.
-    """
+    """Consecutive blocks of one prompt that a backend last used together. New ones are the last used ones of `ring`."""
 
     __slots__ = ("keys", "newer", "older", "sizes")
 
@@ -65,8 +62,8 @@ class _Record:
         runs, ring, depth, count = self.runs, self.ring, 0, len(keys)
         found: list[_Run] = []
         while depth < count and (run := runs.get(keys[depth])) is not None:
-            shared = alike(keys, run.keys, depth, min(count, depth + len(run.sizes)), depth) - depth
-            found.append(run if shared == len(run.sizes) else self._divide(run, shared))
+            shared = alike(keys, run.keys, depth, min(count, depth + len(run.keys)), depth) - depth
+            found.append(run if shared == len(run.keys) else self._divide(run, shared))
             depth += shared
         if depth < count:
             sizes: list[int] = []
@@ -99,6 +96,7 @@ class _Record:
                 used -= sizes.pop()
                 blocks -= 1
                 evicted.append(keys[len(sizes)])
+            run.keys = keys[: len(sizes)]
             if not sizes:
                 run.leave()
                 self.runs.pop(keys[0], None)
