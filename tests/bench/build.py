@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -59,7 +60,7 @@ def quotable(candidates: Sequence[str] = (sys.executable, _DISTRIBUTION)) -> Int
 
 
 def install_gateway(place: Place, python: Interpreter, say: Say) -> None:
-    """Install this checkout as users do, unless it is there. Raises NotInstalled."""
+    """Compile and install this checkout, unless it is there. Raises NotInstalled."""
     venv = place.peers.absolute() / OURS
     stamp, wanted = venv / "built-from", _digest(python)
     if stamp.exists() and stamp.read_text() == wanted:
@@ -69,7 +70,7 @@ def install_gateway(place: Place, python: Interpreter, say: Say) -> None:
     try:
         subprocess.run([python.path, "-m", "venv", str(venv)], check=True)
         pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, str(_PROJECT)], check=True)
+        subprocess.run([*pip, str(_PROJECT)], check=True, env=os.environ | {"GATEWAY_PURE": "0"})
     except subprocess.CalledProcessError as error:
         raise NotInstalled(f"the gateway did not install for {python} (exit {error.returncode})") from error
     stamp.write_text(wanted)
