@@ -23,6 +23,7 @@ REQUIRES = ["mypy>=2.4.1", "setuptools>=77"]
 MYPY = ["--config-file=", "--cache-dir=/dev/null", "--no-site-packages", "--ignore-missing-imports"]
 MYPY += ["--follow-imports=silent", "--disallow-subclassing-any"]  # a native class needs bases that are known
 SPEED = {"opt_level": "2", "debug_level": "0"}
+C_FLAGS = ["-O3", "-g0", "-Werror=implicit"]
 
 
 class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
@@ -100,11 +101,7 @@ def compile_gateway(root: Path, settings: dict[str, list[str]], scratch: Path, f
             [*MYPY, *sources], group_name="gateway", multi_file=True, target_dir=str(scratch), **SPEED
         )
         for file in sorted(Path("gateway/_native").glob("*.c")):
-            extensions.append(
-                Extension(
-                    f"gateway._native.{file.stem}", [str(file)], extra_compile_args=["-O3", "-g0", "-Werror=implicit"]
-                )
-            )
+            extensions.append(Extension(f"gateway._native.{file.stem}", [str(file)], extra_compile_args=C_FLAGS))
         built = scratch / "built"
         command = BuildExtensions(Distribution({"ext_modules": extensions}))
         command.build_lib, command.build_temp = str(built), str(scratch / "objects")

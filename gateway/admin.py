@@ -8,7 +8,7 @@ known names are accepted. Addresses and loopback names cannot be taken over like
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from ipaddress import ip_address
@@ -390,9 +390,13 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
     elif (parts := host.partition(":"))[2].isdigit() or not parts[2]:
         host = parts[0]
     host = host.removesuffix(".")
-    with suppress(ValueError):
-        return host == "localhost" or host.endswith(".localhost") or host in names or bool(ip_address(host))
-    return False
+    if host == "localhost" or host.endswith(".localhost") or host in names:
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _as_json(document: Any, status: int = 200) -> web.Response:

@@ -126,9 +126,18 @@ class Gateway:
             fleet, broker, self.relay.send, retries, self.metrics, response_headers=headers, holds=holds
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
-        limits = config.embeddings, queue.backlog, config.admission.max_wait_seconds
         batcher = self.batcher = Batcher(
-            fleet, dispatcher.dispatch, *limits, retry_after, counted, clock, self.memory, queue.waiting, headers
+            fleet,
+            dispatcher.dispatch,
+            config.embeddings,
+            queue.backlog,
+            config.admission.max_wait_seconds,
+            retry_after,
+            counted,
+            clock,
+            self.memory,
+            crowded=queue.waiting,
+            response_headers=headers,
         )
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)

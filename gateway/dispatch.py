@@ -5,6 +5,7 @@ Retries depend on the kind of failure; a request is sent twice at most, and retr
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
@@ -92,14 +93,31 @@ class Attempts:
         return True
 
 
+class Send(Protocol):
+    """`Relay.send`."""
+
+    def __call__(
+        self,
+        request: InferenceRequest,
+        backend: str,
+        sink: Sink,
+        first_token: Callable[[], None],
+        on_tokens: Callable[[int], int],
+        *,
+        rank: int | None = None,
+        fresh: bool = False,
+        last: bool = False,
+    ) -> Awaitable[UpstreamResult]: ...
+
+
 class Dispatcher:
-    """Sends requests to backends, with retries. `send`: that of the relay."""
+    """Sends requests to backends, with retries."""
 
     def __init__(
         self,
         fleet: Fleet,
         lease_broker: LeaseBroker,
-        send: Callable[..., Awaitable[UpstreamResult]],
+        send: Send,
         budget: RetryBudget,
         metrics: Metrics,
         *,

@@ -88,10 +88,11 @@ def find_route(method: bytes, path: bytes) -> Route:
 
     Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
     """
-    route = ROUTES.get((method, path)) or ROUTES.get((method, path.partition(b"?")[0]))
-    if route is not None:
+    if route := ROUTES.get((method, path)):
         return route
     path, _, query = path.partition(b"?")
+    if route := ROUTES.get((method, path)):
+        return route
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=True, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):

@@ -218,8 +218,7 @@ class UpstreamResponse:
             self._wait_for_room()
 
     def _begin(self, data: bytes) -> None:
-        if self._request.on_opening is not None:
-            self._note_opening(data)
+        self._note_opening(data)
         self._sink.begin(self._status, self._content_type, self._extra)
         self._connection.passes_chunks = self._events is not None and self._sink.chunked
 
@@ -259,8 +258,7 @@ class UpstreamResponse:
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         else:
-            if self._request.on_opening is not None:
-                self._note_opening(kept)
+            self._note_opening(kept)
             sink.send(status, self._content_type, self._extra, kept)
             usage = read_usage(kept[-_TAIL_BYTES:])
         self.answered = True

@@ -18,9 +18,8 @@ from typing import Final, NamedTuple
 
 from gateway.routing.kv_reservations import KvLedger, Reservation
 
-MEMORY_SECONDS: Final = (
-    10.0  # over which the share of time spent in prefill is averaged: about as long as an answer takes
-)
+# Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
+MEMORY_SECONDS: Final = 10.0
 
 
 class EngineLoad:
