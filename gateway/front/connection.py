@@ -19,7 +19,7 @@ from gateway._native import whole_request
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
 from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, KeyCheck, Upload
-from gateway.front.reply import ClientResponse
+from gateway.front.reply import ClientResponse, Wire
 from gateway.resources import Holding, MemoryBudget
 
 _MAX_LINE_BYTES = 8190
@@ -101,7 +101,7 @@ class Beginnings:
             self._put_off.popleft().proceed()
 
 
-class ClientConnection(asyncio.BufferedProtocol):
+class ClientConnection(Wire, asyncio.BufferedProtocol):
     """Parses requests, runs one answer at a time in a task, and cancels it when the client leaves."""
 
     def __init__(self, host: Host, loop: asyncio.AbstractEventLoop) -> None:

@@ -14,7 +14,7 @@ import structlog
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
-from gateway.front.connection import ClientConnection
+from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.rate_limits import KeyLimits, check_key
@@ -65,7 +65,7 @@ _UNKNOWN_UPLOAD_BYTES = 1048576  # of an upload without a content-length
 _LATEST = 1.5  # retry-after is between the estimate and this multiple of it
 
 
-class Handler:
+class Handler(RequestHandler):
     """Answers requests, each with one recorded outcome."""
 
     def __init__(

@@ -9,6 +9,7 @@ import orjson
 
 from gateway.errors import BackendFault, GatewayError, MethodNotAllowed, Unauthorized
 from gateway.front.http_request import HttpRequest
+from gateway.request import Sink
 
 JSON = b"application/json"
 _EVENTS = b"text/event-stream"
@@ -26,7 +27,7 @@ class Wire(Protocol):
     def write(self, data: bytes) -> bool: ...
 
 
-class ClientResponse:
+class ClientResponse(Sink):
     """Writes one response; `Sink` has the meaning of its methods. `begun`: the client has part of it.
 
     A client that waits for a stream may get the head and keep-alive comments earlier. That does not count as begun, but
@@ -153,7 +154,7 @@ class ClientResponse:
         return b"%bx-request-id: %b\r\n%b%b%b" % (line, request_id, connection, self._headers, self.backend_headers)
 
 
-class _Nowhere:
+class _Nowhere(Wire):
     """Discards the rest of a response that was broken off."""
 
     address = ""

@@ -39,7 +39,13 @@ class Receiver(Protocol):
     """Gets one answer, which its connection collects."""
 
     def received(self) -> None:
-        """More of the answer arrived; it is in `status`, `headers`, `parts`, `chunks` and `ended` of the connection."""
+        """More of the answer arrived; it is in `status`, `headers`, `parts` and `ended` of the connection."""
+
+    def received_chunks(self, data: bytes, chunks: int) -> None:
+        """So many chunks of a stream arrived, of whole events with nothing to read in them; `data` has their framing.
+
+        Only while `passes_chunks` of the connection is true.
+        """
 
     def failed(self, error: BackendError) -> None: ...
 
@@ -60,7 +66,6 @@ class BackendConnection(asyncio.Protocol):
         self.parts: list[bytes] = []  # of the body; the receiver clears it
         self.on_body = self.parts.append  # the parser calls it once an event: no frame for it
         self.passes_chunks = False  # set by the receiver: it takes usual chunks of a stream as they are
-        self.chunks = 0  # of `parts`, which has them as they came; 0 = without the framing
         self._chunk_ends: list[None] = []  # one for each end of a chunk, since the last read
         self.on_chunk_complete = partial(self._chunk_ends.append, None) if IN_C else None
         self._parser = httptools.HttpResponseParser(self)
@@ -78,7 +83,7 @@ class BackendConnection(asyncio.Protocol):
         self._receiver = receiver
         self.exchanges += 1
         self.answered = self.ended = self._keep_alive = self._between_chunks = self.passes_chunks = False
-        self.status = self.chunks = self._head_bytes = 0
+        self.status = self._head_bytes = 0
         self.headers = []
         self.parts.clear()
         self._request_body_bytes = len(body)
@@ -133,10 +138,8 @@ class BackendConnection(asyncio.Protocol):
             self.abort()  # unexpected bytes: they would be read as the next answer
             return
         if self._between_chunks:
-            self.chunks = event_chunks(data) if self.passes_chunks else 0
-            if self.chunks:
-                self.parts.append(data)
-                receiver.received()
+            if self.passes_chunks and (chunks := event_chunks(data)):
+                receiver.received_chunks(data, chunks)
                 return
             self._between_chunks = False
         self.answered = True
@@ -219,7 +222,7 @@ class BackendConnection(asyncio.Protocol):
         self._keep_alive = was_read and self._parser.should_keep_alive()
 
 
-class _Rest:
+class _Rest(Receiver):
     """Reads the end of an answer that the client has completely."""
 
     def __init__(self, connection: BackendConnection, keep: Callable[[BackendConnection], None]) -> None:
@@ -235,6 +238,9 @@ class _Rest:
                 connection.abort()
             else:
                 self._keep(connection)
+
+    def received_chunks(self, data: bytes, chunks: int) -> None:  # noqa: ARG002
+        raise AssertionError("the rest of an answer has no events to pass on")
 
     def failed(self, error: BackendError) -> None:  # noqa: ARG002
         self._late.cancel()

@@ -31,7 +31,7 @@ from gateway.errors import (
     StreamInterrupted,
     StreamStalled,
 )
-from gateway.relay.connection import BackendConnection, Pool
+from gateway.relay.connection import BackendConnection, Pool, Receiver
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
@@ -49,7 +49,7 @@ _PASSED_HEADERS = frozenset(
 )
 
 
-class UpstreamResponse:
+class UpstreamResponse(Receiver):
     """Takes one answer from a connection and passes it on to a sink. `done` is its result, or a BackendError.
 
     `first_token` is called when a stream begins; `on_tokens` with the number of events since its last call: it returns
@@ -145,19 +145,21 @@ class UpstreamResponse:
                     self._first_token()
             if events is None:
                 self._keep(data)
-            elif data := events.take(data, chunks := connection.chunks):
-                sink = self._sink
-                if not sink.begun:
+            elif data := events.take(data):
+                if not self._sink.begun:
                     self._begin(data)
-                if sink.write(data, chunks > 0):
-                    self._wait_for_room()
-                count = chunks or count
-                self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
-                if self._left <= 0:
-                    self._expected = self._left = self._on_tokens(self._expected - self._left)
+                self._pass_events(data, count)
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
         if connection.ended or (events is not None and events.ended):
             self._finish()
+
+    def received_chunks(self, data: bytes, chunks: int) -> None:
+        """Pass on events as they came."""
+        self.heard = True
+        events = self._events
+        if events is not None:
+            events.skip(data)
+            self._pass_events(data, chunks, framed=True)
 
     def failed(self, error: BackendError) -> None:
         """The answer broke off. After its first byte went to the client nothing can be tried again."""
@@ -226,12 +228,20 @@ class UpstreamResponse:
         if self._request.on_opening is not None and self._status == 200:
             self._request.on_opening(self._backend.name, data)
 
+    def _pass_events(self, data: bytes, count: int, framed: bool = False) -> None:
+        if self._sink.write(data, framed):
+            self._wait_for_room()
+        self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
+        if self._left <= 0:
+            self._expected = self._left = self._on_tokens(self._expected - self._left)
+
     def _wait_for_room(self) -> None:
         self._client_was_slow = True
         self._connection.pause_reading()
         self._sink.when_writable(self._connection.resume_reading)
 
     def _finish(self) -> None:
+        self._connection.passes_chunks = False
         events, sink, status, kept = self._events, self._sink, self._status, b"".join(self._kept)
         if events is not None:
             if events.failure:

@@ -40,15 +40,15 @@ class EventStream:
         self.usage_first = b""
         self.usage_last = b""
 
-    def take(self, data: bytes, chunks: int = 0) -> bytes:
+    def skip(self, data: bytes) -> None:
+        """Whole events, in chunks, were passed on; `event_chunks` found nothing to read in them."""
+        self._previous, self._last = self._last, data
+
+    def take(self, data: bytes) -> bytes:
         """Bytes that may be passed on now: up to the last event end, less what the client did not ask for.
 
         An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
-        `chunks`: the data is so many, after the end of an event; `event_chunks` found nothing to read in them.
         """
-        if chunks:
-            self._previous, self._last = self._last, data
-            return b"" if self.failure else data
         was_within = self._within
         if self._partial or data[-2:] != b"\n\n":
             data = self._cut(data)

@@ -14,9 +14,11 @@ _OTHERS = ("nginx", "haproxy", "sglang-router", "vllm-router", "smg")
 def ours_with(config: Path, installed: bool = False, **more: str) -> Peer:
     """Our gateway with this configuration, which reads the ports, and MORE, from the environment.
 
-    This checkout under this Python, or the one that is installed as the other proxies are.
+    This checkout under this Python, or the compiled build that is installed as the other proxies are.
     """
     peer = ours()
+    if installed:
+        more |= {"GATEWAY_PURE": "0"}  # it refuses to run as Python, whatever is set where the benchmark is called
     find, start = (in_venv(OURS, "gateway"), ["serve"]) if installed else (peer.find, ["-m", "gateway", "serve"])
 
     def arguments(setting: Setting) -> list[str]:
