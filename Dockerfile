@@ -1,11 +1,14 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
-# Any base with python3 (3.11 or later), its venv module and CA certificates will do: --build-arg BASE_IMAGE=...
+# Any base with python3 (3.11 or later) and CA certificates will do: --build-arg BASE_IMAGE=... The builder has the same
+# Python with its venv module and headers, and a C compiler: --build-arg BUILDER_IMAGE=...
+# Without compiled modules (docs/builds.md): --build-arg GATEWAY_PURE=1
 # Tokenizers of models for exact routing by KV events: --build-arg EXTRAS=tokenizer
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
+ARG BUILDER_IMAGE=python:3.13
 
-FROM ${BASE_IMAGE} AS builder
+FROM ${BUILDER_IMAGE} AS builder
 ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
@@ -14,7 +17,7 @@ ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
 RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
 WORKDIR /src
 
-# dependencies first: they change less often than the code. Wheels only: there is no compiler here
+# dependencies first: they change less often than the code. Wheels only: nothing else is compiled
 COPY pyproject.toml ./
 ARG EXTRAS=
 RUN --mount=type=secret,id=pip.conf \
@@ -26,6 +29,7 @@ print(*project['dependencies'], *extras, sep='\n')" > /tmp/requirements.txt && \
 
 COPY README.md LICENSE* hatch_build.py ./
 COPY gateway ./gateway
+ARG GATEWAY_PURE=0
 RUN --mount=type=secret,id=pip.conf \
     /opt/installer/bin/pip wheel --no-deps --wheel-dir /tmp/wheel . && \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --no-deps --no-compile \

@@ -1,7 +1,8 @@
 """Compiles the hot modules of the gateway, for wheels and in place: `python hatch_build.py`, which is `make build`.
 
 mypyc compiles the modules that pyproject.toml lists, and the C compiler those of `gateway/_native`. The sources stay
-beside them: `gateway/compiled.py` says when which run. A wheel has them if the environment variable GATEWAY_PURE is 0.
+beside them: `gateway/compiled.py` says when which run. The environment variable GATEWAY_PURE decides about a wheel:
+1 = without compiled modules; 0 = with them, and an error if that is not possible; unset = with them if possible.
 """
 
 import contextlib
@@ -27,16 +28,26 @@ C_FLAGS = ["-O3", "-g0", "-Werror=implicit"]
 
 
 class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the compiled modules to a wheel that is to have them; editable installations have none."""
+    """Adds the compiled modules to a wheel; editable installations have none."""
 
     def dependencies(self) -> list[str]:
-        return REQUIRES if _is_wanted() else []
+        return [] if why_not() else REQUIRES
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version == "editable" or not _is_wanted():
+        if version == "editable":
             return
-        if reason := why_not():
+        reason = why_not()
+        if reason is None:
+            try:
+                self.add_compiled(build_data)
+                return
+            except (Exception, SystemExit) as error:  # mypyc exits
+                reason = f"compiling failed: {error}"
+        if os.environ.get("GATEWAY_PURE") == "0":
             raise RuntimeError(f"GATEWAY_PURE=0 wants compiled modules: {reason}.")
+        self.app.display_info(f"Without compiled modules: {reason}.")
+
+    def add_compiled(self, build_data: dict[str, Any]) -> None:
         self.scratch = tempfile.TemporaryDirectory()  # until the wheel is written
         folder = Path(self.scratch.name, "compiled")
         compile_gateway(Path(self.root), self.config, Path(self.scratch.name), folder)
@@ -44,12 +55,10 @@ class CompiledBuild(BuildHookInterface):  # type: ignore[type-arg]
         build_data["force_include"][str(folder)] = "gateway/_compiled"
 
 
-def _is_wanted() -> bool:
-    return os.environ.get("GATEWAY_PURE") == "0"
-
-
 def why_not() -> str | None:
-    """Why nothing can be compiled here."""
+    """Why nothing is compiled here."""
+    if os.environ.get("GATEWAY_PURE") == "1":
+        return "GATEWAY_PURE is 1"
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"

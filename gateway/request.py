@@ -3,8 +3,9 @@
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+DONE_MARKER: Final = b"data: [DONE]"  # the last event of OpenAI's streams
 SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
 _MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
 _UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it

@@ -384,15 +384,14 @@ static const char *chunk_end(const char *at, const char *end)
 /* Whether an event is more than a piece of text. */
 static int is_special(const char *data, const char *end)
 {
-    if (end - data > 16 && starts(end - 16, end, "data: [DONE]\n\n\r\n"))
-        return 1;
-    for (const char *at = data; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++) {
-        char next = at[1]; /* 0 behind the last byte */
-        if (next == 'u' ? starts(at, end, "\"usage\"")
-            : next == 'f' ? starts(at, end, "\"finish_reason\":\"abort\"")
-            : next == 'e' && at - data > 7 && starts(at - 7, end, "data: {\"error\""))
+    for (const char *at = data; (at = memchr(at, '[', (size_t)(end - at))) != NULL; at++)
+        if (starts(at, end, "[DONE]"))
             return 1;
-    }
+    for (const char *at = data; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++) /* a 0 follows the last byte */
+        if (at[1] == 'u' ? starts(at, end, "\"usage\"")
+            : at[1] == 'f' ? starts(at, end, "\"finish_reason\":\"abort\"")
+            : at[1] == 'e' && at - data > 7 && starts(at - 7, end, "data: {\"error\""))
+            return 1;
     return 0;
 }
 

@@ -46,9 +46,10 @@ def whole_request(
 
 _HEX_DIGITS = b"0123456789abcdefABCDEF"
 _MAX_SIZE_DIGITS = 6
-_END = b"data: [DONE]\n\n\r\n"
+_DONE = b"[DONE]"
 _ERROR = b'data: {"error"'
 _ABORTED = b'"finish_reason":"abort"'
+_USAGE = b'"usage"'
 
 
 def event_chunks(data: bytes) -> int:
@@ -67,9 +68,8 @@ def event_chunks(data: bytes) -> int:
             return 0
         chunks += 1
     # Not `in`, which tries to take bytes for a number first.
-    if data.endswith(_END) or data.find(_ERROR) >= 0 or data.find(_ABORTED) >= 0 or data.find(b'"usage"') >= 0:
-        return 0
-    return chunks
+    is_special = any(data.find(word) >= 0 for word in (_DONE, _ERROR, _ABORTED, _USAGE))
+    return 0 if is_special else chunks
 
 
 _DEEPEST = 128  # nesting, whatever is asked for

@@ -19,7 +19,7 @@ from gateway.errors import (
     RouteNotFound,
     UnsupportedEncoding,
 )
-from gateway.request import Kind
+from gateway.request import DONE_MARKER, Kind
 from gateway.resources import Holding
 
 
@@ -40,15 +40,14 @@ class Route:
     streams: bool = False  # the stored response is requested as a stream
 
 
-_DONE = b"data: [DONE]"
 _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
 def _table() -> dict[tuple[bytes, bytes], Route]:
     score, rerank = Route("score", Kind.POOL), Route("rerank", Kind.POOL)
     posts = {
-        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
-        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=_DONE, injects_usage=True),
+        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
+        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
         b"/v1/responses": Route("responses", Kind.GENERATE),
         b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
         b"/v1/embeddings": Route("embeddings", Kind.POOL),
@@ -62,8 +61,8 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),
         b"/detokenize": Route("detokenize"),
-        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=_DONE),
-        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=_DONE),
+        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=DONE_MARKER),
+        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=DONE_MARKER),
     }
     gets = {
         b"/v1/models": Route("models", local=True),

@@ -33,7 +33,7 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection, Pool, Receiver
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.request import DONE_MARKER, BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
@@ -84,6 +84,9 @@ class UpstreamResponse(Receiver):
         self._content_type = b"application/json"
         self._extra = b""
         self._events: EventStream | None = None
+        self._remembering: EventStream | None = (
+            None  # the same, if its end marker may be in chunks passed on as they came
+        )
         self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
         self._kept_bytes = 0
         self._client_was_slow = False
@@ -156,10 +159,9 @@ class UpstreamResponse(Receiver):
     def received_chunks(self, data: bytes, chunks: int) -> None:
         """Pass on events as they came."""
         self.heard = True
-        events = self._events
-        if events is not None:
-            events.skip(data)
-            self._pass_events(data, chunks, framed=True)
+        if self._remembering is not None:
+            self._remembering.skip(data)
+        self._pass_events(data, chunks, framed=True)
 
     def failed(self, error: BackendError) -> None:
         """The answer broke off. After its first byte went to the client nothing can be tried again."""
@@ -202,7 +204,9 @@ class UpstreamResponse(Receiver):
             elif len(self._extra) < _MAX_EXTRA_BYTES:
                 self._extra += b"%b: %b\r\n" % (name, value)
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
-            self._events = EventStream(self._request.done_marker, self._request.hides_usage)
+            marker = self._request.done_marker
+            self._events = EventStream(marker, self._request.hides_usage)
+            self._remembering = None if marker == DONE_MARKER else self._events
 
     def _keep(self, data: bytes) -> None:
         """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""

@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from gateway.request import Usage
+from gateway.request import DONE_MARKER, Usage
 
 _MAX_PARTIAL_BYTES = 131072
 _KEPT_BYTES = 4096  # of the end of a longer event, so that the usage there is not cut in two
-_DONE = b"data: [DONE]\n\n"
+_DONE = DONE_MARKER + b"\n\n"
 _EVENT_END = re.compile(rb"(\n\r?\n)")  # JSON holds no line ends; a carriage return before them stays at the event
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
 _ERROR = b'data: {"error"'
@@ -41,7 +41,7 @@ class EventStream:
         self.usage_last = b""
 
     def skip(self, data: bytes) -> None:
-        """Whole events, in chunks, were passed on; `event_chunks` found nothing to read in them."""
+        """Whole events, in chunks, were passed on; `event_chunks` found nothing to read in them, and no [DONE]."""
         self._previous, self._last = self._last, data
 
     def take(self, data: bytes) -> bytes:

@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / ".image"
 IMAGE = f"localhost/vllm-batching-gateway:{__version__}"
 TOOLS = ("buildah", "mmdebstrap", "runc")  # commands and packages have the same names; runc is for the tests
-BASE_PACKAGES = ("ca-certificates", "python3", "python3-venv")
+BASE = ("ca-certificates", "python3")  # packages
+BUILDER = (*BASE, "python3-venv", "python3-dev", "gcc", "libc6-dev")
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
 MADE_FOR_THIS_MACHINE = (
     "./etc/apt/apt.conf.d/99mmdebstrap", "./etc/apt/sources.list", "./etc/apt/sources.list.d", "./etc/resolv.conf",
@@ -85,11 +86,11 @@ def install_tools() -> None:
     run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing], STORE / "apt.log")
 
 
-def make_base(tar: Path, release: str) -> None:
-    """Make a root file system that holds Python and nothing to build with, from where apt gets its packages here."""
-    say(f"making a base from the packages of {release}: about a minute, once")
+def make_base(tar: Path, release: str, packages: Sequence[str]) -> None:
+    """Make a root file system that holds these packages, from where apt gets its packages here."""
+    say(f"making a base from the packages of {release}: {', '.join(packages)}: about a minute, once")
     partial = tar.with_suffix(".partial")
-    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(BASE_PACKAGES)}"]
+    command = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=tar", f"--include={','.join(packages)}"]
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     command += [f"--aptopt={option}" for option in host.apt_options(output(["apt-config", "dump"]))]
     command += [f'--customize-hook=cd "$1" && rm -rf {" ".join(MADE_FOR_THIS_MACHINE)}']
@@ -109,13 +110,13 @@ def import_base(tar: Path, name: str) -> None:
         output(buildah("rm", container))
 
 
-def base_image() -> str:
-    """The name of the base, made unless it is there."""
+def base_image(packages: Sequence[str]) -> str:
+    """The name of a base with these packages, made unless it is there."""
     release = host.release_of(Path("/etc/os-release").read_text())
-    recipe = hashlib.sha256(repr((BASE_PACKAGES, LEFT_OUT, MADE_FOR_THIS_MACHINE)).encode()).hexdigest()[:8]
+    recipe = hashlib.sha256(repr((packages, LEFT_OUT, MADE_FOR_THIS_MACHINE)).encode()).hexdigest()[:8]
     tar, name = STORE / f"base-{release}-{recipe}.tar", f"localhost/python-base:{release}-{recipe}"
     if not tar.exists():
-        make_base(tar, release)
+        make_base(tar, release, packages)
     if not is_stored(name):
         import_base(tar, name)
     return name
@@ -140,14 +141,19 @@ def pip_options(folder: Path) -> Iterable[str]:
         yield from ("--volume", f"{path}:{path}:ro")
 
 
-def build(base: str) -> None:
+def build(base: str, builder: str) -> None:
     """Build the Dockerfile. The format is Docker's: the OCI's has no health check."""
-    say(f"building {IMAGE}: about a minute")
+    say(f"building {IMAGE}: two to three minutes")
     command = buildah("build", "--isolation", "chroot", "--format", "docker", "--pull=false", "--layers=false")
     revision = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], check=False, capture_output=True, text=True
     )
-    arguments = {"BASE_IMAGE": base, "VERSION": __version__, "REVISION": revision.stdout.strip() or "unknown"}
+    arguments = {
+        "BASE_IMAGE": base,
+        "BUILDER_IMAGE": builder,
+        "VERSION": __version__,
+        "REVISION": revision.stdout.strip() or "unknown",
+    }
     for name, value in arguments.items():
         command += ["--build-arg", f"{name}={value}"]
     with tempfile.TemporaryDirectory() as folder:
@@ -164,8 +170,8 @@ def main() -> int:
         STORE.mkdir(exist_ok=True)
         install_tools()
         output(buildah("rm", "--all"))  # left by a run that was cut off
-        base = base_image()
-        build(base)
+        base = base_image(BASE)
+        build(base, base_image(BUILDER))
         sizes = [output(buildah("images", "--format", "{{.Size}}", name)) for name in (IMAGE, base)]
     except (BuildFailed, host.UnknownHost) as error:
         say(f"failed: {error}")

@@ -106,9 +106,9 @@ def test_the_gateway_is_imported_from_where_it_is_installed(containers: Runtime)
     assert done.stdout.startswith("/opt/gateway/lib/"), done.stderr
 
 
-def test_it_prints_its_version(containers: Runtime) -> None:
+def test_it_prints_its_version_and_runs_compiled(containers: Runtime) -> None:
     done = containers.run(["gateway", "--version"])
-    assert (done.returncode, done.stdout.strip()) == (0, __version__)
+    assert (done.returncode, done.stdout.strip()) == (0, f"{__version__} (compiled)")
 
 
 @pytest.mark.parametrize("command", [["serve", "--help"], ["check", "--help"], ["config", "schema"]], ids=" ".join)

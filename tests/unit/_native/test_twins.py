@@ -271,7 +271,9 @@ def test_chunks_that_may_be_passed_on_are_what_the_parser_reads(build: ModuleTyp
     parsed = ParsedChunks(data)
     assert (parsed.ends, parsed.is_complete) == (count, False)
     assert parsed.body.endswith(b"\n\n")
-    assert not any(word in parsed.body for word in (b'"usage"', b'data: {"error"', b'"finish_reason":"abort"'))
+    assert not any(
+        word in parsed.body for word in (b'"usage"', b'data: {"error"', b'"finish_reason":"abort"', b"[DONE]")
+    )
     parsed.parser.feed_data(b"0\r\n\r\n")  # it was at the end of a chunk
     assert parsed.is_complete
 
@@ -285,6 +287,7 @@ def test_usual_chunks_of_events_may_be_passed_on_and_others_not(build: ModuleTyp
         assert build.event_chunks(chunk[:cut]) == 0
         assert build.event_chunks(chunk + chunk[:cut]) == 0
     assert build.event_chunks(b"e\r\ndata: [DONE]\n\n\r\n") == 0
+    assert build.event_chunks(b"d\r\ndata:[DONE]\n\n\r\n" + chunk) == 0
     assert build.event_chunks(chunk + b"0\r\n\r\n") == 0
 
 
