@@ -1,8 +1,8 @@
 """Leases on engines: a request waits in the queue, holds a lease, and releases it. The asyncio side of placement."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
 from gateway.request import Demand
@@ -13,25 +13,23 @@ from gateway.scheduling.wait_queue import Queue, Ticket
 _TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
 
 
-@contextmanager
-def keep_alive(seconds: float, send: Callable[[], None] | None) -> Iterator[None]:
-    """Call `send` every so many seconds in the block; 0 = never."""
-    if seconds <= 0 or send is None:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
+class _KeepAlive:
+    """Calls `send` every so many seconds until it is cancelled."""
 
-    def due() -> None:
-        nonlocal timer
-        send()
-        timer = loop.call_later(seconds, due)
+    __slots__ = ("_loop", "_seconds", "_send", "_timer")
 
-    timer = loop.call_later(seconds, due)
-    try:
-        yield
-    finally:
-        timer.cancel()
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, send: Callable[[], None]) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._send = send
+        self._timer = loop.call_later(seconds, self._due)
+
+    def _due(self) -> None:
+        self._send()
+        self._timer = self._loop.call_later(self._seconds, self._due)
+
+    def cancel(self) -> None:
+        self._timer.cancel()
 
 
 class LeaseBroker:
@@ -86,8 +84,7 @@ class LeaseBroker:
         """
         placed = self._scheduler.place(demand, self._clock(), avoid)
         if isinstance(placed, Ticket):
-            with keep_alive(self._keep_alive_seconds, send_keep_alive):
-                placed = await self._wait(placed, self.max_wait_seconds - already_waited_seconds)
+            placed = await self._wait(placed, self.max_wait_seconds - already_waited_seconds, send_keep_alive)
         return placed.hand_out(self.first_token, self.release)
 
     async def change(self, at_most_seconds: float) -> None:
@@ -96,24 +93,36 @@ class LeaseBroker:
             async with asyncio.timeout(at_most_seconds):
                 await self._changed.wait()
 
-    async def _wait(self, ticket: Ticket, at_most_seconds: float) -> Lease:
-        waiter: asyncio.Future[Lease] = asyncio.get_running_loop().create_future()
+    async def _wait(self, ticket: Ticket, at_most_seconds: float, send_keep_alive: Callable[[], None] | None) -> Lease:
+        loop, seconds = asyncio.get_running_loop(), self._keep_alive_seconds
+        waiter: asyncio.Future[Lease] = loop.create_future()
         until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
         self.scan_soon()
+        # No `asyncio.timeout`: it is not compiled, and dear in a busy queue.
+        timer = loop.call_later(
+            max(0.0, min(at_most_seconds, until_late)), self._expire, ticket, until_late < at_most_seconds
+        )
+        keep_alive = _KeepAlive(loop, seconds, send_keep_alive) if seconds > 0 and send_keep_alive is not None else None
         taken = False
         try:
-            async with asyncio.timeout(max(0.0, min(at_most_seconds, until_late))):
-                lease = await waiter
-                taken = True
-                return lease
-        except TimeoutError as error:
-            raise self._timeout_error(ticket, is_late=until_late < at_most_seconds) from error
+            lease = await waiter
+            taken = True
+            return lease
         finally:
+            timer.cancel()
+            if keep_alive is not None:
+                keep_alive.cancel()
             del self._waiters[ticket]
             self._queue.leave(ticket)
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(waiter.result())  # granted in the same turn as the deadline or a cancellation
+                self.release(waiter.result())  # granted in the same turn as a cancellation
+
+    def _expire(self, ticket: Ticket, is_late: bool) -> None:
+        """The wait has reached its limit, or the request's deadline."""
+        waiter = self._waiters[ticket]
+        if not waiter.done():
+            waiter.set_exception(self._timeout_error(ticket, is_late=is_late))
 
     def _timeout_error(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
         """The error for a request whose wait reached the limit; `is_late`: its deadline instead."""

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
 from gateway.request import Demand
-from gateway.scheduling.leases import LeaseBroker, keep_alive
+from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import STARVATION_SECONDS, Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
@@ -12,9 +12,9 @@ from tests.unit.scheduling.virtual_time import run, turns
 MAX_WAIT_SECONDS = 60.0
 
 
-def gate_of(here: Hall) -> LeaseBroker:
+def gate_of(here: Hall, keep_alive_seconds: float = 0.0) -> LeaseBroker:
     loop = asyncio.get_running_loop()
-    return LeaseBroker(here.scheduler, here.queue, MAX_WAIT_SECONDS, loop.time)
+    return LeaseBroker(here.scheduler, here.queue, MAX_WAIT_SECONDS, loop.time, keep_alive_seconds)
 
 
 async def hold(
@@ -358,35 +358,32 @@ def test_one_whose_deadline_has_passed_is_served_if_a_backend_is_open_and_else_r
     run(main())
 
 
-def test_a_waiting_request_gets_keep_alives_until_the_block_ends() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        began, seen = loop.time(), list[float]()
-        with keep_alive(15.0, lambda: seen.append(loop.time() - began)):
-            await asyncio.sleep(50.0)
-        await asyncio.sleep(50.0)
-        assert seen == pytest.approx([15.0, 30.0, 45.0])
+async def keep_alives_of_a_wait(seconds: float, held_seconds: float, *, listens: bool = True) -> list[float]:
+    """When a request gets keep-alives that waits for another to end after `held_seconds`, and long after that."""
+    loop, seen = asyncio.get_running_loop(), list[float]()
+    lease_broker, began = gate_of(hall(1), seconds), loop.time()
 
-    run(main())
+    async def wait() -> None:
+        with await lease_broker.lease(
+            ask(), send_keep_alive=(lambda: seen.append(loop.time() - began)) if listens else None
+        ):
+            await asyncio.sleep(100.0)
+
+    with await lease_broker.lease(ask()):
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(held_seconds)
+    await asyncio.wait([waiting])
+    return seen
+
+
+def test_a_waiting_request_gets_keep_alives_until_it_has_its_lease() -> None:
+    assert run(keep_alives_of_a_wait(15.0, 50.0)) == pytest.approx([15.0, 30.0, 45.0])
 
 
 @pytest.mark.parametrize(("seconds", "listens"), [(0.0, True), (15.0, False)])
 def test_without_an_interval_or_a_receiver_there_are_no_keep_alives(seconds: float, listens: bool) -> None:
-    async def main() -> None:
-        seen: list[int] = []
-        with keep_alive(seconds, (lambda: seen.append(1)) if listens else None):
-            await asyncio.sleep(50.0)
-        assert seen == []
-
-    run(main())
+    assert run(keep_alives_of_a_wait(seconds, 50.0, listens=listens)) == []
 
 
-def test_a_block_that_raises_ends_the_keep_alives() -> None:
-    async def main() -> None:
-        seen: list[int] = []
-        with pytest.raises(ZeroDivisionError), keep_alive(1.0, lambda: seen.append(1)):
-            raise ZeroDivisionError
-        await asyncio.sleep(5.0)
-        assert seen == []
-
-    run(main())
+def test_a_wait_that_has_reached_its_limit_gets_no_more_keep_alives() -> None:
+    assert run(keep_alives_of_a_wait(25.0, 200.0)) == pytest.approx([25.0, 50.0])
