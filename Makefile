@@ -30,8 +30,8 @@ $(VENV)/.ready: pyproject.toml
 # Compiles the modules of a request's path in place. Sources that change afterwards run as Python until the next time.
 build: export GATEWAY_PURE := 0
 build: setup
-	@command -v cc >/dev/null && $(PY) -c 'import pathlib, sysconfig as s; (pathlib.Path(s.get_path("include")) / "Python.h").stat()' \
-	  2>/dev/null || { echo "compiling needs a C compiler and Python's headers: installing them"; \
+	@$(PY) -c 'import sys, hatch_build; sys.exit(hatch_build.why_not())' || \
+	  { echo "compiling needs a C compiler and Python's headers: installing them"; \
 	  { apt-get update -qq && apt-get install -y -qq gcc libc6-dev python3-dev; } >/dev/null; } || \
 	  { echo "Install a C compiler and Python's headers (apt-get install gcc python3-dev) and run make again." >&2; exit 1; }
 	$(PY) hatch_build.py

@@ -84,9 +84,7 @@ class UpstreamResponse(Receiver):
         self._content_type = b"application/json"
         self._extra = b""
         self._events: EventStream | None = None
-        self._remembering: EventStream | None = (
-            None  # the same, if its end marker may be in chunks passed on as they came
-        )
+        self._remembering: EventStream | None = None  # the same, if its end marker may be in chunks passed on as is
         self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
         self._kept_bytes = 0
         self._client_was_slow = False
@@ -245,7 +243,7 @@ class UpstreamResponse(Receiver):
         self._sink.when_writable(self._connection.resume_reading)
 
     def _finish(self) -> None:
-        self._connection.passes_chunks = False
+        self._connection.passes_chunks = False  # nothing is passed on after the end
         events, sink, status, kept = self._events, self._sink, self._status, b"".join(self._kept)
         if events is not None:
             if events.failure:

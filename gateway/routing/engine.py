@@ -257,7 +257,7 @@ def placement_costs(
         engine, hit = engines[at], hits[at]
         load, slowness = engine.load, engine.slowness
         ahead = load.prefill_ahead_seconds(now) if load.pending else 0.0  # first: it may change the load
-        terms = engine._terms
+        terms = engine._terms  # `terms`, without a call for each engine
         if terms is None or engine._changes != load.changes or engine._model is not model:
             terms = engine.terms(model)
         if load.recent_share >= LEAST_SHARE:  # `ahead_seconds`

@@ -353,6 +353,10 @@ def test_lines_of_plain_values_are_written_by_the_extension(values: list[Any]) -
 
 @compiled
 @pytest.mark.parametrize("args", [(), (b"",), (b"", b"", b""), ("text", "text"), (1, 1), ([1], "x"), (None, None)])
-@pytest.mark.parametrize("name", ["json_object", "whole_request", "text_turns", "prefix_keys", "json_line"])
-def test_other_arguments_are_an_error_or_nothing(name: str, args: tuple[Any, ...]) -> None:
-    assert outcome(getattr(kernel, name), *args) in (None, TypeError)
+@pytest.mark.parametrize(
+    ("name", "nothing"),
+    [("json_object", None), ("whole_request", None), ("event_chunks", 0), ("text_turns", None), ("prefix_keys", None),
+     ("json_line", None)],
+)  # fmt: skip
+def test_other_arguments_are_an_error_or_nothing(name: str, nothing: Any, args: tuple[Any, ...]) -> None:
+    assert outcome(getattr(kernel, name), *args) in (nothing, TypeError)
