@@ -56,12 +56,13 @@ class RetryBudget:
 class Attempts:
     """The attempts of one request: which backends failed, and whether another attempt is allowed."""
 
-    __slots__ = ("_budget", "_connect_failures", "_repeatable", "avoid", "fresh", "repeated")
+    __slots__ = ("_budget", "_connect_failures", "_reconnected_to", "_repeatable", "avoid", "fresh", "repeated")
 
     def __init__(self, budget: RetryBudget, repeatable: bool) -> None:
         self._budget = budget
         self._repeatable = repeatable
         self._connect_failures = 0
+        self._reconnected_to = ""  # the backend that closed a pooled connection
         self.repeated = False
         self.avoid: frozenset[str] = frozenset()
         self.fresh = False  # the next attempt needs a new connection
@@ -81,10 +82,12 @@ class Attempts:
             return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
         if not self._repeatable or not error.retryable:
             return False
-        if self.repeated and not isinstance(error, ModelMissing):  # without the model, it has run nothing
+        # Without the model, it has run nothing; a backend that stops may accept a connection after it closed all others.
+        reconnected = error.passing and backend == self._reconnected_to
+        if self.repeated and not (reconnected or isinstance(error, ModelMissing)):
             return False
         if isinstance(error, ReusedConnectionClosed):
-            self.repeated = self.fresh = True
+            self.repeated, self.fresh, self._reconnected_to = True, True, backend
             return True
         self.avoid |= {backend}
         if not others or not (isinstance(error, BackendDown) or self._budget.spend()):

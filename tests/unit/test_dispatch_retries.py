@@ -11,7 +11,9 @@ from gateway.errors import (
     BackendBusy,
     BackendDown,
     BackendError,
+    BackendFault,
     ConnectFailed,
+    FirstByteTimeout,
     FreshConnectionClosed,
     ModelMissing,
     ReusedConnectionClosed,
@@ -97,6 +99,21 @@ def test_a_request_that_may_have_been_received_is_sent_twice_at_most(
     attempts = Attempts(budget(), repeatable=True)
     assert attempts.allows(first("why"), "a", others=True)
     assert not attempts.allows(second("why"), "b", others=True)
+
+
+def test_a_backend_that_closes_all_its_connections_while_it_stops_counts_as_one_failure() -> None:
+    attempts = Attempts(budget(), repeatable=True)
+    assert attempts.allows(ReusedConnectionClosed("why"), "a", others=True)
+    assert attempts.allows(FreshConnectionClosed("why"), "a", others=True)
+    assert attempts.avoid == {"a"}
+    assert not attempts.allows(FreshConnectionClosed("why"), "b", others=True)
+
+
+@pytest.mark.parametrize("second", [BackendBusy, BackendFault, FirstByteTimeout])
+def test_one_that_answers_on_the_new_connection_has_failed_twice(second: type[BackendError]) -> None:
+    attempts = Attempts(budget(), repeatable=True)
+    assert attempts.allows(ReusedConnectionClosed("why"), "a", others=True)
+    assert not attempts.allows(second("why"), "a", others=True)
 
 
 def test_a_backend_that_lacks_the_model_has_run_nothing_so_another_may_still_be_tried() -> None:
