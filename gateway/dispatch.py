@@ -82,7 +82,7 @@ class Attempts:
             return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
         if not self._repeatable or not error.retryable:
             return False
-        # Without the model, it has run nothing; a backend that stops may accept a connection after it closed all others.
+        # Without the model, it has run nothing; a backend that stops may accept a connection after closing all others.
         reconnected = error.passing and backend == self._reconnected_to
         if self.repeated and not (reconnected or isinstance(error, ModelMissing)):
             return False
