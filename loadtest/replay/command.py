@@ -16,7 +16,8 @@ from loadtest.replay.grid import CellOutcome, GridCell, GridResults, Kept, Worke
 from loadtest.replay.options import ReplayOptions
 from loadtest.replay.report import knee, page, terminal_tables
 from loadtest.replay.scenario import Scenario
-from loadtest.workloads.trace import Trace, TraceError, read_trace
+from loadtest.workloads.regimes import trace_from
+from loadtest.workloads.trace import Trace, TraceError
 
 _WIDEST = 200
 
@@ -29,7 +30,7 @@ def replay(options: ReplayOptions) -> None:
     complaints = Console(stderr=True)
     try:
         fleets, loads, names = options.fleets(), options.loads(), options.arms()
-        recorded = read_trace(options.trace, options.block_size, options.limit, options.minutes)
+        recorded = trace_from(options.trace, options.block_size, options.limit, options.minutes)
         _check(recorded, fleets[0])
     except (ValueError, TraceError) as error:
         raise fail(error) from None

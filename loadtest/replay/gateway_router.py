@@ -184,7 +184,7 @@ class GatewayRouter:
             cap,
             scenario.kv_tokens,
             block_tokens,
-            scenario.speeds(),
+            scenario.told_speeds(),
             adaptive=admission.adaptive,
             itl_objective_seconds=scenario.itl_objective_seconds,
         )

@@ -15,6 +15,7 @@ from loadtest.engine.scheduler import Preset
 from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
 from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Scenario
+from loadtest.workloads.regimes import REGIMES
 
 _T = TypeVar("_T")
 _ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults", "Bounds and results"
@@ -25,7 +26,13 @@ class ReplayOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    trace: Annotated[Path, Argument(help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV.")]
+    trace: Annotated[
+        str,
+        Argument(
+            help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV;"
+            f" or regime:NAME, made traffic of {', '.join(REGIMES)}."
+        ),
+    ]
     block_size: Annotated[
         int | None, option(_ROWS, "Tokens of a hash_ids block. Default: as the format has it.", min=1)
     ] = None
@@ -61,7 +68,10 @@ class ReplayOptions(BaseModel):
     max_num_batched_tokens: Annotated[int, option(_ENGINE, "Tokens of a step.", min=1)] = 8192
 
     slow: Annotated[
-        str | None, option(_FAULTS, "FACTOR:COUNT engines are slower; the gateway knows, from the start.")
+        str | None,
+        option(
+            _FAULTS, "FACTOR:COUNT engines are slower; the gateway's configuration has it, but for FACTOR:COUNT:untold."
+        ),
     ] = None
     restart: Annotated[str | None, option(_FAULTS, "AT:SHARE of the engines lose their caches, without an event.")] = (
         None
@@ -97,8 +107,8 @@ class ReplayOptions(BaseModel):
     def faults(self) -> EngineFaults:
         faults = EngineFaults(flash_crowd=self.flash_crowd)
         if self.slow is not None:
-            factor, engines = slow(self.slow)
-            faults = replace(faults, slow_factor=factor, slow_engines=engines)
+            factor, engines, is_told = slow(self.slow)
+            faults = replace(faults, slow_factor=factor, slow_engines=engines, slow_is_told=is_told)
         if self.restart is not None:
             at, share = restart(self.restart)
             faults = replace(faults, restart_at=at, restart_share=share)
@@ -141,16 +151,19 @@ def policies(text: str, admission: str | None = None, baseline: str | None = Non
     return names
 
 
-def slow(text: str) -> tuple[float, int]:
-    """So many engines take that multiple of the time. Raises ValueError."""
-    factor, colon, count = text.partition(":")
+def slow(text: str) -> tuple[float, int, bool]:
+    """So many engines take that multiple of the time; whether the gateway is told. Raises ValueError."""
+    factor, colon, rest = text.partition(":")
+    count, untold, word = rest.partition(":")
     try:
         parsed = float(factor), int(count) if colon else 1
     except ValueError:
-        raise ValueError(f"--slow: {text!r} is not FACTOR:COUNT, such as 2.5:4") from None
+        raise ValueError(f"--slow: {text!r} is not FACTOR:COUNT, such as 2.5:4, or FACTOR:COUNT:untold") from None
+    if untold and word != "untold":
+        raise ValueError(f"--slow: {text!r} is not FACTOR:COUNT:untold")
     if parsed[0] <= 0 or parsed[1] < 1:
         raise ValueError("--slow: factor and count must be above 0")
-    return parsed
+    return *parsed, not untold
 
 
 def restart(text: str) -> tuple[float, float]:

@@ -50,6 +50,7 @@ class EngineFaults:
 
     slow_factor: float = 1.0
     slow_engines: int = 0
+    slow_is_told: bool = True  # to the gateway, as its configuration
     restart_at: float | None = None  # share of the replay's length
     restart_share: float = 0.5  # of the engines, the first ones
     flash_crowd: bool = False
@@ -88,6 +89,10 @@ class Scenario:
         """Relative step times: the last ones are slow."""
         slow = min(self.faults.slow_engines, self.engines)
         return (1.0,) * (self.engines - slow) + (self.faults.slow_factor,) * slow
+
+    def told_speeds(self) -> tuple[float, ...]:
+        """The same, as the gateway is configured."""
+        return self.speeds() if self.faults.slow_is_told else (1.0,) * self.engines
 
     def cold_prefill_seconds(self, prompt_tokens: int) -> float:
         """Time to the first token on an idle engine that holds nothing of the prompt."""

@@ -88,14 +88,14 @@ def _read(
     if first is None:
         raise TraceError(f"{path}: is empty")
     if first[1].strip().removeprefix("\ufeff") == _AZURE_HEAD:
-        rows, block = list(_until(_azure_rows(path, numbered), limit, minutes)), block_tokens or _PLAIN_BLOCK_TOKENS
+        rows, block = list(first_rows(_azure_rows(path, numbered), limit, minutes)), block_tokens or _PLAIN_BLOCK_TOKENS
         return _trace(path, rows, block, sessions=False)
     documents = list(_documents(path, first, numbered))
     parse, length = _json_format(path, documents)
     usual = _MOONCAKE_BLOCK_TOKENS if parse is _mooncake else None
     block = block_tokens or usual or _block_tokens(path, documents, length)
     parsed = (_checked(path, number, lambda: parse(document, block)) for number, document in documents)  # noqa: B023
-    rows = list(_until(parsed, limit, minutes))
+    rows = list(first_rows(parsed, limit, minutes))
     return _trace(path, rows, block, sessions=parse is _session)
 
 
@@ -119,7 +119,7 @@ def _tick(rows: list[Row]) -> float:
     return mode(round(gap, 1) for gap in gaps) if gaps and min(gaps) >= _COARSE_TICK_SECONDS else 0.0
 
 
-def _until(rows: Iterator[Row], limit: int | None, minutes: float | None) -> Iterator[Row]:
+def first_rows(rows: Iterator[Row], limit: int | None, minutes: float | None) -> Iterator[Row]:
     start: float | None = None
     for count, row in enumerate(rows):
         start = row.at_seconds if start is None else start

@@ -61,6 +61,12 @@ def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tm
     assert (tmp_path / "cache" / "loadtest" / "capacities.json").exists()
 
 
+def test_a_regime_stands_in_place_of_a_trace(tmp_path: Path) -> None:
+    options = "--policies lmetric --backends 1 --load 1 --capacity 10 --jobs 1 --limit 100"
+    _, document = replayed(Path("regime:tools"), tmp_path, options)
+    assert document["trace"] == {"name": "tools", "rows": 100, "block_tokens": 64}
+
+
 def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> None:
     documents = []
     for jobs in ("1", "2"):
@@ -100,6 +106,7 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         (["--load", "0.5,x"], "--load"),
         (["--backends", "0"], "above 0"),
         (["--slow", "x"], "FACTOR:COUNT"),
+        (["--slow", "2:1:secret"], "FACTOR:COUNT:untold"),
         (["--restart", "2"], "share from 0 to 1"),
         (["--restart", "0.5:some"], "AT:SHARE"),
         (["--kv-tokens", "500"], "--kv-tokens"),

@@ -87,7 +87,9 @@ def test_lost_caches_lower_the_hit_ratio() -> None:
 
 def test_slow_engines_get_less_from_the_gateway_which_is_reported() -> None:
     at = scenario(engines=4, rate=40.0, faults=EngineFaults(slow_factor=3.0, slow_engines=2))
-    assert at.speeds() == (1.0, 1.0, 3.0, 3.0)
+    assert at.speeds() == at.told_speeds() == (1.0, 1.0, 3.0, 3.0)
+    untold = replace(at, faults=replace(at.faults, slow_is_told=False))
+    assert untold.told_speeds() == (1.0,) * 4
     requests, _, _ = _run(conversation_trace(), at, "ours")
     fast, slow = (sum(r.engine in engines for r in requests) for engines in ((0, 1), (2, 3)))
     assert fast > 1.5 * slow
