@@ -1,6 +1,6 @@
 """The policies that can be replayed, by name: rules of other routers, and rules by load alone.
 
-- SGLang's router and vllm-router: a tree of what was sent where, and two thresholds.
+- SGLang's router and vllm-router: a tree of what was sent where, a share that must match, and loads out of balance.
 - KubeAI: consistent hashing with bounded loads; the opening of the prompt has a place on a ring.
 - NVIDIA Dynamo: blocks to prefill plus blocks that would be active; the fewest win.
 - llm-d: scorers from 0 to 1 and their weighted sum; the highest wins, ties by lot.
@@ -23,67 +23,72 @@ from loadtest.replay.gateway_router import GATEWAY, LEDGER, Admission, GatewayRo
 from loadtest.replay.router import EngineView, PushRouter, Router, RoutingRule
 from loadtest.replay.scenario import Scenario
 
-_TREE_TOKENS = (1 << 26) // 4  # the routers bound a tree at 2^26 characters
-
-
-@dataclass(frozen=True, slots=True)
-class Thresholds:
-    """The routers' defaults: share of the prompt that must match; loads that count as out of balance."""
-
-    match: float = 0.3
-    absolute: int = 64
-    relative: float = 1.5
+# `--policy cache_aware` of sgl-project/sglang (main.rs, policies/cache_aware.rs and policies/tree.rs of
+# sgl-model-gateway/src) and of vllm-project/router, with the defaults of both: share of the prompt that must match, and
+# loads that are out of balance.
+_MATCH, _ABSOLUTE, _RELATIVE = 0.3, 64, 1.5
+# By default a tree keeps 2^26 characters an engine, looked at every 120 s: far more than a KV cache, and most replays
+# are over before. `--max-tree-size` and `--eviction-interval` let users do better, so trees are as large as the KV
+# cache and looked at every second: the better of the two in mean E2E for agents, equal for conversations and tools.
+_EVICTION_SECONDS = 1.0
 
 
 class CacheAware:
-    """Out of balance: the emptiest engine. Else the best match if it is good enough, else the smallest tree."""
+    """Out of balance: the fewest in flight. Else the best match if it is good enough, else the fewest in flight.
 
-    def __init__(self, engines: int, block_tokens: int, rng: random.Random, limits: Thresholds | None = None) -> None:
-        self._limits = limits or Thresholds()
+    The trees are one, whose blocks have the engines that hold them. Several with the deepest block draw lots: SGLang
+    takes the first to have had it, which is worse for tools; smg chooses among them.
+    """
+
+    def __init__(self, engines: int, block_tokens: int, tree_tokens: int, rng: random.Random) -> None:
         self._rng = rng
         self._block_tokens = block_tokens
+        self._most_blocks = tree_tokens // block_tokens
         self._trees: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(engines)]
-        self._tokens = [0] * engines  # of text in each tree, partial blocks too
+        self._holders: dict[int, list[int]] = {}  # of each block in a tree
+        self._next_eviction_seconds = _EVICTION_SECONDS
 
     def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
         """The engine; the prompt joins its tree."""
+        if request.arrival_seconds >= self._next_eviction_seconds:
+            self._next_eviction_seconds = request.arrival_seconds + _EVICTION_SECONDS
+            self._evict()
         loads = [view.in_flight for view in engines]
         least, most = min(loads), max(loads)
-        if most - least > self._limits.absolute and most > self._limits.relative * least:
-            chosen = loads.index(least)
-        else:
-            chosen = self._by_match(request)
-        self._insert(request, chosen)
+        is_balanced = most - least <= _ABSOLUTE or most <= _RELATIVE * least
+        matching = self._matching(request) if is_balanced else []
+        chosen = self._rng.choice(matching) if matching else loads.index(least)
+        self._insert(request.keys, chosen)
         return chosen
 
     def released(self, request: ReplayRequest) -> None:
         """The trees forget by size alone."""
 
-    def _by_match(self, request: ReplayRequest) -> int:
-        depths = [self._depth(tree, request.keys) for tree in self._trees]
-        deepest = max(depths)
-        if deepest * self._block_tokens > self._limits.match * request.prompt_tokens:
-            return self._rng.choice([index for index, depth in enumerate(depths) if depth == deepest])
-        return self._tokens.index(min(self._tokens))
+    def _matching(self, request: ReplayRequest) -> list[int]:
+        """The engines with the deepest block of the prompt, if that is deep enough."""
+        depth, holders = 0, list[int]()
+        for key in request.keys:
+            if key not in self._holders:
+                break
+            depth, holders = depth + 1, self._holders[key]
+        return holders if depth * self._block_tokens > _MATCH * request.prompt_tokens else []
 
-    @staticmethod
-    def _depth(tree: OrderedDict[int, None], keys: Sequence[int]) -> int:
-        for depth, key in enumerate(keys):
+    def _insert(self, keys: Sequence[int], engine: int) -> None:
+        tree = self._trees[engine]
+        for key in reversed(keys):
             if key not in tree:
-                return depth
-        return len(keys)
-
-    def _insert(self, request: ReplayRequest, engine: int) -> None:
-        tree, block = self._trees[engine], self._block_tokens
-        known = len(tree)
-        for key in reversed(request.keys):
+                self._holders.setdefault(key, []).append(engine)
             tree[key] = None
             tree.move_to_end(key)
-        added = len(tree) - known
-        self._tokens[engine] += added * block + (request.prompt_tokens - len(request.keys) * block if added else 0)
-        while len(tree) * block > _TREE_TOKENS:
-            tree.popitem(last=False)
-            self._tokens[engine] -= block
+
+    def _evict(self) -> None:
+        """Branches lose their ends first, the least recently used before others."""
+        for engine, tree in enumerate(self._trees):
+            while len(tree) > self._most_blocks:
+                key, _ = tree.popitem(last=False)
+                self._holders[key].remove(engine)
+                if not self._holders[key]:
+                    del self._holders[key]
 
 
 _REPLICAS = 256
@@ -322,7 +327,7 @@ _ROUTERS: dict[str, Callable[[RouterContext], Router]] = {
     "least_in_flight": _push(lambda site: LeastInFlight(site.rng)),
     "p2c": _push(lambda site: PowerOfTwoChoices(site.rng)),
     "chwbl": _push(lambda site: BoundedLoadRing(len(site.engines))),
-    "sglang": _push(lambda site: CacheAware(len(site.engines), site.block_tokens, site.rng)),
+    "sglang": _push(lambda site: CacheAware(len(site.engines), site.block_tokens, site.scenario.kv_tokens, site.rng)),
     "llmd": _push(lambda site: default_profile(site.rng)),
     "llmd_active": _push(lambda site: active_request_profile(site.rng)),
     "dynamo": _push(lambda site: DynamoCost(len(site.engines), site.block_tokens, site.rng)),

@@ -129,26 +129,43 @@ def test_dynamo_forgets_the_blocks_of_answered_requests(engine: ReplayEngine) ->
     assert not rule._sent
 
 
-def _cache_aware(engines: int = 2) -> CacheAware:
-    return CacheAware(engines, BLOCK, random.Random(0))
+def _cache_aware(tree_tokens: int = 1 << 20) -> CacheAware:
+    return CacheAware(2, BLOCK, tree_tokens, random.Random(0))
 
 
-def test_cache_aware_follows_a_match_above_the_threshold(engine: ReplayEngine) -> None:
-    rule, views = _cache_aware(), [StubView(engine, 0), StubView(engine, 1)]
-    first = rule.choose(request(1), views)
-    other = rule.choose(request(2), views)
-    assert {first, other} == {0, 1}  # nothing matches: the smallest tree
-    assert rule.choose(request(3, keys=request(1).keys), views) == first
+def test_cache_aware_follows_a_match_above_the_threshold_and_else_the_least_load(engine: ReplayEngine) -> None:
+    rule, views = _cache_aware(), [StubView(engine, 0), StubView(engine, 1, in_flight=1)]
+    assert rule.choose(request(1), views) == 0  # nothing matches
+    views[0].in_flight = 2
+    assert rule.choose(request(2), views) == 1
+    assert rule.choose(request(3, keys=request(1).keys), views) == 0
     # 4 of 10 blocks match: above 0.3
-    assert rule.choose(request(4, keys=[*request(2).keys[:4], *range(900_000, 900_006)]), views) == other
+    assert rule.choose(request(4, keys=[*request(1).keys[:4], *range(900_000, 900_006)]), views) == 0
+    # 3 of 10 do not
+    assert rule.choose(request(5, keys=[*request(1).keys[:3], *range(910_000, 910_007)]), views) == 1
 
 
-def test_cache_aware_takes_the_smallest_tree_below_the_threshold(engine: ReplayEngine) -> None:
-    rule, views = _cache_aware(), [StubView(engine, 0), StubView(engine, 1)]
-    large = rule.choose(request(1, prompt_tokens=6400), views)
-    assert rule.choose(request(2), views) != large
-    # 3 of 10 blocks match the larger tree: not above 0.3
-    assert rule.choose(request(3, keys=[*request(1, prompt_tokens=6400).keys[:3], *range(7)]), views) != large
+def test_cache_aware_draws_between_engines_with_the_same_match(engine: ReplayEngine) -> None:
+    rule, views = _cache_aware(), [StubView(engine, 0), StubView(engine, 1, in_flight=100)]
+    keys = request(1).keys
+    assert rule.choose(request(1), views) == 0
+    views[0].in_flight = 200
+    assert rule.choose(request(2, keys=keys), views) == 1  # out of balance
+    views[1].in_flight = 200
+    assert {rule.choose(request(number, keys=keys), views) for number in range(3, 30)} == {0, 1}
+
+
+def test_cache_aware_forgets_what_was_used_least_recently_once_a_second(engine: ReplayEngine) -> None:
+    rule, views = _cache_aware(tree_tokens=15 * BLOCK), [StubView(engine, 0), StubView(engine, 1, in_flight=1)]
+    for number in (1, 2):
+        assert rule.choose(request(number), views) == 0
+    views[0].in_flight = 2
+    late = request(3, keys=request(2).keys)
+    late.arrive(1.0)
+    assert rule.choose(late, views) == 0
+    # The first prompt lost five of its ten blocks, the ones at its end.
+    assert len(rule._trees[0]) == 15
+    assert sorted(rule._holders) == [*request(1).keys[:5], *request(2).keys]
 
 
 @pytest.mark.parametrize(
