@@ -10,12 +10,14 @@ from pathlib import Path
 import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 from loadtest.console import command_line, fail
 from loadtest.replay.grid import CellOutcome, GridCell, GridResults, Kept, Workers, kept_in
 from loadtest.replay.options import ReplayOptions
 from loadtest.replay.report import knee, page, terminal_tables
 from loadtest.replay.scenario import Scenario
+from loadtest.replay.verdict import verdict_tables
 from loadtest.workloads.regimes import trace_from
 from loadtest.workloads.trace import Trace, TraceError
 
@@ -23,22 +25,30 @@ _WIDEST = 200
 
 
 def replay(options: ReplayOptions) -> None:
-    """Replay a recorded trace through the gateway's own placement, and through other routers' rules.
+    """Replay traces through the gateway's own placement, and through other routers' rules.
 
     Engines are modelled and time is virtual; nothing listens, nothing is sent. Exit code 2: usage, or a bad trace.
     """
-    complaints = Console(stderr=True)
+    complaints, console = Console(stderr=True), Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDEST)
     try:
         fleets, loads, names = options.fleets(), options.loads(), options.arms()
-        recorded = trace_from(options.trace, options.block_size, options.limit, options.minutes)
-        _check(recorded, fleets[0])
+        traces = [trace_from(source, options.block_size, options.limit, options.minutes) for source in options.traces]
+        _check(traces, fleets[0])
     except (ValueError, TraceError) as error:
         raise fail(error) from None
-    with Workers(recorded, options.jobs) as workers, _progress(complaints) as progress:
-        capacities = _capacities(recorded, fleets, options.capacity, workers, progress)
-        outcomes, seconds = _replayed(_cells(fleets, capacities, loads, options.seeds, names), workers, progress)
-    results = GridResults(recorded, options.baseline, capacities, outcomes, command_line())
-    _show(results, seconds, options.out, complaints)
+    grids = []
+    for trace in traces:
+        with Workers(trace, options.jobs) as workers, _progress(complaints) as progress:
+            capacities = _capacities(trace, fleets, options.capacity, workers, progress)
+            outcomes, seconds = _replayed(_cells(fleets, capacities, loads, options.seeds, names), workers, progress)
+        grids.append(GridResults(trace, options.baseline, capacities, outcomes, command_line()))
+        _show(terminal_tables(grids[-1]), console)
+        complaints.print(_pace(outcomes, seconds))
+        if options.out is not None:
+            _write(grids[-1], options.out if len(traces) == 1 else options.out / trace.name, complaints)
+    _show(verdict_tables(grids), console)
 
 
 def _cells(
@@ -57,12 +67,16 @@ def _cells(
     ]
 
 
-def _check(trace: Trace, scenario: Scenario) -> None:
-    """Whether every request fits into an engine. Raises ValueError."""
-    limits = scenario.limits(trace.block_tokens)
-    longest = max(row.prompt_tokens + scenario.lengths.output_tokens(row.output_tokens) for row in trace.rows)
-    if longest > limits.num_blocks * trace.block_tokens:
-        raise ValueError(f"--kv-tokens: the longest request has {longest} tokens")
+def _check(traces: Sequence[Trace], scenario: Scenario) -> None:
+    """Whether every request fits into an engine, and every trace has a name of its own. Raises ValueError."""
+    for trace in traces:
+        limits = scenario.limits(trace.block_tokens)
+        longest = max(row.prompt_tokens + scenario.lengths.output_tokens(row.output_tokens) for row in trace.rows)
+        if longest > limits.num_blocks * trace.block_tokens:
+            raise ValueError(f"--kv-tokens: the longest request of {trace.name} has {longest} tokens")
+    names = [trace.name for trace in traces]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two traces have the same name: {', '.join(names)}")
 
 
 def _capacities(
@@ -113,18 +127,16 @@ def _pace(outcomes: Sequence[CellOutcome], seconds: float) -> str:
     return f"{len(outcomes)} replays in {seconds:.1f} s: {pace}"
 
 
-def _show(results: GridResults, seconds: float, out: Path | None, complaints: Console) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_WIDEST)
-    for table in terminal_tables(results):
+def _show(tables: Sequence[Table], console: Console) -> None:
+    for table in tables:
         console.print(table)
-    complaints.print(_pace(results.outcomes, seconds))
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
-        (out / "results.json").write_bytes(document)
-        (out / "report.html").write_text(page(results), encoding="utf-8")
-        if curve := knee(results):
-            (out / "knee.svg").write_text(curve, encoding="utf-8")
-        complaints.print(f"wrote {out / 'results.json'} and {out / 'report.html'}")
+
+
+def _write(results: GridResults, out: Path, complaints: Console) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    document = orjson.dumps(results.document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    (out / "results.json").write_bytes(document)
+    (out / "report.html").write_text(page(results), encoding="utf-8")
+    if curve := knee(results):
+        (out / "knee.svg").write_text(curve, encoding="utf-8")
+    complaints.print(f"wrote {out / 'results.json'} and {out / 'report.html'}")

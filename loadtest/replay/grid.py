@@ -207,18 +207,20 @@ class GridResults:
         found = self.of(engines, load, policy)
         return math.fsum(map(figure, found)) / len(found) if found else None
 
-    def ratios(self, policy: str, loads: Sequence[float] | None = None) -> Ratios | None:
-        """Against the baseline, over all scenarios (of these loads); None if the baseline was not replayed."""
+    def pairs(self, policy: str, least_load: float = 0.0) -> list[tuple[PolicyFigures, PolicyFigures]]:
+        """The policy's figures beside the baseline's, of all scenarios from that load on; empty without a baseline."""
         base = {
             outcome.cell.scenario: outcome.figures for outcome in self.outcomes if outcome.cell.policy == self.baseline
         }
-        pairs = [
+        return [
             (outcome.figures, base[outcome.cell.scenario])
             for outcome in self.outcomes
-            if outcome.cell.policy == policy
-            and outcome.cell.scenario in base
-            and (loads is None or outcome.cell.load in loads)
+            if outcome.cell.policy == policy and outcome.cell.scenario in base and outcome.cell.load >= least_load
         ]
+
+    def ratios(self, policy: str) -> Ratios | None:
+        """Against the baseline, over all scenarios; None if the baseline was not replayed."""
+        pairs = self.pairs(policy)
         return ratios(pairs) if pairs else None
 
     def document(self) -> dict[str, Any]:

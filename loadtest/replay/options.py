@@ -26,10 +26,10 @@ class ReplayOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    trace: Annotated[
-        str,
+    traces: Annotated[
+        list[str],
         Argument(
-            help="Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV;"
+            help="Each Mooncake's JSONL, a derivative of it, or sessions; or Azure's CSV;"
             f" or regime:NAME, made traffic of {', '.join(REGIMES)}."
         ),
     ]
@@ -84,7 +84,14 @@ class ReplayOptions(BaseModel):
     slo_ttft_prefills: Annotated[float, option(_OUTCOME, "Times the prompt's prefill without a cache.", min=0)] = 1.5
     slo_tpot: Annotated[float, option(_OUTCOME, "Bound on TPOT in seconds.", min=0)] = 0.04
     out: Annotated[
-        Path | None, option(_OUTCOME, "Folder for results.json, report.html.", "--out", "-o", file_okay=False)
+        Path | None,
+        option(
+            _OUTCOME,
+            "Folder for results.json, report.html; of several traces, one each.",
+            "--out",
+            "-o",
+            file_okay=False,
+        ),
     ] = None
 
     def fleets(self) -> list[Scenario]:

@@ -112,6 +112,7 @@ class Ratios:
     tpot: float
     tpot_p99: float
     e2e: float
+    e2e_p99: float
     violations: float
 
 
@@ -124,6 +125,7 @@ def ratios(pairs: Sequence[tuple[PolicyFigures, PolicyFigures]]) -> Ratios:
         tpot=_geometric((a.tpot.mean, b.tpot.mean) for a, b in pairs),
         tpot_p99=_geometric((a.tpot.p99, b.tpot.p99) for a, b in pairs),
         e2e=_geometric((a.e2e.mean, b.e2e.mean) for a, b in pairs),
+        e2e_p99=_geometric((a.e2e.p99, b.e2e.p99) for a, b in pairs),
         violations=_geometric((a.violations + _VIOLATION_FLOOR, b.violations + _VIOLATION_FLOOR) for a, b in pairs),
     )
 

@@ -67,6 +67,19 @@ def test_a_regime_stands_in_place_of_a_trace(tmp_path: Path) -> None:
     assert document["trace"] == {"name": "tools", "rows": 100, "block_tokens": 64}
 
 
+def test_several_traces_have_a_folder_each_and_one_verdict(trace_file: Path, tmp_path: Path) -> None:
+    options = "--policies ours,lmetric,ours_exact --backends 1 --load 0.5,1 --capacity 10 --jobs 1 --limit 60"
+    arguments = ["replay", str(trace_file), "regime:synthetic", "--out", str(tmp_path), *options.split()]
+    result = RUNNER.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert json.loads((tmp_path / "small" / "results.json").read_text())["trace"]["name"] == "small"
+    assert (tmp_path / "synthetic" / "report.html").exists()
+    table = result.stdout.partition("Ours against the best other policy")[2]
+    cells, lines = table.split("Verdict")
+    assert cells.count("lmetric") == 2 * 2 * 2
+    assert [line.split()[:2] for line in lines.splitlines()[4:7]] == [["small", "2"], ["synthetic", "2"], ["all", "4"]]
+
+
 def test_two_processes_find_what_one_finds(trace_file: Path, tmp_path: Path) -> None:
     documents = []
     for jobs in ("1", "2"):
@@ -110,6 +123,8 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         (["--restart", "2"], "share from 0 to 1"),
         (["--restart", "0.5:some"], "AT:SHARE"),
         (["--kv-tokens", "500"], "--kv-tokens"),
+        (["regime:tools", "regime:tools"], "same name"),
+        (["regime:best"], "there are reasoning"),
     ],
 )
 def test_what_cannot_be_is_reported_with_exit_code_2(trace_file: Path, arguments: list[str], message: str) -> None:
