@@ -85,8 +85,8 @@ def _mixed(prompts: _Prompts) -> list[Row]:
     """Uneven prompts: of 4,800 requests 2 % have 80,000 to 120,000 tokens of their own, and answers of 300.
 
     The others are conversations of 1 to 6 turns under one of four system prompts of 512 tokens: questions of 120 and
-    answers of 200 tokens (deviation 0.8), sent 5 to 40 s after each other. Goodput stays near 90 % from 8 to 20 requests
-    a second on four engines, so state the capacity.
+    answers of 200 tokens (deviation 0.8), sent 5 to 40 s after each other. Goodput stays near 90 % from 8 to 20
+    requests a second on four engines, so state the capacity.
     """
     rng, systems, rows = prompts.rng, [prompts.keys(512) for _ in range(4)], list[Row]()
     starts = prompts.arrivals(5.0)
