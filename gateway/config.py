@@ -184,20 +184,20 @@ class RoutingConfig(Section):
     )
     decode_weight: float = default(1.0, "Decoding weight: 0 = TTFT only, 1 = balanced, 5 = end-to-end latency.", ge=0)
     prefill_window_seconds: Seconds | None = default(
-        None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 3600 x b, at least 0.02."
+        None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 8192 x b, at least 0.02."
     )
     seconds_per_prefill_token: float = default(28e-6, "b: initial prefill time per uncached token; then learned.", gt=0)
     aging: float = default(0.05, "Cost credit, in seconds, per second that a request has waited.", ge=0)
     index_capacity_factor: float = default(1.0, "Size of the own prefix record, in KV cache sizes.", gt=0, le=1000)
     index_memory_bytes: Count = default(536870912, "Maximum memory of the own records of all backends together.")
-    scan: int = default(32, "Maximum requests, oldest first, considered per queue scan.", ge=1, le=256)
-    starvation_seconds: Seconds = default(30.0, "Wait after which a request goes first, to any backend with capacity.")
+    scan: int = default(32, "Maximum requests, first in order, considered per queue scan.", ge=1, le=256)
+    starvation_seconds: Seconds = default(30.0, "Wait after which the emptiest backend may be kept for a request.")
 
 
 class AdmissionConfig(Section):
     """Utilization of backends, queue limits and queue timeout."""
 
-    kv_headroom: Fraction = default(0.95, "Share of KV cache that requests may reserve; lower it against preemption.")
+    kv_headroom: Fraction = default(1.0, "Share of KV cache that requests may reserve; lower it against preemption.")
     max_queued_requests: int = default(4096, "Maximum queued requests; more get 429. 0 = no queue.", ge=0)
     max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
     max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")

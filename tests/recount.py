@@ -22,7 +22,7 @@ def load_mismatches(load: EngineLoad, held: Set[Reservation]) -> Iterator[str]:
     """Sums of an engine's load that differ from those of its requests in flight, which are those held."""
     if load.in_flight != sum(request.sequences for request in held):
         yield "in_flight"
-    if load.context_tokens != sum(request.demand.prompt_tokens for request in held):
+    if load.context_tokens != sum(request.demand.prompt_tokens + request.streamed_tokens for request in held):
         yield "context_tokens"
     if load.decoding < 0 or load.decoding != load.in_flight - sum(request.sequences for request in load.pending):
         yield "decoding"

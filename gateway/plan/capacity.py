@@ -14,7 +14,7 @@ _BATCHES_UNDER_WAY = 2  # one is scheduled while another runs
 
 GIB = 1 << 30
 UTILIZATION = 0.92  # vLLM's default for --gpu-memory-utilization
-KV_HEADROOM = 0.95  # the default of `admission.kv_headroom`: what the gateway reserves of a KV cache
+KV_HEADROOM = 1.0  # the default of `admission.kv_headroom`: what the gateway reserves of a KV cache
 
 # Assumed, since vLLM measures it at start: what CUDA itself takes, what NCCL adds, and captured CUDA graphs.
 CONTEXT_BYTES = GIB // 2

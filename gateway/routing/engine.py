@@ -34,7 +34,7 @@ class EngineLoad:
         self.changes = 0  # number of changes so far
         self.in_flight = 0  # sequences
         self.decoding = 0  # sequences with a first token
-        self.context_tokens = 0  # prompt tokens in flight
+        self.context_tokens = 0  # in flight, of prompts and what came of their answers
         self.pending: dict[Reservation, None] = {}  # in prefill, oldest first
         self._pending_seconds = 0.0
         self._head_since = 0.0
@@ -68,6 +68,10 @@ class EngineLoad:
         self._head_since = now
         return True
 
+    def on_tokens(self, tokens: int) -> None:
+        """So much of an answer came. What was computed from the load holds until its next change."""
+        self.context_tokens += tokens
+
     def finish(self, request: Reservation, now: float) -> None:
         if request in self.pending:
             if next(iter(self.pending)) is request:
@@ -77,7 +81,7 @@ class EngineLoad:
             self.changes += 1
         self.decoding -= request.sequences
         self.in_flight -= request.sequences
-        self.context_tokens -= request.demand.prompt_tokens
+        self.context_tokens -= request.demand.prompt_tokens + request.streamed_tokens
 
     def prefill_ahead_seconds(self, now: float) -> float:
         """Predicted prefill time of pending requests, less the time since the oldest one began."""

@@ -4,9 +4,9 @@ Seconds per uncached prefill token come from times to first token, one value for
 backend of a model would feed back on itself (the faster-looking one gets more, and looks slower), so relative speeds
 come from the configuration.
 
-Answer lengths are quantiles by model and tenant. An answer that its `max_tokens` cut short only shows that it would
-have been longer. So there is a histogram of answers that ended and one of answers that were cut, and the quantile is
-that of the lengths without a limit (the Kaplan-Meier estimate). Old answers fade.
+Answer lengths are a mean and a high quantile by model and tenant. An answer that its `max_tokens` cut short only shows
+that it would have been longer. So there is a histogram of answers that ended and one of answers that were cut, and both
+are those of the lengths without a limit (the Kaplan-Meier estimate). Old answers fade.
 """
 
 from collections import OrderedDict
@@ -125,7 +125,6 @@ _CLIP = (0.25, 4.0)
 _LEAST_WEIGHT: Final = 0.05
 _B_RANGE = (1e-7, 1e-1)
 _STEP: Final = 0.02  # relative change before the model follows: every change voids cached costs
-_WINDOW_TOKENS: Final = 3600  # prefill that may be ahead on an open backend: about 0.4 of a token budget
 _WINDOW_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
 
 
@@ -170,9 +169,9 @@ class Calibration:
         self._follow(model)
 
     def _follow(self, model: CostModel) -> None:
-        """Take over the model, and the most prefill that may be ahead on an open engine."""
+        """Take over the model, and the most prefill that may be ahead on an open engine: one token budget."""
         self.model, fixed = model, self._fixed_window_seconds
-        self.window_seconds = max(_WINDOW_FLOOR_SECONDS, _WINDOW_TOKENS * model.b) if fixed is None else fixed
+        self.window_seconds = max(_WINDOW_FLOOR_SECONDS, model.max_batched_tokens * model.b) if fixed is None else fixed
 
     def first_token(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """Learn from a request that was alone in prefill on its engine."""
@@ -200,13 +199,16 @@ _UNKNOWN_TOKENS: Final = 512.0
 _MAX_TENANTS: Final = 1024  # and models
 
 _EDGES: Final = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
+_MIDDLES: Final = tuple(2 ** ((number + 0.5) / _STEPS) for number in range(_BUCKETS))
 
 
 class _Lengths:
-    """A fading histogram of the lengths of answers, and its quantile; of a model, also the excess of its prompts."""
+    """A fading histogram of the lengths of answers, their mean and quantile; of a model, also the excess of its
+    prompts.
+    """
 
     __slots__ = (
-        "_cut", "_ended", "_mean_excess", "_prompts", "_unseen", "_weight", "answers", "excess_tokens",
+        "_cut", "_ended", "_mean_excess", "_prompts", "_unseen", "_weight", "answers", "excess_tokens", "mean_tokens",
         "quantile_tokens",
     )  # fmt: skip
 
@@ -216,13 +218,13 @@ class _Lengths:
         self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
         self._unseen = 0
         self.answers = 0
-        self.quantile_tokens = _UNKNOWN_TOKENS
+        self.mean_tokens = self.quantile_tokens = _UNKNOWN_TOKENS
         self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
         self._mean_excess = 0.0
         self._prompts = 0
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
-        """Add an answer. `was_cut`: its limit ended it; `share`: the quantile to compute."""
+        """Add an answer. `was_cut`: its limit ended it; `share`: of answers that the quantile is not below."""
         bucket = int(_STEPS * log2(tokens)) if tokens > 1 else 0
         if bucket >= _BUCKETS:
             bucket = _BUCKETS - 1
@@ -234,7 +236,7 @@ class _Lengths:
         self._unseen += 1
         if self.answers <= _FEW or self._unseen >= _REFRESH:
             self._unseen = 0
-            self.quantile_tokens = self._quantile(share)
+            self._estimate(share)
 
     def exceeded(self, tokens: int) -> None:
         """A prompt had so many tokens more than estimated."""
@@ -244,22 +246,27 @@ class _Lengths:
         if not -0.5 < self._mean_excess - self.excess_tokens < 0.5:
             self.excess_tokens = round(self._mean_excess) if self._mean_excess > 0 else 0
 
-    def _quantile(self, share: float) -> float:
-        """The length that this share of answers does not exceed; if it is unknown, twice the longest one or more."""
+    def _estimate(self, share: float) -> None:
+        """The mean, and the length that this share of answers does not exceed. Answers longer than all that ended count
+        as twice the longest one, or more.
+        """
         left, lasting, longest, longer = sum(self._ended, 0.0) + sum(self._cut, 0.0), 1.0, 0, 1 - share
-        negligible = 1e-6 * left
+        negligible, mean, quantile = 1e-6 * left, 0.0, 0.0
         for bucket, (ended, cut) in enumerate(zip(self._ended, self._cut, strict=True)):
             here = ended + cut
             if here <= negligible:
                 continue
             before = lasting
             lasting *= 1 - ended / left
-            if lasting <= longer:
+            mean += (before - lasting) * _MIDDLES[bucket]
+            if not quantile and lasting <= longer:
                 within = (before - longer) / (before - lasting)
-                return _EDGES[bucket] * 2 ** ((within - 1) / _STEPS)
+                quantile = _EDGES[bucket] * 2 ** ((within - 1) / _STEPS)
             left -= here
             longest = bucket
-        return max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
+        unknown = max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
+        self.mean_tokens = mean + lasting * unknown
+        self.quantile_tokens = max(quantile or unknown, self.mean_tokens)
 
     def _scale(self, by: float) -> None:
         self._ended = [weight * by for weight in self._ended]
@@ -268,7 +275,7 @@ class _Lengths:
 
 
 class OutputLengths:
-    """Lengths of answers by model and tenant: a high quantile, for reservations (costs use the mean)."""
+    """Lengths of answers by model and tenant, for reservations."""
 
     def __init__(self, quantile: float = 0.9, max_tenants: int = _MAX_TENANTS, prompt_excess_tokens: int = 0) -> None:
         self._share = quantile
@@ -280,18 +287,24 @@ class OutputLengths:
     def __repr__(self) -> str:
         return f"<OutputLengths of {len(self._models)} models, {len(self._tenants)} tenants>"
 
-    def expected(self, model: str, tenant: str, limit: int | None) -> int:
-        """Tokens to reserve for an answer, and for what prompts usually have beyond their estimate.
+    def expected(self, model: str, tenant: str, limit: int | None) -> tuple[int, int]:
+        """Tokens to reserve for an answer, and its margin: how many more it may have, at the high quantile.
 
-        `limit` is the client's, None = no limit.
+        The former include what prompts usually have beyond their estimate. `limit` is the client's, None = no limit.
         """
         of_model = self._models.get(model)
         known = self._tenants.get((model, tenant)) if tenant else None
         if known is None or known.answers < _FEW:
             known = of_model
-        tokens = _UNKNOWN_TOKENS if known is None else known.quantile_tokens
-        answer = int(tokens) if limit is None or limit > tokens else limit
-        return answer + (self._unknown_excess_tokens if of_model is None else of_model.excess_tokens)
+        mean = most = _UNKNOWN_TOKENS
+        if known is not None:
+            mean, most = known.mean_tokens, known.quantile_tokens
+        if limit is not None and limit < most:
+            most = limit
+            if limit < mean:
+                mean = limit
+        excess = self._unknown_excess_tokens if of_model is None else of_model.excess_tokens
+        return int(mean) + excess, int(most) - int(mean)
 
     def answered(self, demand: Demand, usage: Usage) -> None:
         """Learn from a request's usage; several sequences count as answers of equal length."""

@@ -5,9 +5,13 @@ up to some block, and it is cut back to the last block still in use when its las
 point where two prompts part is found by bisection. Reserving and releasing cost
 O(nodes of the own prompt x log blocks), whatever else is in use.
 
+Answers are reserved at their expected length. The sum of many deviates less than each: the margin is the root of the
+sum of the squares of their margins.
+
 The forecast: running sequences all grow by one token in a step and release everything when they end. What must fit is
 the peak over time, at the end of one of them, and not the sum of all final lengths. Sequences that began together have
-their peak at that sum; sequences at different stages have about half of their answers less.
+their peak at that sum; sequences at different stages have about half of their answers less. It looks a few hundred
+steps ahead: a preemption costs less than a second of recomputing, so a peak that is further away is no reason to wait.
 """
 
 from bisect import bisect_left
@@ -61,6 +65,7 @@ class PeakForecast:
         return max(self._before[longer], its_end, sooner + present if sooner else 0)
 
 
+HORIZON_STEPS: Final = 512  # of the forecast
 _GROWTH: Final = 0.1  # of what is reserved for answers, when they become longer
 _ENDLESS: Final = 1 << 62
 _REPORTED_TOKENS: Final = 8  # of a stream between two reports of its progress
@@ -97,8 +102,8 @@ class Reservation:
     """
 
     __slots__ = (
-        "alone", "demand", "depth", "node", "output_tokens", "own_tokens", "prefill_seconds", "released", "sequences",
-        "started_seconds", "streamed_tokens",
+        "alone", "demand", "depth", "margin_squared", "node", "output_tokens", "own_tokens", "prefill_seconds",
+        "released", "sequences", "started_seconds", "streamed_tokens",
     )  # fmt: skip
 
     def __init__(self, demand: Demand, sequences: int, prefill_seconds: float) -> None:
@@ -108,6 +113,7 @@ class Reservation:
         self.started_seconds = 0.0
         self.alone = False  # no other request was in prefill with it
         self.own_tokens = self.output_tokens = self.streamed_tokens = 0
+        self.margin_squared = 0
         self.node: _RadixNode | None = None
         self.depth = 0
         self.released = False
@@ -129,13 +135,15 @@ class KvLedger:
     """
 
     __slots__ = (
-        "_forecast", "_forecast_seconds", "_root", "_tokens_of_event", "block_tokens", "held", "shares", "taken_tokens",
+        "_forecast", "_forecast_seconds", "_margins_squared", "_root", "_tokens_of_event", "block_tokens", "held",
+        "shares", "taken_tokens",
     )  # fmt: skip
 
     def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
         self.block_tokens = block_tokens
         self.shares = shares
         self.taken_tokens = 0
+        self._margins_squared = 0
         self._root = _RadixNode(Demand(""), 0, 0, 0, None)
         self.held: set[Reservation] = set()
         self._forecast: PeakForecast | None = None  # until a reservation changes
@@ -152,12 +160,19 @@ class KvLedger:
     def __len__(self) -> int:
         return len(self.held)
 
-    def fits(self, demand: Demand, output_tokens: int, limit_tokens: float, now: float) -> bool:
-        """Whether the request fits below the limit, with answers of this length.
+    @property
+    def margin_tokens(self) -> float:
+        """By how much all answers together may exceed what is reserved for them."""
+        return self._margins_squared**0.5 if self._margins_squared > 0 else 0.0
+
+    def fits(self, demand: Demand, output_tokens: int, margin_tokens: int, limit_tokens: float, now: float) -> bool:
+        """Whether the request fits below the limit, with answers of this length and margin.
 
         If the sum of all reservations leaves too little, the forecast peak of what is in use at once decides.
         """
-        free, sequences, block = limit_tokens - self.taken_tokens, demand.sequences, self.block_tokens
+        sequences, block = demand.sequences, self.block_tokens
+        limit_tokens -= (self._margins_squared + _margin_squared(sequences, output_tokens, margin_tokens)) ** 0.5
+        free = limit_tokens - self.taken_tokens
         if sequences and demand.prompt_tokens + block + sequences * (output_tokens + block) <= free:
             return True  # even if it shared nothing; the usual case, and cheap
         return self.needed(demand, output_tokens) <= free or self.peak_with(demand, output_tokens, now) <= limit_tokens
@@ -172,7 +187,7 @@ class KvLedger:
         rest = max(0, demand.prompt_tokens - last)
         return last - shared + self._whole_blocks(rest) + demand.sequences * self._whole_blocks(output_tokens)
 
-    def reserve(self, reservation: Reservation, output_tokens: int) -> None:
+    def reserve(self, reservation: Reservation, output_tokens: int, margin_tokens: int = 0) -> None:
         """Reserve what the request needs; `output_tokens` for each sequence. `release` gives it back."""
         demand = reservation.demand
         self.held.add(reservation)
@@ -194,6 +209,8 @@ class KvLedger:
         answers = -(-output_tokens // block) * block * demand.sequences  # inlined: this runs for every request
         own = answers - (-rest // block) * block if rest > 0 else answers
         reservation.own_tokens, reservation.output_tokens = own, answers
+        reservation.margin_squared = _margin_squared(demand.sequences, output_tokens, margin_tokens)
+        self._margins_squared += reservation.margin_squared
         self.taken_tokens += own
         self._forecast = None
 
@@ -232,6 +249,7 @@ class KvLedger:
         self._forecast = None
         self.held.discard(reservation)
         self.taken_tokens -= reservation.own_tokens
+        self._margins_squared -= reservation.margin_squared
         node, depth = reservation.node, reservation.depth
         while node is not None:  # the root has a permanent user
             users = node.users
@@ -273,6 +291,9 @@ class KvLedger:
 
     def _growth_of(self, final_tokens: int, left_steps: int, sequences: int) -> Growth:
         """The growth of a request that has `final_tokens` in the end; partial blocks count as whole ones."""
+        if left_steps > HORIZON_STEPS:
+            final_tokens -= sequences * (left_steps - HORIZON_STEPS)
+            left_steps = HORIZON_STEPS
         return Growth(left_steps, final_tokens - sequences * (left_steps - left_steps % self.block_tokens), sequences)
 
     def _whole_blocks(self, tokens: int) -> int:
@@ -294,6 +315,13 @@ class KvLedger:
         kept = min(node.tokens, measured(end) - measured(node.start))
         self.taken_tokens -= node.tokens - kept
         node.tokens, node.end = kept, end
+
+
+def _margin_squared(sequences: int, output_tokens: int, margin_tokens: int) -> int:
+    """Of answers that are reserved at this length. What they may have beyond the horizon does not count."""
+    within = HORIZON_STEPS - output_tokens
+    margin = margin_tokens if margin_tokens < within else within
+    return sequences * margin * margin if margin > 0 else 0
 
 
 def alike(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int, start: int = 0) -> int:

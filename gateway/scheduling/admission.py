@@ -2,9 +2,9 @@
 
 An engine has capacity while slots and KV cache are free and little prefill is ahead. A scan takes the cheapest prefill
 first, aged by waiting. A request is bound if its own best engine has capacity, and keeps waiting for it otherwise,
-while others overtake. After `starvation_seconds` any engine will do; if none has capacity, the emptiest takes nothing
-else until it has. A waiting request whose best engine is clearly better than others remembers it for a while, and
-chooses again when that engine has capacity; the others choose again in each scan.
+while others overtake. One that starves comes before all others, and the emptiest engine takes nothing else until it has
+capacity for it. A waiting request whose best engine is clearly better than others remembers it for a while, and chooses
+again when that engine has capacity; the others choose again in each scan.
 """
 
 import math
@@ -30,7 +30,7 @@ class Capacity:
 
     calibration: Calibration
     lengths: OutputLengths
-    kv_headroom: float = 0.95
+    kv_headroom: float = 1.0
 
     def is_open(self, engine: Engine, now: float, *, guarded: bool = False) -> bool:
         """Whether it takes requests: a free slot, KV cache left, and prefill ahead within the window.
@@ -46,6 +46,7 @@ class Capacity:
             return running == 0
         if running and tokens:
             ledger, limit = engine.kv, headroom * tokens
+            limit -= ledger.margin_tokens
             free = limit - ledger.taken_tokens
             if free < engine.block_tokens and ledger.forecast(now).peak_tokens + engine.block_tokens > limit:
                 return False
@@ -71,8 +72,8 @@ class Capacity:
             return False
         if load.in_flight == 0 or not engine.kv_cache_tokens:
             return True
-        output_tokens = self.lengths.expected(demand.model, demand.tenant, demand.output_tokens)
-        return engine.kv.fits(demand, output_tokens, headroom * engine.kv_cache_tokens, now)
+        output_tokens, margin_tokens = self.lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+        return engine.kv.fits(demand, output_tokens, margin_tokens, headroom * engine.kv_cache_tokens, now)
 
 
 def slots_of(demand: Demand, engine: Engine) -> int:
@@ -106,15 +107,13 @@ class QueueScan:
     policy: Policy
     capacity: Capacity
     is_open: list[bool]
-    starvation_seconds: float
     now: float
     bind: Callable[[Ticket, int, Options], None]
     tenants: Tenants | None = None
-    # seconds of prefill of the requests that wait for each engine; endless if a starving request reserves it
+    # seconds of prefill of the requests that wait for each engine; endless if the starving one reserves it
     held: list[float] = field(init=False)
     _open_guarded: list[bool] = field(init=False)  # the same as `is_open`, for guarded requests
     _is_closed: bool = field(init=False)  # all engines
-    _kept: set[int] = field(default_factory=set)  # engines reserved for a starving request, closed to guarded ones
 
     def __post_init__(self) -> None:
         self.held = [0.0] * len(self.engines)
@@ -122,19 +121,23 @@ class QueueScan:
         if self.tenants is not None:
             self._open_guarded = self.capacity.are_open(self.engines, self.now, guarded=True)
 
-    def run(self, tickets: Iterable[Ticket], eligible: Mapping[Ticket, Sequence[int]]) -> None:
-        """`eligible` has the positions of engines for tickets that may not use every engine."""
+    def run(
+        self, tickets: Iterable[Ticket], eligible: Mapping[Ticket, Sequence[int]], starving: Ticket | None = None
+    ) -> None:
+        """`eligible` has the positions of engines for tickets that may not use every engine. `starving` comes first."""
         everywhere = range(len(self.engines))
+        if starving is not None and not self._is_closed:
+            self._take_emptiest(starving, eligible.get(starving, everywhere))
         for ticket in tickets:
             if self._is_closed:
                 return
+            if ticket is starving:
+                continue
             positions = eligible.get(ticket, everywhere) if eligible else everywhere
-            if self.now - ticket.arrived_seconds > self.starvation_seconds:
-                self._take_any(ticket, positions, starving=True)
-            elif not self.policy.waits_for_best:
-                self._take_any(ticket, positions, starving=False)
-            else:
+            if self.policy.waits_for_best:
                 self._take_best(ticket, positions)
+            else:
+                self._take_any(ticket, positions)
 
     def _take_best(self, ticket: Ticket, positions: Sequence[int]) -> None:
         at, now = ticket.waits_for, self.now
@@ -159,33 +162,27 @@ class QueueScan:
                 return  # else it is too large for what is free there; smaller requests may take that
         self.held[at] += ticket.waits_seconds
 
-    def _take_any(self, ticket: Ticket, positions: Sequence[int], *, starving: bool) -> None:
-        engines, now, demand = self.engines, self.now, ticket.demand
-        guarded = self.tenants is not None and self._is_guarded(ticket)
-        is_open = self._open_guarded if guarded else self.is_open
-        able = [
-            at for at in positions if is_open[at] and self.capacity.admits(engines[at], demand, now, guarded=guarded)
-        ]
+    def _take_any(self, ticket: Ticket, positions: Sequence[int]) -> None:
+        able = [at for at in positions if self._admits(at, ticket.demand, guarded=self._is_guarded(ticket))]
         if able:
             options = self._price(ticket)
             self._bind(ticket, options.cheapest(able), options)
-        elif starving:
-            self._reserve_emptiest(positions, demand, guarded)
 
-    def _reserve_emptiest(self, positions: Sequence[int], demand: Demand, guarded: bool) -> None:
-        left = [
-            (self._fullness(self.engines[at], demand), at)
-            for at in positions
-            if self.held[at] < math.inf and not (guarded and at in self._kept)
-        ]
-        if left:
-            at = min(left)[1]
-            if guarded:
-                self._kept.add(at)
-            else:
-                self.held[at], self.is_open[at] = math.inf, False
-                self._is_closed = True not in self.is_open
-            self._open_guarded[at] = False
+    def _take_emptiest(self, ticket: Ticket, positions: Sequence[int]) -> None:
+        """Bind it to the emptiest engine, or keep that engine for it."""
+        demand, guarded = ticket.demand, self._is_guarded(ticket)
+        at = min(positions, key=lambda at: self._fullness(self.engines[at], demand))
+        if self._admits(at, demand, guarded=guarded):
+            self._bind(ticket, at, self._price(ticket))
+            return
+        self._open_guarded[at] = False
+        if not guarded:
+            self.held[at], self.is_open[at] = math.inf, False
+            self._is_closed = True not in self.is_open
+
+    def _admits(self, at: int, demand: Demand, *, guarded: bool) -> bool:
+        is_open = self._open_guarded if guarded else self.is_open
+        return is_open[at] and self.capacity.admits(self.engines[at], demand, self.now, guarded=guarded)
 
     def _price(self, ticket: Ticket) -> Options:
         return self.policy.options(ticket.demand, self.engines, self.capacity.calibration.model, self.now)

@@ -170,12 +170,11 @@ _NEVER = float("-inf")
 class FairClock:
     """Virtual time, in tokens per weight, and the order of waiting shares. All changes of shares go through it."""
 
-    __slots__ = ("now", "starving", "waiting")
+    __slots__ = ("now", "waiting")
 
     def __init__(self) -> None:
         self.now = 0.0
         self.waiting: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)
-        self.starving: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)  # of batch requests
 
     def start(self, share: Share) -> float:
         """Virtual start of the share's next request; waiting for a best engine costs no position."""
@@ -200,22 +199,19 @@ class FairClock:
         else:
             start = self.start(share)
         share.end = start + tokens / share.weight
-        if share in self.waiting.entries:
-            self._moved(share)
+        self._moved(share)
 
     def correct(self, share: Share, more_tokens: float) -> None:
         share.end += more_tokens / share.weight
-        if share in self.waiting.entries:
-            self._moved(share)
+        self._moved(share)
 
     def weigh(self, share: Share, weight: float) -> None:
         share.weight = weight
         self._moved(share)
 
     def _moved(self, share: Share) -> None:
-        for turns in (self.waiting, self.starving):
-            if share in turns.entries:
-                turns.moved(share)
+        if share in self.waiting.entries:
+            self.waiting.moved(share)
 
 
 class Tenant:

@@ -7,7 +7,7 @@ otherwise, while later requests overtake it.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import compress
+from itertools import compress, islice
 from operator import attrgetter
 from types import TracebackType
 from typing import Final, Self
@@ -20,7 +20,7 @@ from gateway.routing.kv_reservations import Reservation
 from gateway.routing.policy import EngineVerdict, Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
-from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
+from gateway.scheduling.wait_queue import Queue, Ticket
 
 
 class Lease(Reservation):
@@ -70,6 +70,8 @@ class Lease(Reservation):
 
         Returns how many more may come before the next report.
         """
+        if not self.released:
+            self.engine.load.on_tokens(tokens)
         return self.engine.kv.on_tokens(self, tokens)
 
     def on_answer(self, answer: UpstreamResult) -> None:
@@ -114,7 +116,7 @@ class SchedulerSettings:
     """Settings from the configuration's `routing` and `admission`."""
 
     aging: float = 0.05
-    kv_headroom: float = 0.95
+    kv_headroom: float = 1.0
     scan: int = 32
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
@@ -175,10 +177,10 @@ class Scheduler:
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
             if at is not None:
                 return self._bind(demand, options, at, tenants, tenant, now)
-        ticket = Ticket(demand, now, avoid, min(options.prefill_seconds))
+        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens))
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
-        self._join(ticket, max(options.hit_tokens), now)
+        self._queue.join(ticket)
         return ticket
 
     def _hold(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket | None:
@@ -188,57 +190,81 @@ class Scheduler:
         """
         self._queue.tenants(demand.model).arrived(demand, now)
         model = self._calibrations.of(demand.model).model
-        ticket = Ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0))
+        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0)
         if ticket.late_seconds < now:
             return None
         try:
-            self._join(ticket, 0, now)
+            self._queue.join(ticket)
         except QueueFull:
             return None
         return ticket
 
-    def _join(self, ticket: Ticket, hit_tokens: int, now: float) -> None:
-        demand = ticket.demand
-        output_tokens = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+    def _ticket(
+        self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int
+    ) -> Ticket:
+        """Its turn is by least prefill, aged; in order of arrival where requests do not wait for their best engine."""
+        output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+        turn = prefill_seconds + self._settings.aging * now if self._policy.waits_for_best else now
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
-        ticket.enqueue(ticket.prefill_seconds + self._settings.aging * now, tokens)
-        self._queue.join(ticket)
+        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens)
 
     def scan_queue(self, model: str, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
         """Bind the requests that can be bound now, and remove them; an error for those that no backend can serve."""
         granted: list[tuple[Ticket, Lease | GatewayError]] = []
-        order = ScanOrder(self._settings.scan, now - self._settings.starvation_seconds, self._policy.waits_for_best)
-        if self._scan(model, order, now, granted) and (queue := self._queue.of_model(model)) is not None:
-            further = queue.further(order, now)
+        scan = self._settings.scan
+        if self._scan(model, 0, scan, now, granted) and (queue := self._queue.of_model(model)) is not None:
+            further = queue.further(scan, now)
             if further is not None:
-                self._scan(model, further, now, granted)
+                self._scan(model, *further, now, granted)
         return granted
 
     def _scan(
-        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
+        self, model: str, start: int, end: int, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> bool:
-        """One scan; returns whether an engine is left idle and requests further back may be bound to it."""
+        """Scan this part of the queue; returns whether an engine is left idle and requests further back may be bound to
+        it."""
         if self._is_closed_to_all(model, now):
             return False
-        tickets, eligible = self._next_tickets(model, order, now, granted)
+        tickets, eligible = self._next_tickets(model, start, end, now, granted)
         if not tickets:
             return False
         engines, capacity = self._views[model].engines, self._views[model].capacity
-        tenants = self._queue.tenants(model)
+        tenants, starving = self._queue.tenants(model), self._starving(model, now, eligible, granted)
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
-            self._queue.serve(ticket, order)
+            self._queue.serve(ticket, starving=ticket is starving)
             lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
             granted.append((ticket, lease))
 
         guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
-        is_open, starvation = capacity.are_open(engines, now), self._settings.starvation_seconds
-        scan = QueueScan(engines, self._policy, capacity, is_open, starvation, now, bind, tenants if guards else None)
-        scan.run(tickets, eligible)
-        if len(tickets) < order.scan or True not in is_open:
+        is_open = capacity.are_open(engines, now)
+        scan = QueueScan(engines, self._policy, capacity, is_open, now, bind, tenants if guards else None)
+        scan.run(tickets, eligible, starving)
+        if len(tickets) < end - start or True not in is_open:
             return False
         few = _IDLE_SHARE * sum(engine.load.in_flight for engine in engines) / len(engines)
         return any(engine.load.in_flight < few for engine in compress(engines, is_open))
+
+    def _starving(
+        self,
+        model: str,
+        now: float,
+        eligible: dict[Ticket, list[int]],
+        granted: list[tuple[Ticket, Lease | GatewayError]],
+    ) -> Ticket | None:
+        """The starving request that is next, if an engine may serve it."""
+        queue = self._queue.of_model(model)
+        if queue is None:
+            return None
+        since_seconds = now - self._settings.starvation_seconds
+        for ticket in [*islice(queue.starving(since_seconds), self._settings.scan)]:  # a copy: tickets may leave
+            if ticket.goes_anywhere:
+                return ticket
+            able, restricted = self._eligible([ticket], now, granted)
+            eligible.update(restricted)
+            if able:
+                return ticket
+        return None
 
     def _is_closed_to_all(self, model: str, now: float) -> bool:
         """Whether no engine has capacity: the usual case when a model's queue is long, and found before it is read.
@@ -251,20 +277,19 @@ class Scheduler:
         return True not in view.capacity.are_open(view.engines, now)
 
     def _next_tickets(
-        self, model: str, order: ScanOrder, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
+        self, model: str, start: int, end: int, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
         """The tickets to scan; the positions of engines of those that may not use every engine.
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
-        queue, start, end = self._queue.of_model(model), order.start, order.start + order.scan
+        queue, count = self._queue.of_model(model), end
         if queue is None or (self._settings.hold_without_backend and not self._may_be_served(model)):
             return [], {}
-        count = end
         while True:
-            waiting = queue.in_order(ScanOrder(count, order.starving_since_seconds, order.by_turn))
+            waiting = queue.in_order(count)
             if not queue.restricted and model in self._views:
-                return waiting[start:end], {}
+                return waiting[start:], {}
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
                 return tickets[start:end], eligible
@@ -409,7 +434,8 @@ class Scheduler:
         lease.predicted_seconds = prefill_seconds + engine.terms(lease.calibration.model).step
         engine.load.start(lease, now)
         engine.placed += 1
-        engine.kv.reserve(lease, self._lengths.expected(demand.model, demand.tenant, demand.output_tokens))
+        output_tokens, margin_tokens = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+        engine.kv.reserve(lease, output_tokens, margin_tokens)
         self._policy.placed(demand, engine)
         if ticket is not None:
             lease.waited_seconds = now - ticket.arrived_seconds

@@ -21,7 +21,7 @@ def learned(under_test: UnderTest) -> tuple[Any, ...]:
     gateway.finished.settle()
     lengths, estimates = gateway.cache_state.output_lengths, gateway.cache_state.estimates
     return (
-        lengths.expected("scripted", "limited", None), lengths.expected("scripted", "limited", 0),
+        sum(lengths.expected("scripted", "limited", None)), sum(lengths.expected("scripted", "limited", 0)),
         estimates.bytes_per_token("scripted"),
     )  # fmt: skip
 

@@ -63,7 +63,7 @@ async def test_with_the_gateway_it_never_does_and_its_cache_is_in_use(engine: Se
         assert await preemptions(engine) == 0
         async with aiohttp.ClientSession() as session, session.get(f"{gateway.admin_url}/admin/backends") as answer:
             [shown] = (await answer.json())["backends"]
-        assert (shown["kv_tokens_limit"], shown["kv_tokens_reserved"]) == (int(0.95 * KV_TOKENS), 0)
+        assert (shown["kv_tokens_limit"], shown["kv_tokens_reserved"]) == (KV_TOKENS, 0)
         assert most > 0.8 * shown["kv_tokens_limit"]
         assert violations(gateway) == []
 

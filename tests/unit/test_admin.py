@@ -197,7 +197,7 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])
         assert "publishes no KV events" in each["kv_events_problem"]
         assert each["in_flight"] == (held.engine.name == each["name"])
-        assert each["kv_tokens_limit"] == 95_000
+        assert each["kv_tokens_limit"] == 100_000
     assert shown[held.engine.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
     assert orjson.dumps(scene.gateway.overview.backends())
 
@@ -210,7 +210,7 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_in_flight", other) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
     assert scene.gauge("gateway_backend_in_flight_limit", other) == 4
-    assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 95_000
+    assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 100_000
     scene.gateway.scheduler.release(held, scene.now)
     assert scene.gauge("gateway_backend_in_flight", name) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0

@@ -114,7 +114,7 @@ def test_impossible_requests_are_refused() -> None:
 def test_a_running_backend_is_compared_with_what_it_was_started_with() -> None:
     with serving(engine()) as url:
         document = running_document(url, ask_running(url), workload_of(None, None, 0, 10), 128)
-    assert document["max_num_seqs"] == int(3125 * 0.95) // 40
+    assert document["max_num_seqs"] == 3125 // 40
     assert document["backend"]["max_num_seqs"] == 128
     preempts, batch = document["warnings"]
     assert "will preempt" in preempts

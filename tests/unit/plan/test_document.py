@@ -66,7 +66,7 @@ def test_what_is_assumed_is_listed() -> None:
 def test_a_running_backends_engines_share_its_cap() -> None:
     facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, engines=2)
     found = running_document("http://h:1", facts, workload(), None)
-    assert found["max_num_seqs"] == 92
+    assert found["max_num_seqs"] == 97
     assert found["without_paging"] == 12
     assert f"max_in_flight: {2 * found['max_num_seqs']}" in found["gateway"]
     assert [row["sequences"] for row in found["lengths"]] == [195, 97, 48, 12]

@@ -59,7 +59,7 @@ def test_sequences_of_the_fleet_are_those_of_all_backends() -> None:
 
 def test_max_num_seqs_is_what_fits_in_the_share_that_the_gateway_fills() -> None:
     cache = make_plan(LLAMA, settings(), workload(), 1).options[0].cache
-    assert recommended(cache, workload(), 1024) == int(cache.blocks * 0.95) // 64
+    assert recommended(cache, workload(), 1024) == cache.blocks // 64
     assert recommended(cache, workload(), 256) == 256
     assert recommended(cache, workload(10**7), 256) == 1
     assert AdmissionConfig().kv_headroom == KV_HEADROOM

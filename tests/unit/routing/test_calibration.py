@@ -66,10 +66,10 @@ def test_nothing_that_is_measured_drives_it_out_of_range(samples: list[tuple[int
     assert 1e-7 <= calibration.model.b <= 1e-1
 
 
-def test_the_window_is_3600_tokens_of_prefill_but_never_less_than_20_milliseconds() -> None:
-    assert Calibration(CostModel()).window_seconds == pytest.approx(0.1, rel=0.01)
+def test_the_window_is_one_token_budget_of_prefill_but_never_less_than_20_milliseconds() -> None:
     assert Calibration(CostModel(b=1e-6)).window_seconds == 0.02
-    assert Calibration(CostModel(b=1e-3)).window_seconds == pytest.approx(3.6)
+    assert Calibration(CostModel(b=1e-3)).window_seconds == pytest.approx(8.192)
+    assert Calibration(CostModel(b=1e-3, max_batched_tokens=2048)).window_seconds == pytest.approx(2.048)
 
 
 def test_a_configured_window_stays() -> None:

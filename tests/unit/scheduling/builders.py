@@ -9,11 +9,12 @@ from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
+from gateway.scheduling.wait_queue import Queue, Ticket
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 WINDOW_SECONDS = 0.1
 STARVATION_SECONDS = 30.0
+KV_HEADROOM = 0.95
 
 
 @dataclass
@@ -72,7 +73,11 @@ def hall(
     queue = Queue(max_requests, max_bytes)
     serving: dict[str, Sequence[Engine]] = {"m": sites}
     settings = SchedulerSettings(
-        aging=aging, scan=scan, starvation_seconds=STARVATION_SECONDS, hold_without_backend=holds
+        aging=aging,
+        kv_headroom=KV_HEADROOM,
+        scan=scan,
+        starvation_seconds=STARVATION_SECONDS,
+        hold_without_backend=holds,
     )
     calibration = Calibrations(CostModel(), WINDOW_SECONDS)
     find: Callable[[str], Sequence[Engine] | None] = serving.get
@@ -85,7 +90,21 @@ def ask(**fields: object) -> Demand:
     return Demand(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | fields))  # type: ignore[arg-type]
 
 
-def in_order(queue: Queue, model: str, order: ScanOrder) -> list[Ticket]:
+def ticket(
+    demand: Demand,
+    arrived_seconds: float = 0.0,
+    prefill_seconds: float = 0.0,
+    *,
+    avoid: frozenset[str] = frozenset(),
+    turn: float = 0.0,
+    tokens: float | None = None,
+) -> Ticket:
+    """A ticket that is charged its prompt."""
+    charged = float(demand.prompt_tokens) if tokens is None else tokens
+    return Ticket(demand, arrived_seconds, avoid, prefill_seconds, turn, charged)
+
+
+def in_order(queue: Queue, model: str, count: int) -> list[Ticket]:
     """The first tickets of a model's queue."""
     waiting = queue.of_model(model)
-    return [] if waiting is None else waiting.in_order(order)
+    return [] if waiting is None else waiting.in_order(count)

@@ -6,7 +6,7 @@ from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.scheduling.admission import Capacity, slots_of
 from tests.unit.routing.crowds import reserve, work
 
-CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths(), kv_headroom=0.95)
 
 
 def engine(

@@ -1,8 +1,8 @@
 """The order of a model's queue."""
 
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, ScanOrder, Ticket
-from tests.unit.scheduling.builders import ask
+from gateway.scheduling.wait_queue import ModelQueue, Ticket
+from tests.unit.scheduling.builders import ask, ticket
 
 NOW, STARVATION_SECONDS = 100.0, 30.0
 
@@ -16,39 +16,50 @@ class Scene:
         self.names: dict[Ticket, str] = {}
         self.now = NOW
 
-    def join(self, *names: str, tokens: int = 100, waited: float = 1.0, weight: float = 1.0) -> None:
+    def join(
+        self, *names: str, tokens: int = 100, waited: float = 1.0, weight: float = 1.0, turn: float | None = None
+    ) -> None:
         """The first letter is the tenant; a capital one sends batch requests."""
         for name in names:
             wish = ask(tenant=name[0].lower(), batch=name[0].isupper(), prompt_tokens=tokens, weight=weight)
-            ticket = Ticket(wish, NOW - waited, frozenset(), 0.0)
-            ticket.turn = float(len(self.names))
-            self.names[ticket] = name
-            self.tenants.arrived(wish, ticket.arrived_seconds)
-            self.line.join(ticket)
+            joining = ticket(wish, NOW - waited, turn=float(len(self.names)) if turn is None else turn)
+            self.names[joining] = name
+            self.tenants.arrived(wish, joining.arrived_seconds)
+            self.line.join(joining)
 
-    def order(self, count: int = 64, *, by_turn: bool = True) -> str:
-        order = ScanOrder(count, self.now - STARVATION_SECONDS, by_turn)
-        return " ".join(self.names[ticket] for ticket in self.line.in_order(order))
+    def order(self, count: int = 64) -> str:
+        return " ".join(self.names[waiting] for waiting in self.line.in_order(count))
 
-    def serve(self) -> str:
-        """The first goes to an engine."""
-        order = ScanOrder(1, self.now - STARVATION_SECONDS, by_turn=True)
-        [ticket] = self.line.in_order(order)
-        self.line.serve(ticket, order)
-        self.line.leave(ticket)
-        self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
-        return self.names[ticket]
+    @property
+    def starving(self) -> list[str]:
+        """Those that starve, the next one first."""
+        return [self.names[waiting] for waiting in self.line.starving(self.now - STARVATION_SECONDS)]
+
+    @property
+    def next_starving(self) -> str:
+        return next(iter(self.starving), "")
+
+    def serve(self, name: str = "") -> str:
+        """This one goes to an engine because it starves; or the first one."""
+        [first] = [waiting for waiting in self.line if self.names[waiting] == name] if name else self.line.in_order(1)
+        self.line.serve(first, starving=bool(name))
+        self.line.leave(first)
+        self.tenants.bound(self.tenants.of(first.demand), first.demand, 1, first.tokens, False)
+        return self.names[first]
 
 
-def test_one_tenants_requests_come_by_turn_and_those_that_starve_first() -> None:
+def test_one_tenants_requests_come_by_turn_however_many_wait() -> None:
     scene = Scene()
-    scene.join("a1", waited=31.0)
-    scene.join("a2", "a3")
-    for turn, ticket in zip((9.0, 5.0, 1.0), scene.names, strict=True):
-        ticket.turn = turn
-    assert scene.order() == "a1 a3 a2"
-    assert scene.order(2) == "a1 a2"  # the third was not looked at
-    assert scene.order(by_turn=False) == "a1 a2 a3"
+    scene.join(*(f"a{number}" for number in range(100)))
+    scene.join("a-last", turn=-1.0)
+    assert scene.order(3) == "a-last a0 a1"
+
+
+def test_between_equal_turns_the_first_to_come_is_first() -> None:
+    scene = Scene()
+    scene.join("a1", "a2", "a3", turn=5.0)
+    scene.join("a4", turn=1.0)
+    assert scene.order() == "a4 a1 a2 a3"
 
 
 def test_tenants_take_turns_however_many_requests_each_has() -> None:
@@ -105,13 +116,43 @@ def test_batch_requests_share_what_is_left_by_weight() -> None:
     assert scene.order() == "A1 B1 B2 A2 B3 A3"
 
 
-def test_batch_requests_that_starve_take_part_as_one_more_tenant() -> None:
+def test_requests_that_starve_are_found_by_tenant_in_fair_order_the_oldest_of_each_first() -> None:
     scene = Scene()
-    scene.join("A1", "A2", "B1", "B2", waited=31.0)
-    scene.join("A3", "a1", "a2", "c1", "c2")
-    assert scene.order() == "a1 c1 A1 a2 c2 B1 A2 B2 A3"
-    served = [scene.serve() for _ in range(9)]
-    assert served == ["a1", "c1", "A1", "a2", "c2", "B1", "A2", "B2", "A3"]
+    scene.join("a1", "a2", waited=32.0, turn=9.0)
+    scene.join("b1", waited=31.0)
+    scene.join("a3", "c1", "D1")
+    assert scene.starving == ["a1", "a2", "b1"]
+    scene.line.leave(next(iter(scene.line)))
+    scene.tenants.bound(scene.tenants.of(ask(tenant="a")), ask(tenant="a"), 1, 500.0, False)
+    assert scene.starving == ["b1", "a2"]
+
+
+def test_the_class_that_has_waited_longest_is_served_for_it_first() -> None:
+    scene = Scene()
+    scene.join("A1", waited=33.0)
+    scene.join("a1", "b1", waited=32.0)
+    assert scene.starving == ["A1"]
+    scene.line.leave(next(iter(scene.line)))
+    assert scene.starving == ["a1", "b1"]
+
+
+def test_requests_that_starve_are_served_an_eighth_as_many_tokens_as_the_others() -> None:
+    scene = Scene()
+    scene.join(*(f"a starving {number}" for number in range(40)), waited=31.0, turn=1e9)
+    scene.join(*(f"a{number}" for number in range(100)))
+    served = [scene.serve(scene.next_starving) for _ in range(45)]
+    assert [number for number, name in enumerate(served) if "starving" in name] == [0, 9, 18, 27, 36]
+
+
+def test_a_long_prompt_that_starved_is_followed_by_eight_times_as_many_tokens_of_others() -> None:
+    scene = Scene()
+    scene.join("a1", "a2", tokens=1000, waited=31.0, turn=1e9)
+    scene.join(*(f"a{number}" for number in range(3, 100)), tokens=200)
+    assert scene.serve("a1") == "a1"
+    for _ in range(40):
+        assert scene.starving == []
+        scene.serve()
+    assert scene.starving == ["a2"]
 
 
 def test_a_removed_ticket_is_not_in_the_queue_and_cannot_be_removed_again() -> None:
@@ -137,14 +178,4 @@ def test_how_many_come_before_a_new_request_depends_on_its_tenant() -> None:
     assert ahead(ask(tenant="new", weight=0.25)) == 4 + 1
     assert ahead(ask(tenant="new", batch=True)) == 10 + 1
     assert ahead(ask(tenant="c", batch=True)) == 10 + 2
-
-
-def test_batch_requests_that_begin_to_starve_have_no_credit_for_the_time_before() -> None:
-    scene = Scene()
-    scene.join(*(f"a{number}" for number in range(20)))
-    scene.join("B1", "B2", "B3", "B4")
-    for _ in range(9):
-        scene.serve()
-    scene.now += 30.0
-    scene.line.leave(next(ticket for ticket, name in scene.names.items() if name == "B1"))
-    assert [scene.serve()[0] for _ in range(6)] == ["B", "a", "B", "a", "B", "a"]
+    assert ahead(ask(tenant="a"), 3.5) == 4 + 1

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, ScanOrder, TenantQueue, Ticket
-from tests.unit.scheduling.builders import ask
+from gateway.scheduling.wait_queue import ModelQueue, TenantQueue, Ticket
+from tests.unit.scheduling.builders import ask, ticket
 
 STARVATION_SECONDS = 30.0
 MOST_APART_TOKENS = 65536.0
@@ -23,36 +23,16 @@ SCAN = 12
 _Contender = tuple[float, float, list[Ticket]]  # start, weight, and waiting tickets, in order
 
 
-def order_by_looking_at_all(line: ModelQueue, order: ScanOrder) -> list[Ticket]:
+def order_by_looking_at_all(line: ModelQueue, scan: int) -> list[Ticket]:
     """Start-time fair queueing by its definition: all starts are computed at every scan."""
-    flows, tenants = list(line.flows), line.tenants
-    window = order.scan if len(flows) == 1 else max(8, 2 * order.scan // max(1, len(flows)))
-    interactive = [contender(tenants, flow, later(flow, order, window)) for flow in flows if not flow.batch]
-    batch = [flow for flow in flows if flow.batch]
-    starving = [flow for flow in batch if flow.since_seconds < order.starving_since_seconds]
-    aged = merged([contender(tenants, flow, flow.parts(order, window)[0]) for flow in starving], order.scan)
-    others = [
-        contender(tenants, flow, flow.parts(order, window)[1] if flow in starving else later(flow, order, window))
-        for flow in batch
-    ]
-    if aged and len(flows) > 1:
-        now, end = tenants.clocks[0].now, line._aged.end
-        if not line._aged_wait:
-            end = now if end < now else min(end, now + MOST_APART_TOKENS)
-        interactive.append((max(end, now - MOST_APART_TOKENS), 1.0, aged))
-    elif aged:
-        return (aged + others[0][2])[: order.scan]
-    first = merged(interactive, order.scan)
-    return first + merged(others, order.scan - len(first))
+    first = merged([contender(line.tenants, flow) for flow in line.flows if not flow.batch], scan)
+    return first + merged([contender(line.tenants, flow) for flow in line.flows if flow.batch], scan - len(first))
 
 
-def contender(tenants: Tenants, flow: TenantQueue, tickets: list[Ticket]) -> _Contender:
+def contender(tenants: Tenants, flow: TenantQueue) -> _Contender:
     share, clock = flow.tenant.shares[flow.batch], tenants.clocks[flow.batch]
-    return max(share.end, clock.now - MOST_APART_TOKENS / share.weight), share.weight, tickets
-
-
-def later(flow: TenantQueue, order: ScanOrder, window: int) -> list[Ticket]:
-    return flow.in_order(order, window) + list(flow.tickets)[window : order.scan]
+    start = max(share.end, clock.now - MOST_APART_TOKENS / share.weight)
+    return start, share.weight, sorted(flow.tickets, key=lambda waiting: (waiting.turn, waiting.number))
 
 
 def merged(contenders: list[_Contender], most: int) -> list[Ticket]:
@@ -91,9 +71,7 @@ class OrderMachine(RuleBasedStateMachine):
         for _ in range(times):
             wish = ask(tenant=name, batch=batch, weight=known)
             self.tenants.arrived(wish, self.now)
-            ticket = Ticket(wish, self.now, frozenset(), 0.0)
-            ticket.tokens, ticket.turn = tokens, float(next(self.turns) % 7)
-            self.line.join(ticket)
+            self.line.join(ticket(wish, self.now, turn=float(next(self.turns) % 7), tokens=tokens))
 
     @rule(name=NAMES, weight=WEIGHTS)
     def reweigh(self, name: str, weight: float) -> None:
@@ -107,12 +85,20 @@ class OrderMachine(RuleBasedStateMachine):
     @rule(data=st.data(), keep_waiting=st.booleans())
     def serve(self, data: st.DataObject, keep_waiting: bool) -> None:
         """The first goes, or any other while those before it keep waiting."""
-        if tickets := self.line.in_order(self.order()):
-            ticket = data.draw(st.sampled_from(tickets)) if keep_waiting else tickets[0]
-            self.line.serve(ticket, self.order())
-            self.line.leave(ticket)
-            self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
-            self.bound.append(ticket)
+        if tickets := self.line.in_order(SCAN):
+            self.bind(data.draw(st.sampled_from(tickets)) if keep_waiting else tickets[0], starving=False)
+
+    @rule()
+    def serve_one_that_starves(self) -> None:
+        starving = next(self.line.starving(self.now - STARVATION_SECONDS), None)
+        if starving is not None:
+            self.bind(starving, starving=True)
+
+    def bind(self, chosen: Ticket, *, starving: bool) -> None:
+        self.line.serve(chosen, starving=starving)
+        self.line.leave(chosen)
+        self.tenants.bound(self.tenants.of(chosen.demand), chosen.demand, 1, chosen.tokens, False)
+        self.bound.append(chosen)
 
     @rule(name=NAMES, batch=st.booleans(), tokens=TOKENS)
     def serve_at_once(self, name: str, batch: bool, tokens: float) -> None:
@@ -125,9 +111,9 @@ class OrderMachine(RuleBasedStateMachine):
     def release(self, data: st.DataObject, share: float) -> None:
         """It took more or less than was expected."""
         if self.bound:
-            ticket = data.draw(st.sampled_from(self.bound))
-            self.bound.remove(ticket)
-            self.tenants.released(self.tenants.of(ticket.demand), ticket.demand, 1, share * ticket.tokens)
+            over = data.draw(st.sampled_from(self.bound))
+            self.bound.remove(over)
+            self.tenants.released(self.tenants.of(over.demand), over.demand, 1, share * over.tokens)
 
     @rule(seconds=st.sampled_from([0.1, 5.0, STARVATION_SECONDS + 1]))
     def pass_time(self, seconds: float) -> None:
@@ -135,19 +121,23 @@ class OrderMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_order_is_that_of_a_look_at_all(self) -> None:
-        for by_turn in (True, False):
-            expected = order_by_looking_at_all(self.line, self.order(by_turn=by_turn))
-            assert self.line.in_order(self.order(by_turn=by_turn)) == expected
+        assert self.line.in_order(SCAN) == order_by_looking_at_all(self.line, SCAN)
+        assert self.line.in_order(1000) == order_by_looking_at_all(self.line, 1000)
+
+    @invariant()
+    def those_that_starve_are_of_one_class_and_the_oldest_of_each_tenant(self) -> None:
+        since = self.now - STARVATION_SECONDS
+        found = list(self.line.starving(since))
+        if found:
+            oldest = next(iter(self.line))
+            of_class = {waiting for waiting in self.line if waiting.demand.batch == oldest.demand.batch}
+            assert set(found) == {waiting for waiting in of_class if waiting.arrived_seconds < since}
 
     @invariant()
     def what_is_kept_is_of_those_who_wait(self) -> None:
         flows = list(self.line.flows)
         for batch in (False, True):
             assert len(self.tenants.clocks[batch].waiting.entries) == sum(flow.batch == batch for flow in flows)
-        assert len(self.tenants.clocks[1].starving.entries) + len(self.line._ages) == sum(flow.batch for flow in flows)
-
-    def order(self, *, by_turn: bool = True) -> ScanOrder:
-        return ScanOrder(SCAN, self.now - STARVATION_SECONDS, by_turn)
 
 
 TestOrderMachine = OrderMachine.TestCase
@@ -180,10 +170,9 @@ def test_a_scan_costs_no_more_where_thousands_of_tenants_wait(batch: bool, waite
         for number in range(tenants_waiting):
             wish = ask(tenant=f"t{number}", batch=batch)
             tenants.arrived(wish, now - waited)
-            line.join(Ticket(wish, now - waited, frozenset(), 0.0))
-        order = ScanOrder(32, now - STARVATION_SECONDS, by_turn=True)
-        line.in_order(order)  # notes once who starves by now
-        costs.append(calls_in(lambda line=line, order=order: line.in_order(order)))  # type: ignore[misc]
+            line.join(ticket(wish, now - waited))
+        costs.append(calls_in(lambda line=line: line.in_order(32)))  # type: ignore[misc]
+        costs[-1] += calls_in(lambda line=line: next(line.starving(now - STARVATION_SECONDS), None))  # type: ignore[misc]
     few, many = costs
     assert many <= few + 10
 
@@ -195,5 +184,5 @@ def test_an_arrival_does_not_visit_all_waiting_tenants() -> None:
     for number in range(4096):
         wish = ask(tenant=f"t{number}")
         calls += calls_in(lambda wish=wish: tenants.of(wish))  # type: ignore[misc]
-        line.join(Ticket(wish, 1.0, frozenset(), 0.0))
+        line.join(ticket(wish, 1.0))
     assert calls < 20 * 4096

@@ -6,12 +6,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
-from tests.unit.scheduling.builders import ask, in_order
+from gateway.scheduling.wait_queue import Queue, Ticket
+from tests.unit.scheduling.builders import ask, in_order, ticket
 
 STARVATION_SECONDS = 30.0
 WEIGHTS = {"a": 1.0, "b": 2.0, "c": 0.5}
-AGED = "batch requests that starve"
 MOST_TOKENS = 100
 SCAN = 8
 
@@ -42,38 +41,50 @@ class LineMachine(RuleBasedStateMachine):
     def _join(self, tenant: str, batch: bool, tokens: int) -> None:
         wish = ask(tenant=tenant, batch=batch, prompt_tokens=tokens, weight=WEIGHTS[tenant])
         self.tenants.arrived(wish, self.now)
-        ticket = Ticket(wish, self.now, frozenset(), 0.0)
-        ticket.tokens, ticket.turn = float(tokens), float(next(self.turns))
-        self.queue.join(ticket)
-        self.waiting.append(ticket)
+        joining = ticket(wish, self.now, turn=float(next(self.turns)))
+        self.queue.join(joining)
+        self.waiting.append(joining)
         self._note_who_waits()
 
     @rule(data=st.data())
     def leave(self, data: st.DataObject) -> None:
         if self.waiting:
-            ticket = data.draw(st.sampled_from(self.waiting))
-            self.waiting.remove(ticket)
-            assert self.queue.leave(ticket)
-            assert not self.queue.leave(ticket)
+            leaving = data.draw(st.sampled_from(self.waiting))
+            self.waiting.remove(leaving)
+            assert self.queue.leave(leaving)
+            assert not self.queue.leave(leaving)
             self._note_who_waits()
 
     @rule(how_many=st.integers(1, 12))
     def serve(self, how_many: int) -> None:
-        for ticket in in_order(self.queue, "m", self.order(how_many)):
-            kind = self._kind(ticket)
-            self.queue.serve(ticket, self.order(how_many))
-            self.tenants.bound(self.tenants.of(ticket.demand), ticket.demand, 1, ticket.tokens, False)
-            self.waiting.remove(ticket)
+        for served in in_order(self.queue, "m", how_many):
+            self._serve(served, starving=False)
+            kind = self._kind(served)
             for pair, given in self.given.items():
                 if kind in pair:
-                    given[pair.index(kind)] += ticket.tokens / WEIGHTS.get(kind, 1.0)
+                    given[pair.index(kind)] += served.tokens / WEIGHTS[kind]
             self._note_who_waits()
+
+    @rule(how_many=st.integers(1, 12))
+    def serve_those_that_starve(self, how_many: int) -> None:
+        """They are served for their wait, and their tenants are charged all the same."""
+        for _ in range(how_many):
+            line = self.queue.of_model("m")
+            starving = None if line is None else next(line.starving(self.now - STARVATION_SECONDS), None)
+            if starving is None:
+                return
+            self._serve(starving, starving=True)
+            self.given.clear()  # they are not compared: they have their share beside that of their tenants
+            self._note_who_waits()
+
+    def _serve(self, served: Ticket, *, starving: bool) -> None:
+        self.queue.serve(served, starving=starving)
+        self.tenants.bound(self.tenants.of(served.demand), served.demand, 1, served.tokens, False)
+        self.waiting.remove(served)
 
     @rule(seconds=st.sampled_from([0.1, 5.0, STARVATION_SECONDS + 1]))
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
-        self._look()
-        self._note_who_waits()
 
     # What must hold.
 
@@ -82,28 +93,28 @@ class LineMachine(RuleBasedStateMachine):
         assert len(self.queue) == len(self.waiting) == len(set(self.queue))
         assert set(self.queue) == set(self.waiting)
         assert self.tenants.waiting == len(self.waiting)
-        assert self.tenants.waiting_batch == sum(ticket.demand.batch for ticket in self.waiting)
-        assert self.tenants.waiting_tenants == len({ticket.demand.tenant for ticket in self.waiting})
+        assert self.tenants.waiting_batch == sum(one.demand.batch for one in self.waiting)
+        assert self.tenants.waiting_tenants == len({one.demand.tenant for one in self.waiting})
         for tenant in self.tenants:
-            assert tenant.waiting == sum(ticket.demand.tenant == tenant.name for ticket in self.waiting)
+            assert tenant.waiting == sum(one.demand.tenant == tenant.name for one in self.waiting)
 
     @invariant()
     def a_look_finds_each_once_and_as_many_as_it_should(self) -> None:
-        found = in_order(self.queue, "m", self.order(SCAN))
+        found = in_order(self.queue, "m", SCAN)
         assert len(found) == len(set(found)) == min(SCAN, len(self.waiting))
         assert set(found) <= set(self.waiting)
 
     @invariant()
-    def no_batch_request_comes_before_an_interactive_one_unless_it_starves(self) -> None:
-        fresh = [ticket.demand.batch and not self._starves(ticket) for ticket in self._all()]
-        assert fresh == sorted(fresh)
+    def no_batch_request_comes_before_an_interactive_one(self) -> None:
+        batch = [one.demand.batch for one in self._all()]
+        assert batch == sorted(batch)
 
     @invariant()
-    def within_a_tenant_and_class_those_who_starve_come_first_and_then_it_is_by_turn(self) -> None:
+    def within_a_tenant_and_class_it_is_by_turn(self) -> None:
         for name in WEIGHTS:
             for batch in (False, True):
                 own = [one for one in self._all() if one.demand.tenant == name and one.demand.batch == batch]
-                assert own == sorted(own, key=lambda one: (not self._starves(one), one.turn))
+                assert own == sorted(own, key=lambda one: one.turn)
 
     @invariant()
     def of_two_who_both_wait_none_is_ahead_by_more_than_a_request_of_each(self) -> None:
@@ -119,30 +130,16 @@ class LineMachine(RuleBasedStateMachine):
 
     # Helpers.
 
-    def order(self, scan: int) -> ScanOrder:
-        return ScanOrder(scan, self.now - STARVATION_SECONDS, by_turn=True)
-
     def _all(self) -> list[Ticket]:
-        return in_order(self.queue, "m", self.order(1000))
+        return in_order(self.queue, "m", 1000)
 
-    def _look(self) -> None:
-        """As the gate does when anything has changed: it notices who starves by now."""
-        in_order(self.queue, "m", self.order(SCAN))
-
-    def _starves(self, ticket: Ticket) -> bool:
-        return ticket.arrived_seconds < self.now - STARVATION_SECONDS
-
-    def _kind(self, ticket: Ticket) -> str:
-        """The kinds that its request competes with."""
-        if not ticket.demand.batch:
-            return ticket.demand.tenant
-        return AGED if self._starves(ticket) else ""
+    def _kind(self, waiting: Ticket) -> str:
+        """The tenants that its request competes with."""
+        return "" if waiting.demand.batch else waiting.demand.tenant
 
     def _note_who_waits(self) -> None:
         """Two are compared from when both begin to wait until one of them does not."""
-        kinds = {self._kind(ticket) for ticket in self.waiting} - {""}
-        if kinds == {AGED} or len({(ticket.demand.tenant, ticket.demand.batch) for ticket in self.waiting}) == 1:
-            kinds.discard(AGED)  # without competitors
+        kinds = {self._kind(waiting) for waiting in self.waiting} - {""}
         self.given = {pair: self.given.get(pair, [0.0, 0.0]) for pair in combinations(sorted(kinds), 2)}
 
 

@@ -14,8 +14,9 @@ from gateway.scheduling.admission import Capacity, QueueScan
 from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.routing.crowds import work
+from tests.unit.scheduling.builders import ticket
 
-NOW, STARVATION_SECONDS = 100.0, 30.0
+NOW = 100.0
 CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
 
 
@@ -48,29 +49,27 @@ class OverShare(Tenants):
 
 
 class Scene:
-    """Engines of so many free slots each, of two; requests that arrived so many seconds ago."""
+    """Engines of so many free slots each, of two; requests, of which the given row starves."""
 
-    def __init__(
-        self, policy: Written, *free: int, waited: Sequence[float] | None = None, slots: int = 2, **wish: int
-    ) -> None:
+    def __init__(self, policy: Written, *free: int, starving: int | None = None, slots: int = 2, **wish: int) -> None:
         self.policy = policy
         self.started: list[tuple[Engine, Reservation]] = []
         self.engines = [Engine(number, "abc"[number], cap=slots, slots=slots) for number in range(len(free))]
         for engine, count in zip(self.engines, free, strict=True):
             for _ in range(slots - count):
                 self.take(engine)
-        waited = waited or [1.0] * len(policy.orders)
         self.tickets = []
-        for row, ago in enumerate(waited):
+        for row in range(len(policy.orders)):
             demand = Demand("m", tenant=str(row), hint=row, **(wish if row == 0 else {}))  # type: ignore[arg-type]
-            self.tickets.append(Ticket(demand, NOW - ago, frozenset(), 0.0))
+            self.tickets.append(ticket(demand, NOW - 1.0))
+        self.starving = None if starving is None else self.tickets[starving]
         self.bound: list[str] = []
         self.scan = self.new_scan(NOW)
 
     def new_scan(self, now: float, much: str = "") -> QueueScan:
         is_open = CAPACITY.are_open(self.engines, now)
         tenants = OverShare(much) if much else None
-        scan = QueueScan(self.engines, self.policy, CAPACITY, is_open, STARVATION_SECONDS, now, self.bind, tenants)
+        scan = QueueScan(self.engines, self.policy, CAPACITY, is_open, now, self.bind, tenants)
         self.scan = scan
         return scan
 
@@ -98,7 +97,8 @@ class Scene:
         open_ones = {
             row: [at for at in order if at < len(self.engines)] for row, order in enumerate(self.policy.orders)
         }
-        scan.run(self.tickets, {ticket: open_ones[row] for row, ticket in enumerate(self.tickets) if open_ones[row]})
+        eligible = {one: open_ones[row] for row, one in enumerate(self.tickets) if open_ones[row]}
+        scan.run(self.tickets, eligible, self.starving)
         assert scan.is_open == [
             CAPACITY.is_open(engine, now) and scan.held[at] < inf for at, engine in enumerate(self.engines)
         ]
@@ -168,33 +168,24 @@ def test_a_request_to_which_all_engines_are_closed_is_passed_over() -> None:
     assert Scene(Written("", "a"), 1).run() == ["1 to a"]
 
 
-def test_a_starving_request_takes_any_engine_with_capacity() -> None:
-    scene = Scene(Written("acb", "ab"), 0, 1, 1, waited=[STARVATION_SECONDS + 1, 1.0])
-    assert scene.run() == ["0 to c"]
-    assert scene.scan.held == [1.0, 0.0, 0.0]
-
-
-def test_at_the_starvation_time_exactly_one_still_waits() -> None:
-    assert Scene(Written("ab"), 0, 1, waited=[STARVATION_SECONDS]).run() == []
-
-
-def test_a_starving_request_without_capacity_reserves_the_emptiest_engine() -> None:
-    scene = Scene(Written("ab", "ba", "ab"), 1, 1, waited=[STARVATION_SECONDS + 1, 1.0, 1.0], sequences=2)
+def test_the_emptiest_engine_is_kept_for_a_starving_request_until_it_has_capacity() -> None:
+    scene = Scene(Written("bac", "ab", "ba"), 2, 1, 0, starving=0, slots=3, sequences=3)
     assert scene.run() == ["1 to b"]
     assert scene.closed == "a"
+    engine, running = scene.started[0]
+    engine.load.finish(running, NOW)
+    scene.bound.clear()
+    assert scene.run() == ["0 to a"]
 
 
-def test_a_second_starving_request_reserves_another() -> None:
-    waited = [STARVATION_SECONDS + 2, STARVATION_SECONDS + 1, 1.0]
-    scene = Scene(Written("ab", "ab", "ab"), 1, 1, 1, waited=waited, sequences=2)
-    scene.tickets[1] = scene.tickets[0]  # both need two slots
-    assert scene.run() == []
-    assert scene.closed == "ab"
+def test_a_starving_request_comes_first_and_once() -> None:
+    scene = Scene(Written("ab", "ab", "ab"), 2, 1, starving=2)
+    assert scene.run() == ["2 to a", "0 to a"]
 
 
-@pytest.mark.parametrize("waited", [1.0, STARVATION_SECONDS + 1])
-def test_without_waiting_for_the_best_each_takes_the_first_engine_with_capacity(waited: float) -> None:
-    scene = Scene(Written("abc", "abc", "abc"), 0, 1, 1, waited=[waited] * 3)
+@pytest.mark.parametrize("starving", [None, 0])
+def test_without_waiting_for_the_best_each_takes_the_first_engine_with_capacity(starving: int | None) -> None:
+    scene = Scene(Written("abc", "abc", "abc"), 0, 1, 1, starving=starving)
     assert scene.run(waits_for_best=False) == ["0 to b", "1 to c"]
 
 
@@ -210,7 +201,7 @@ def test_with_more_free_slots_it_is_bound_like_any_other(waits_for_best: bool) -
 
 
 def test_a_starving_request_of_a_tenant_over_its_share_reserves_an_engine_from_its_like_only() -> None:
-    scene = Scene(Written("a", "ab", "ab", "ab"), 1, 1, slots=4, waited=[31.0, 1.0, 31.0, 31.0])
+    scene = Scene(Written("a", "ab", "ba", "ab"), 1, 1, slots=4, starving=0)
     assert scene.run(much="03") == ["1 to a", "2 to b"]
     assert scene.closed == ""
 
@@ -225,7 +216,8 @@ def test_the_emptiest_engine_is_the_one_with_the_smallest_share_taken_that_can_r
     for engine, running in zip(engines, (0, 3, 4), strict=True):
         for _ in range(running):
             engine.load.start(work(1, 100, 0.0, observable=True), 0.0)
-    scan = QueueScan(engines, Written(), CAPACITY, [True] * 3, STARVATION_SECONDS, NOW, lambda *_: None)
-    for demand, emptiest in ((Demand("m"), 0), (Demand("m", sequences=3), 2)):
-        scan._reserve_emptiest(range(3), demand, guarded=False)
-        assert scan.held[emptiest] == inf
+    bound: list[int] = []
+    for sequences, emptiest in ((2, 0), (3, 2), (5, 2)):
+        scan = QueueScan(engines, Written("abc"), CAPACITY, [True] * 3, NOW, lambda _, at, __: bound.append(at))
+        scan._take_emptiest(ticket(Demand("m", sequences=sequences)), range(3))
+        assert bound.pop() == emptiest if bound else scan.held[emptiest] == inf

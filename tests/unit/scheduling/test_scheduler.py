@@ -240,13 +240,13 @@ def test_shorter_prefills_go_first_until_waiting_outweighs_them() -> None:
     assert list(here.queue) == [later]
 
 
-def test_only_the_oldest_are_scanned_at_once() -> None:
+def test_the_first_of_the_whole_queue_are_scanned() -> None:
     here = hall(1, policy="prefix", scan=2)
     running = bind(here)
     long, longer, short = (wait(here, ask(prompt_tokens=tokens)) for tokens in (2000, 3000, 100))
     here.scheduler.release(running, 0.0)
-    assert drain(here) == {long: "a"}
-    assert list(here.queue) == [longer, short]
+    assert drain(here) == {short: "a"}
+    assert list(here.queue) == [long, longer]
 
 
 def test_kv_cache_that_is_taken_keeps_a_request_out_though_slots_are_free() -> None:

@@ -1,6 +1,7 @@
 """Arrivals, departures, lost backends and slow starts in any order never break what placement promises."""
 
-from itertools import count
+import math
+from itertools import count, islice
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,14 +12,20 @@ from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.kv_reservations import KvLedger
 from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import ScanOrder, Ticket
+from gateway.scheduling.wait_queue import Ticket
 from tests.recount import mismatches, taken_tokens
-from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, WINDOW_SECONDS, Hall, hall, in_order
+from tests.unit.scheduling.builders import (
+    KV_HEADROOM,
+    POLICIES,
+    STARVATION_SECONDS,
+    WINDOW_SECONDS,
+    Hall,
+    hall,
+    in_order,
+)
 
 CAPS = (2, 4, 6, 3, 3)  # of a, b, c, and of the two engines of d
 MAX_REQUESTS, MAX_BYTES, SCAN = 12, 120, 8
-OLDEST = ScanOrder(SCAN, float("-inf"), by_turn=False)
-KV_HEADROOM = 0.95
 SERVES = {"m": (0, 1, 2), "o": (1, 2, 3, 4)}
 NAMES = "abcd"
 
@@ -43,7 +50,7 @@ ASKS = st.builds(
 class PlacementMachine(RuleBasedStateMachine):
     """Four backends of different size, one of them with two engines; two models.
 
-    After every event the line is looked through, as the gate does.
+    After every event the queue is scanned.
     """
 
     @initialize(policy=st.sampled_from(POLICIES), kv=st.sampled_from([None, 9000]), holds=st.booleans())
@@ -174,19 +181,22 @@ class PlacementMachine(RuleBasedStateMachine):
             assert ticket.demand.sequences or not self._allowed(ticket.demand, ticket.avoid)
 
     @invariant()
-    def one_who_starves_waits_only_for_backends_that_are_closed_or_kept_for_another_who_starves(self) -> None:
+    def the_next_one_that_starves_waits_only_for_backends_that_are_closed(self) -> None:
         for model in SERVES:
-            oldest = in_order(self.here.queue, model, OLDEST)
-            starving = [ticket for ticket in oldest if self.here.now - ticket.arrived_seconds > STARVATION_SECONDS]
-            shut_out = [ticket for ticket in starving if not self._admitting(ticket)]
-            must_go = starving if self.policy == "prefix" else oldest
-            open_engines = {engine.index for ticket in must_go for engine in self._admitting(ticket)}
-            assert len(open_engines) <= len(shut_out)
+            starving = self._next_that_starves(model)
+            assert starving is None or not self._admitting(starving)
+
+    @invariant()
+    def without_waiting_for_the_best_backend_one_is_open_only_if_kept_for_one_that_starves(self) -> None:
+        for model in SERVES if self.policy != "prefix" else ():
+            waiting = in_order(self.here.queue, model, SCAN)
+            open_engines = {engine.index for ticket in waiting for engine in self._admitting(ticket)}
+            assert len(open_engines) <= (self._next_that_starves(model) is not None)
 
     @invariant()
     def nobody_holds_out_while_every_backend_would_take_him(self) -> None:
         for model in SERVES:
-            oldest = in_order(self.here.queue, model, OLDEST)
+            oldest = in_order(self.here.queue, model, SCAN)
             if all(self.here.now - ticket.arrived_seconds <= STARVATION_SECONDS for ticket in oldest):
                 for ticket in oldest:
                     allowed = self._allowed(ticket.demand, ticket.avoid)
@@ -239,7 +249,20 @@ class PlacementMachine(RuleBasedStateMachine):
     def _queued_bytes(self) -> int:
         return sum(ticket.demand.size_bytes for ticket in self.waiting)
 
+    def _next_that_starves(self, model: str) -> Ticket | None:
+        line = self.here.queue.of_model(model)
+        if line is None:
+            return None
+        starving = islice(line.starving(self.here.now - STARVATION_SECONDS), SCAN)
+        return next((ticket for ticket in starving if self._allowed(ticket.demand, ticket.avoid)), None)
+
     def _drain(self) -> None:
+        """Scan as long as that grants anything: of those that starve, one scan takes one."""
+        while self._scan():
+            pass
+
+    def _scan(self) -> bool:
+        waited = len(self.waiting)
         for model in self.here.queue.models():
             for ticket, granted in self.here.scheduler.scan_queue(model, self.here.now):
                 number = self.waiting.pop(ticket)
@@ -255,6 +278,7 @@ class PlacementMachine(RuleBasedStateMachine):
                     assert not self.holds
                     assert not self._allowed(ticket.demand, ticket.avoid)
                     self.ended[number] = "NoBackend"
+        return len(self.waiting) < waited
 
     def _check_binding(self, number: int, lease: Lease, avoid: frozenset[str]) -> None:
         wish = self.wishes[number]
@@ -292,9 +316,11 @@ class PlacementMachine(RuleBasedStateMachine):
         wanted = min(wish.sequences, site.cap) if wish.divisible else wish.sequences
         if load.in_flight == 0 and wanted > site.slots:
             return wanted <= site.cap
-        output = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
+        output, margin = self.here.lengths.expected(wish.model, wish.tenant, wish.output_tokens)
         ledger = self._ledger(engine)
         needed = min(ledger.taken_tokens + ledger.needed(wish, output), ledger.peak_with(wish, output, self.here.now))
+        margins = [lease.margin_squared for lease in ledger.held] + [wish.sequences * margin * margin]
+        needed += math.sqrt(sum(margins))
         fits = site.kv_cache_tokens is None or load.in_flight == 0 or needed <= KV_HEADROOM * site.kv_cache_tokens
         has_slots = load.in_flight + wanted <= site.slots
         return has_slots and fits and load.prefill_ahead_seconds(self.here.now) <= WINDOW_SECONDS

@@ -5,15 +5,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from gateway.errors import QueueFull
 from gateway.request import Demand
-from gateway.scheduling.wait_queue import Queue, ScanOrder, Ticket
+from gateway.scheduling.wait_queue import Queue, Ticket
+from tests.unit.scheduling import builders
 from tests.unit.scheduling.builders import in_order
 
 MAX_REQUESTS, MAX_BYTES = 5, 100
-NOBODY_STARVES = float("-inf")
 
 
 def ticket(model: str = "m", size_bytes: int = 10) -> Ticket:
-    return Ticket(Demand(model, size_bytes=size_bytes), 0.0, frozenset(), 0.0)
+    return builders.ticket(Demand(model, size_bytes=size_bytes))
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -53,7 +53,7 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(model=st.sampled_from("xyz"), count=st.integers(0, 6))
     def look(self, model: str, count: int) -> None:
         of_model = [waiting for waiting in self.waiting if waiting.demand.model == model]
-        assert in_order(self.queue, model, ScanOrder(count, NOBODY_STARVES, by_turn=False)) == of_model[:count]
+        assert in_order(self.queue, model, count) == of_model[:count]
         assert self.queue.waiting(model) == len(of_model)
 
     @invariant()
@@ -98,7 +98,7 @@ def test_with_a_bound_of_zero_no_request_waits() -> None:
 def test_one_models_queue_does_not_show_in_anothers() -> None:
     queue = Queue(10, 1000)
     queue.join(ticket("x"))
-    assert in_order(queue, "y", ScanOrder(5, NOBODY_STARVES, by_turn=False)) == []
+    assert in_order(queue, "y", 5) == []
     assert repr(queue) == "<Queue 1 waiting, 10 bytes: x 1>"
 
 
@@ -132,7 +132,7 @@ def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_a
     def join(tenant: str, size_bytes: int = 10) -> None:
         wish = Demand("m", tenant=tenant, size_bytes=size_bytes)
         queue.tenants("m").arrived(wish, 1.0)
-        queue.join(Ticket(wish, 1.0, frozenset(), 0.0))
+        queue.join(builders.ticket(wish, 1.0))
 
     join("b")
     for _ in range(29):
@@ -151,5 +151,5 @@ def test_a_single_tenant_may_fill_the_queue() -> None:
     for _ in range(32):
         wish = Demand("m", tenant="a")
         queue.tenants("m").arrived(wish, 1.0)
-        queue.join(Ticket(wish, 1.0, frozenset(), 0.0))
+        queue.join(builders.ticket(wish, 1.0))
     assert len(queue) == 32
