@@ -163,7 +163,8 @@ class QueueScan:
         self.held[at] += ticket.waits_seconds
 
     def _take_any(self, ticket: Ticket, positions: Sequence[int]) -> None:
-        able = [at for at in positions if self._admits(at, ticket.demand, guarded=self._is_guarded(ticket))]
+        guarded = self._is_guarded(ticket)
+        able = [at for at in positions if self._admits(at, ticket.demand, guarded=guarded)]
         if able:
             options = self._price(ticket)
             self._bind(ticket, options.cheapest(able), options)
