@@ -300,9 +300,9 @@ class OutputLengths:
         if known is not None:
             mean, most = known.mean_tokens, known.quantile_tokens
         if limit is not None and limit < most:
-            most = limit
-            if limit < mean:
-                mean = limit
+            most = float(limit)
+            if most < mean:
+                mean = most
         excess = self._unknown_excess_tokens if of_model is None else of_model.excess_tokens
         return int(mean) + excess, int(most) - int(mean)
 
