@@ -232,7 +232,7 @@ class Scheduler:
         tenants, starving = self._queue.tenants(model), self._starving(model, now, eligible, granted)
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
-            self._queue.serve(ticket, starving=ticket is starving)
+            self._queue.serve(ticket, now, starving=ticket is starving)
             lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
             granted.append((ticket, lease))
 

@@ -125,6 +125,7 @@ class ModelQueue:
         self._flows: dict[tuple[str, bool], TenantQueue] = {}
         self._tickets: OrderedDict[Ticket, None] = OrderedDict()  # oldest first
         self._starved_tokens = 0.0  # that starving requests were served beyond their share
+        self._starved_seconds = -inf  # when the last one was served
         self._numbers = count()
         self._further = 0  # start of the next longer scan
         self._further_seconds = -inf  # time of the last one
@@ -183,10 +184,12 @@ class ModelQueue:
 
     def starving(self, since_seconds: float) -> Iterator[Ticket]:
         """The requests that came before this time, the next to be served first; none while such requests have had more
-        than their share. They are of the class that has waited longest, by tenant in fair order.
+        than their share since then. They are of the class that has waited longest, by tenant in fair order.
         """
         oldest = next(iter(self._tickets), None)
-        if oldest is None or oldest.arrived_seconds >= since_seconds or self._starved_tokens > 0:
+        if oldest is None or oldest.arrived_seconds >= since_seconds:
+            return
+        if self._starved_tokens > 0 and self._starved_seconds >= since_seconds:
             return
         clock = self.tenants.clocks[oldest.demand.batch]
         flow: TenantQueue
@@ -206,11 +209,11 @@ class ModelQueue:
         self._further, self._further_seconds = start + _FURTHER * scan, now
         return start, self._further
 
-    def serve(self, ticket: Ticket, *, starving: bool) -> None:
+    def serve(self, ticket: Ticket, now: float, *, starving: bool) -> None:
         """A request goes to an engine; `starving`: because it has waited for long."""
         self.served += 1
         if starving:
-            self._starved_tokens += ticket.tokens
+            self._starved_tokens, self._starved_seconds = ticket.tokens, now
         else:
             self._starved_tokens = max(0.0, self._starved_tokens - _STARVED_SHARE * ticket.tokens)
 
@@ -341,10 +344,10 @@ class Queue:
                 retry_after_seconds=self.retry_after_seconds(demand.model, now),
             )
 
-    def serve(self, ticket: Ticket, *, starving: bool = False) -> None:
+    def serve(self, ticket: Ticket, now: float, *, starving: bool = False) -> None:
         queue = self._queues.get(ticket.demand.model)
         if queue is not None:
-            queue.serve(ticket, starving=starving)
+            queue.serve(ticket, now, starving=starving)
         self.leave(ticket)
 
     def leave(self, ticket: Ticket) -> bool:

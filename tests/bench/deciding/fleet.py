@@ -17,7 +17,6 @@ from tests.bench.deciding.traffic import MODEL, asks
 KV_CACHE_TOKENS = 430_000
 _BYTES_PER_TOKEN = 4
 _ENDLESS = 1 << 40
-_FILLING_STEP_SECONDS = 1.0
 
 
 class Busy:
@@ -85,14 +84,16 @@ class Busy:
             self.take([self.scheduler.place(self.next_ask(), self.now)])
 
     def fill(self, waiting: int, turns: int | None = None) -> None:
-        """No slot is free, and so many wait; none of them for so long that it would take any engine.
+        """No slot is free, and so many wait; none of them for so long that an engine would be kept for it.
 
         `turns`: the requests that end and are replaced after that; None = four times as many as wait.
         """
-        while any(engine.load.in_flight < engine.slots for engine in self.engines) or not self.held:
-            self.now += _FILLING_STEP_SECONDS
-            self.refill(waiting)
-            self.drain()
+        for engine in self.engines:
+            while engine.load.in_flight < engine.slots:
+                placed = self.scheduler.place(replace(next(self._demands), pinned=engine.name), self.now)
+                assert isinstance(placed, Lease)
+                self.take([placed])
+        self.refill(waiting)
         for _ in range(4 * waiting if turns is None else turns):
             self.now += 0.005
             self.give_one_back()

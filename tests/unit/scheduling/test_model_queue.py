@@ -42,7 +42,7 @@ class Scene:
     def serve(self, name: str = "") -> str:
         """This one goes to an engine because it starves; or the first one."""
         [first] = [waiting for waiting in self.line if self.names[waiting] == name] if name else self.line.in_order(1)
-        self.line.serve(first, starving=bool(name))
+        self.line.serve(first, self.now, starving=bool(name))
         self.line.leave(first)
         self.tenants.bound(self.tenants.of(first.demand), first.demand, 1, first.tokens, False)
         return self.names[first]
@@ -152,6 +152,17 @@ def test_a_long_prompt_that_starved_is_followed_by_eight_times_as_many_tokens_of
     for _ in range(40):
         assert scene.starving == []
         scene.serve()
+    assert scene.starving == ["a2"]
+
+
+def test_after_the_starvation_time_the_next_one_is_served_though_no_others_were() -> None:
+    scene = Scene()
+    scene.join("a1", "a2", waited=31.0)
+    scene.serve("a1")
+    assert scene.starving == []
+    scene.now += STARVATION_SECONDS
+    assert scene.starving == []
+    scene.now += 0.1
     assert scene.starving == ["a2"]
 
 

@@ -95,7 +95,7 @@ class OrderMachine(RuleBasedStateMachine):
             self.bind(starving, starving=True)
 
     def bind(self, chosen: Ticket, *, starving: bool) -> None:
-        self.line.serve(chosen, starving=starving)
+        self.line.serve(chosen, self.now, starving=starving)
         self.line.leave(chosen)
         self.tenants.bound(self.tenants.of(chosen.demand), chosen.demand, 1, chosen.tokens, False)
         self.bound.append(chosen)

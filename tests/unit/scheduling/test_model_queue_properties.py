@@ -78,7 +78,7 @@ class LineMachine(RuleBasedStateMachine):
             self._note_who_waits()
 
     def _serve(self, served: Ticket, *, starving: bool) -> None:
-        self.queue.serve(served, starving=starving)
+        self.queue.serve(served, self.now, starving=starving)
         self.tenants.bound(self.tenants.of(served.demand), served.demand, 1, served.tokens, False)
         self.waiting.remove(served)
 
