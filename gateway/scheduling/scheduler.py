@@ -286,10 +286,10 @@ class Scheduler:
         queue, count = self._queue.of_model(model), end
         if queue is None or (self._settings.hold_without_backend and not self._may_be_served(model)):
             return [], {}
+        if not queue.restricted and model in self._views:
+            return queue.in_order(end, start), {}
         while True:
             waiting = queue.in_order(count)
-            if not queue.restricted and model in self._views:
-                return waiting[start:], {}
             tickets, eligible = self._eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
                 return tickets[start:end], eligible

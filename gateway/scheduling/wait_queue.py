@@ -171,16 +171,16 @@ class ModelQueue:
         self.tenants.dequeued(flow.tenant, batch=demand.batch)
         return True
 
-    def in_order(self, scan: int) -> list[Ticket]:
-        """The first tickets, as if each were served in turn."""
+    def in_order(self, end: int, start: int = 0) -> list[Ticket]:
+        """The tickets from one position to another, as if each were served in turn."""
         if len(self._flows) == 1:
             [flow] = self._flows.values()
-            return [ticket for _, _, ticket in flow.by_turn[:scan]]
+            return [ticket for _, _, ticket in flow.by_turn[start:end]]
         interactive, batch = self.tenants.clocks
-        tickets = merged(_contenders(interactive), scan)
-        if len(tickets) == scan:
-            return tickets
-        return tickets + merged(_contenders(batch), scan - len(tickets))
+        tickets = merged(_contenders(interactive), end)
+        if len(tickets) < end:
+            tickets += merged(_contenders(batch), end - len(tickets))
+        return tickets[start:]
 
     def starving(self, since_seconds: float) -> Iterator[Ticket]:
         """The requests that came before this time, the next to be served first; none while such requests have had more
