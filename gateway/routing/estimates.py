@@ -218,7 +218,7 @@ class _Lengths:
         self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
         self._unseen = 0
         self.answers = 0
-        self.mean_tokens = self.quantile_tokens = _UNKNOWN_TOKENS
+        self.mean_tokens = self.quantile_tokens = int(_UNKNOWN_TOKENS)
         self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
         self._mean_excess = 0.0
         self._prompts = 0
@@ -265,8 +265,8 @@ class _Lengths:
             left -= here
             longest = bucket
         unknown = max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
-        self.mean_tokens = mean + lasting * unknown
-        self.quantile_tokens = max(quantile or unknown, self.mean_tokens)
+        self.mean_tokens = int(mean + lasting * unknown)
+        self.quantile_tokens = max(int(quantile or unknown), self.mean_tokens)
 
     def _scale(self, by: float) -> None:
         self._ended = [weight * by for weight in self._ended]
@@ -296,15 +296,14 @@ class OutputLengths:
         known = self._tenants.get((model, tenant)) if tenant else None
         if known is None or known.answers < _FEW:
             known = of_model
-        mean = most = _UNKNOWN_TOKENS
+        mean = most = int(_UNKNOWN_TOKENS)
         if known is not None:
             mean, most = known.mean_tokens, known.quantile_tokens
         if limit is not None and limit < most:
-            most = float(limit)
+            most = limit
             if most < mean:
                 mean = most
-        excess = self._unknown_excess_tokens if of_model is None else of_model.excess_tokens
-        return int(mean) + excess, int(most) - int(mean)
+        return mean + (self._unknown_excess_tokens if of_model is None else of_model.excess_tokens), most - mean
 
     def answered(self, demand: Demand, usage: Usage) -> None:
         """Learn from a request's usage; several sequences count as answers of equal length."""

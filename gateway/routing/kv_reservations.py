@@ -135,7 +135,7 @@ class KvLedger:
     """
 
     __slots__ = (
-        "_forecast", "_forecast_seconds", "_margins_squared", "_root", "_tokens_of_event", "block_tokens", "held",
+        "_forecast", "_forecast_seconds", "_root", "_tokens_of_event", "block_tokens", "held", "margins_squared",
         "shares", "taken_tokens",
     )  # fmt: skip
 
@@ -143,7 +143,7 @@ class KvLedger:
         self.block_tokens = block_tokens
         self.shares = shares
         self.taken_tokens = 0
-        self._margins_squared = 0
+        self.margins_squared = 0
         self._root = _RadixNode(Demand(""), 0, 0, 0, None)
         self.held: set[Reservation] = set()
         self._forecast: PeakForecast | None = None  # until a reservation changes
@@ -163,7 +163,7 @@ class KvLedger:
     @property
     def margin_tokens(self) -> float:
         """By how much all answers together may exceed what is reserved for them."""
-        return self._margins_squared**0.5 if self._margins_squared > 0 else 0.0
+        return self.margins_squared**0.5 if self.margins_squared > 0 else 0.0
 
     def fits(self, demand: Demand, output_tokens: int, margin_tokens: int, limit_tokens: float, now: float) -> bool:
         """Whether the request fits below the limit, with answers of this length and margin.
@@ -171,10 +171,12 @@ class KvLedger:
         If the sum of all reservations leaves too little, the forecast peak of what is in use at once decides.
         """
         sequences, block = demand.sequences, self.block_tokens
-        limit_tokens -= (self._margins_squared + _margin_squared(sequences, output_tokens, margin_tokens)) ** 0.5
-        free = limit_tokens - self.taken_tokens
-        if sequences and demand.prompt_tokens + block + sequences * (output_tokens + block) <= free:
+        spare = limit_tokens - self.taken_tokens - demand.prompt_tokens - block - sequences * (output_tokens + block)
+        margins_squared = self.margins_squared + sequences * margin_tokens * margin_tokens
+        if sequences and spare >= 0.0 and spare * spare >= margins_squared:
             return True  # even if it shared nothing; the usual case, and cheap
+        limit_tokens -= (self.margins_squared + _margin_squared(sequences, output_tokens, margin_tokens)) ** 0.5
+        free = limit_tokens - self.taken_tokens
         return self.needed(demand, output_tokens) <= free or self.peak_with(demand, output_tokens, now) <= limit_tokens
 
     def needed(self, demand: Demand, output_tokens: int) -> int:
@@ -210,7 +212,7 @@ class KvLedger:
         own = answers - (-rest // block) * block if rest > 0 else answers
         reservation.own_tokens, reservation.output_tokens = own, answers
         reservation.margin_squared = _margin_squared(demand.sequences, output_tokens, margin_tokens)
-        self._margins_squared += reservation.margin_squared
+        self.margins_squared += reservation.margin_squared
         self.taken_tokens += own
         self._forecast = None
 
@@ -249,7 +251,7 @@ class KvLedger:
         self._forecast = None
         self.held.discard(reservation)
         self.taken_tokens -= reservation.own_tokens
-        self._margins_squared -= reservation.margin_squared
+        self.margins_squared -= reservation.margin_squared
         node, depth = reservation.node, reservation.depth
         while node is not None:  # the root has a permanent user
             users = node.users

@@ -45,10 +45,10 @@ class Capacity:
         if running >= slots:
             return running == 0
         if running and tokens:
-            ledger, limit = engine.kv, headroom * tokens
-            limit -= ledger.margin_tokens
-            free = limit - ledger.taken_tokens
-            if free < engine.block_tokens and ledger.forecast(now).peak_tokens + engine.block_tokens > limit:
+            ledger, limit, block = engine.kv, headroom * tokens, engine.block_tokens
+            spare = limit - ledger.taken_tokens - block
+            is_short = spare < 0.0 or spare * spare < ledger.margins_squared
+            if is_short and ledger.forecast(now).peak_tokens + block > limit - ledger.margin_tokens:
                 return False
         return not load.pending or load.prefill_ahead_seconds(now) <= window
 
