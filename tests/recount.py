@@ -34,6 +34,8 @@ def ledger_mismatches(ledger: KvLedger) -> Iterator[str]:
     """Sums of an engine's KV ledger that differ from those of its reservations."""
     if ledger.taken_tokens != taken_tokens(ledger):
         yield "kv_tokens"
+    if ledger.margins_squared != sum(reservation.margin_squared for reservation in ledger.held):
+        yield "kv_margins"
     if ledger.taken_tokens < 0 or (not ledger.held and ledger.taken_tokens):
         yield "kv_tokens_when_idle"
 

@@ -195,7 +195,7 @@ _BUCKETS: Final = 20 * _STEPS  # up to a million tokens
 _FADES: Final = 0.98  # of the weight of an answer with each later one: fifty answers' worth are remembered
 _REFRESH: Final = 25  # answers between two computations of the quantile, once there are many
 _FEW: Final = 20.0  # answers; for a tenant with fewer, the model's lengths are used
-_UNKNOWN_TOKENS: Final = 512.0
+_UNKNOWN_TOKENS: Final = 512
 _MAX_TENANTS: Final = 1024  # and models
 
 _EDGES: Final = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS))
@@ -218,7 +218,7 @@ class _Lengths:
         self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
         self._unseen = 0
         self.answers = 0
-        self.mean_tokens = self.quantile_tokens = int(_UNKNOWN_TOKENS)
+        self.mean_tokens = self.quantile_tokens = _UNKNOWN_TOKENS
         self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
         self._mean_excess = 0.0
         self._prompts = 0
@@ -264,7 +264,7 @@ class _Lengths:
                 quantile = _EDGES[bucket] * 2 ** ((within - 1) / _STEPS)
             left -= here
             longest = bucket
-        unknown = max(_UNKNOWN_TOKENS, 2 * _EDGES[longest])
+        unknown = max(float(_UNKNOWN_TOKENS), 2 * _EDGES[longest])
         self.mean_tokens = int(mean + lasting * unknown)
         self.quantile_tokens = max(int(quantile or unknown), self.mean_tokens)
 
@@ -296,7 +296,7 @@ class OutputLengths:
         known = self._tenants.get((model, tenant)) if tenant else None
         if known is None or known.answers < _FEW:
             known = of_model
-        mean = most = int(_UNKNOWN_TOKENS)
+        mean = most = _UNKNOWN_TOKENS
         if known is not None:
             mean, most = known.mean_tokens, known.quantile_tokens
         if limit is not None and limit < most:

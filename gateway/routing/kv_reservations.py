@@ -17,6 +17,7 @@ steps ahead: a preemption costs less than a second of recomputing, so a peak tha
 from bisect import bisect_left
 from collections.abc import Iterable
 from itertools import accumulate
+from math import sqrt
 from typing import Final, NamedTuple
 
 from gateway.request import Demand
@@ -163,7 +164,7 @@ class KvLedger:
     @property
     def margin_tokens(self) -> float:
         """By how much all answers together may exceed what is reserved for them."""
-        return self.margins_squared**0.5 if self.margins_squared > 0 else 0.0
+        return sqrt(self.margins_squared)
 
     def fits(self, demand: Demand, output_tokens: int, margin_tokens: int, limit_tokens: float, now: float) -> bool:
         """Whether the request fits below the limit, with answers of this length and margin.
@@ -175,7 +176,7 @@ class KvLedger:
         margins_squared = self.margins_squared + sequences * margin_tokens * margin_tokens
         if sequences and spare >= 0.0 and spare * spare >= margins_squared:
             return True  # even if it shared nothing; the usual case, and cheap
-        limit_tokens -= (self.margins_squared + _margin_squared(sequences, output_tokens, margin_tokens)) ** 0.5
+        limit_tokens -= sqrt(self.margins_squared + _margin_squared(sequences, output_tokens, margin_tokens))
         free = limit_tokens - self.taken_tokens
         return self.needed(demand, output_tokens) <= free or self.peak_with(demand, output_tokens, now) <= limit_tokens
 

@@ -21,7 +21,7 @@ class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "number", "prefill_seconds",
+        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "number",
         "tokens", "turn", "waits_among", "waits_for", "waits_seconds", "waits_until",
     )  # fmt: skip
 
@@ -38,7 +38,6 @@ class Ticket:
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
         self.goes_anywhere = not avoid and demand.pinned is None and demand.rank is None and demand.sequences == 1
-        self.prefill_seconds = prefill_seconds  # on the engine that holds most of its prompt
         # When even the least prefill would end after its deadline.
         self.late_seconds = inf if demand.deadline_seconds is None else demand.deadline_seconds - prefill_seconds
         self.turn = turn  # the least comes first within a tenant

@@ -76,6 +76,10 @@ def _lose_kv_tokens(scene: Scene) -> None:
     scene.ledger.taken_tokens -= 16
 
 
+def _lose_a_margin(scene: Scene) -> None:
+    scene.ledger.margins_squared += 1
+
+
 def _release_a_reservation_alone(scene: Scene) -> None:
     scene.ledger.release(scene.bound[0])
 
@@ -117,6 +121,7 @@ def _release_for_a_tenant_twice(scene: Scene) -> None:
         (_finish_twice, [("in_flight", "a"), ("context_tokens", "a"), ("decoding", "a")]),
         (_prefill_what_is_not_there, [("prefilling", "a")]),
         (_lose_kv_tokens, [("kv_tokens", "a")]),
+        (_lose_a_margin, [("kv_margins", "a")]),
         (_release_a_reservation_alone, [("in_flight", "a"), ("context_tokens", "a")]),
         (_miscount_the_line, [("queued_requests", "")]),
         (_misweigh_the_line, [("queued_bytes", "")]),

@@ -4,8 +4,8 @@ from tests.unit.scheduling.builders import ask, ticket
 
 
 def test_a_ticket_starts_with_what_is_known_of_its_request() -> None:
-    joining = ticket(ask(prompt_tokens=700, keys=(5, 6)), 3.0, 0.5, turn=0.7)
-    assert (joining.arrived_seconds, joining.prefill_seconds, joining.turn, joining.tokens) == (3.0, 0.5, 0.7, 700)
+    joining = ticket(ask(prompt_tokens=700, keys=(5, 6), deadline_seconds=7.0), 3.0, 0.5, turn=0.7)
+    assert (joining.arrived_seconds, joining.late_seconds, joining.turn, joining.tokens) == (3.0, 6.5, 0.7, 700)
     assert (joining.waits_among, joining.waits_until) == ((), 0.0)
 
 
