@@ -61,6 +61,10 @@ def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float
     return breathe
 
 
+def _relative_cost(backend: Backend) -> float:
+    return max(engine.relative_cost for engine in backend.engines)
+
+
 @dataclass(frozen=True, slots=True)
 class Overview:
     """Reads the owners of state; changes nothing."""
@@ -84,6 +88,7 @@ class Overview:
             ("kv_tokens_limit", "Limit of reserved KV cache tokens on a backend.", self._kv_tokens_limit),
             ("up", "Backend health: 1 = up, 0 = down, ejected or unknown.", lambda it: float(it.health.state == "up")),
             ("prefix_trust", "Share of predicted hits used for routing; 1 while confirmed.", self._hit_accuracy),
+            ("relative_cost", "Relative time for the same work, as learned: 2 = half as fast.", _relative_cost),
         )
         for name, documentation, read in by_backend:
             metrics.gauge(f"gateway_backend_{name}", documentation, ("backend",), partial(self._of_backends, read))
@@ -149,6 +154,7 @@ class Overview:
             "kv_tokens_limit": self._kv_tokens_limit(backend) or None,
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
             "prefix_trust": self._hit_accuracy(backend),
+            "relative_cost": round(_relative_cost(backend), 2),
             "tokenizers": self.tokenization.verdicts(backend.name),
             "kv_events": [each for each in streams if each["backend"] == backend.name],
             "kv_events_problem": plan(backend).problem,

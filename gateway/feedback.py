@@ -17,6 +17,7 @@ from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, HitAccuracy, HitPredi
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
+from gateway.scheduling.scheduler import LEAST_PACED_TOKENS
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
@@ -191,9 +192,6 @@ class CacheState:
         return int(tokens * self._capacity_factor * ratio)
 
 
-_LEAST_PACE_TOKENS: Final = 8  # shorter streams say little about the pace
-
-
 class LimitChanges:
     """Feeds streams to the adaptive limits; scans the queue, counts and logs when a limit changes."""
 
@@ -212,7 +210,7 @@ class LimitChanges:
             return
         tokens = usage.completion_tokens / max(1, demand.sequences)
         backend = self._fleet.by_name.get(record.backend)
-        if backend is not None and tokens >= _LEAST_PACE_TOKENS:
+        if backend is not None and tokens >= LEAST_PACED_TOKENS:
             tpot = (record.ended_seconds - first) / (tokens - 1)
             backend.limiter.streamed(tpot, first, record.ended_seconds)
 

@@ -187,6 +187,12 @@ def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_t
 
 DEFAULT_BLOCK_TOKENS = 16
 
+_LEAST_PACE_WEIGHT: Final = 0.05
+_PACES_BEFORE: Final = 8  # streams that the configured cost stands for
+_EQUAL_LOG_COST: Final = 0.14  # 15 %
+_MOST_LOG_COST: Final = 3.0  # 20 times
+_SLOWNESS_STEP: Final = 0.05  # relative
+
 
 @dataclass(slots=True, eq=False)
 class Engine:
@@ -200,13 +206,23 @@ class Engine:
     kv_cache_tokens: int | None = None
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     caches_prefixes: bool = True
-    slowness: float = 1.0  # square root of its configured relative time: full weight would overload fast engines
+    slowness: float = 1.0  # square root of its relative cost: full weight would overload fast engines
     load: EngineLoad = field(default_factory=EngineLoad)
     kv: KvLedger = field(default_factory=KvLedger)
     placed: int = 0
+    _log_cost: float = 0.0  # logarithm of its relative cost, as learned
+    _paces: int = 0
     _terms: Terms | None = None
     _model: CostModel | None = None
     _changes: int = -1
+
+    def __post_init__(self) -> None:
+        self._log_cost = 2 * math.log(self.slowness)
+
+    @property
+    def relative_cost(self) -> float:
+        """Relative time for the same work: 2 = half as fast as others."""
+        return self.slowness * self.slowness
 
     def configure(self, cap: int, block_tokens: int, *, caches_prefixes: bool) -> None:
         self.cap, self.block_tokens, self.caches_prefixes = cap, block_tokens, caches_prefixes
@@ -216,6 +232,16 @@ class Engine:
         """Follow its sizes. A change voids what was computed from them."""
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
+            self.load.changes += 1
+
+    def on_pace(self, log_cost: float) -> None:
+        """A stream showed this logarithm of its relative cost. Small differences are noise; steps void fewer costs."""
+        self._paces += 1
+        weight = max(_LEAST_PACE_WEIGHT, 1 / (_PACES_BEFORE + self._paces))
+        self._log_cost += weight * (min(_MOST_LOG_COST, max(-_MOST_LOG_COST, log_cost)) - self._log_cost)
+        slowness = math.exp(self._log_cost / 2) if abs(self._log_cost) > _EQUAL_LOG_COST else 1.0
+        if abs(slowness - self.slowness) > _SLOWNESS_STEP * self.slowness:
+            self.slowness = slowness
             self.load.changes += 1
 
     def ahead_seconds(self, model: CostModel, now: float) -> float:

@@ -1,8 +1,8 @@
 """Running estimates learned from answers: bytes per token, known prompts, answer lengths, prefill seconds.
 
-Seconds per uncached prefill token come from times to first token, one value for each model. Learning a speed for each
-backend of a model would feed back on itself (the faster-looking one gets more, and looks slower), so relative speeds
-come from the configuration.
+Seconds per uncached prefill token come from times to first token, one value for each model. How slow an engine is
+compared with the others comes from the pace of its streams. What the engine had to do is taken out of it: otherwise the
+faster-looking engine would get more requests, and look slower.
 
 Answer lengths are a mean and a high quantile by model and tenant. An answer that its `max_tokens` cut short only shows
 that it would have been longer. So there is a histogram of answers that ended and one of answers that were cut, and both
@@ -13,11 +13,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from math import log2
+from math import log, log2
 from typing import Final
 
 from gateway.request import Demand, Usage
-from gateway.routing.engine import CostModel
+from gateway.routing.engine import CostModel, Engine
 
 _MAX_KNOWN: Final = 65536
 _FORGOTTEN: Final = 1024  # at once: finding the first one of a dict from which the first ones were removed is slow
@@ -123,6 +123,7 @@ class Estimates:
 _MIN_TOKENS: Final = 64
 _CLIP = (0.25, 4.0)
 _LEAST_WEIGHT: Final = 0.05
+_LEAST_MEAN_WEIGHT: Final = 0.0125
 _B_RANGE = (1e-7, 1e-1)
 _STEP: Final = 0.02  # relative change before the model follows: every change voids cached costs
 _WINDOW_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
@@ -166,6 +167,8 @@ class Calibration:
         self._b = model.b  # as learned; the model's follows in steps
         self._fixed_window_seconds = window_seconds
         self._samples = 0
+        self._mean_pace = 0.0  # logarithm of the seconds of a token, over those predicted: a mean over the engines
+        self._paces = 0
         self._follow(model)
 
     def _follow(self, model: CostModel) -> None:
@@ -183,6 +186,19 @@ class Calibration:
         b = self._b = min(_B_RANGE[1], max(_B_RANGE[0], self._b * ratio**weight))
         if abs(b - self.model.b) > _STEP * self.model.b:
             self._follow(CostModel(b, self.model.decode_weight, self.model.max_batched_tokens))
+
+    def streamed(self, engine: Engine, token_seconds: float, now: float) -> None:
+        """Learn from a stream how slow its engine is, compared with the mean of all streams.
+
+        An engine of relative cost r takes r x (step + prefills of others in that time) for a token.
+        """
+        load_seconds = engine.terms(self.model).step + token_seconds * engine.load.prefill_share(now)
+        if token_seconds <= 0 or load_seconds <= 0:
+            return
+        pace = log(token_seconds * engine.slowness / load_seconds)
+        self._paces += 1
+        self._mean_pace += max(_LEAST_MEAN_WEIGHT, 1 / self._paces) * (pace - self._mean_pace)
+        engine.on_pace(pace - self._mean_pace)
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""

@@ -141,13 +141,11 @@ class LeaseBroker:
             retry_after_seconds=retry_after_seconds,
         )
 
-    def first_token(self, lease: Lease) -> float:
-        """A prefill is over, so its engine may be open again. Returns the time."""
-        now = self._clock()
-        self._scheduler.first_token(lease, now)
+    def first_token(self, lease: Lease) -> None:
+        """A prefill is over, so its engine may be open again."""
+        self._scheduler.first_token(lease, self._clock())
         if self._waiters:
             self.scan_soon()
-        return now
 
     def release(self, lease: Lease) -> None:
         now = self._clock()

@@ -22,18 +22,20 @@ from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough, s
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
 from gateway.scheduling.wait_queue import Queue, Ticket
 
+LEAST_PACED_TOKENS: Final = 8  # shorter streams say little about the pace
+
 
 class Lease(Reservation):
     """A request bound to an engine, with all that it holds until it is released. In the gateway, a `with` block that
     ends at the last byte releases it."""
 
     __slots__ = (
-        "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "engine", "engine_index",
-        "first_token_seconds", "hit_tokens", "predicted_seconds", "rank", "served_tokens", "tenant", "tenants",
-        "uncached_tokens", "waited_seconds",
+        "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "client_was_slow", "engine",
+        "engine_index", "first_token_seconds", "hit_tokens", "paced_tokens", "predicted_seconds", "rank",
+        "served_tokens", "tenant", "tenants", "uncached_tokens", "waited_seconds",
     )  # fmt: skip
     calibration: Calibration
-    _first_token: "Callable[[Lease], float]"
+    _first_token: "Callable[[Lease], None]"
     _release: "Callable[[Lease], None]"
 
     def __init__(
@@ -54,16 +56,18 @@ class Lease(Reservation):
         self.waited_seconds = 0.0
         self.first_token_seconds: float | None = None  # by the broker's clock
         self.answered = False  # the response was complete
+        self.client_was_slow = False
+        self.paced_tokens = 0  # of a stream's sequence: the time that they took is the engine's alone
         self.served_tokens: int | None = None  # uncached prompt and output, as reported; None = as expected
 
-    def hand_out(self, first_token: "Callable[[Lease], float]", release: "Callable[[Lease], None]") -> Self:
-        """Set what to call at its first token (returns the time), and when its block ends."""
+    def hand_out(self, first_token: "Callable[[Lease], None]", release: "Callable[[Lease], None]") -> Self:
+        """Set what to call at its first token, and when its block ends."""
         self._first_token, self._release = first_token, release
         return self
 
     def on_first_token(self) -> None:
         """The first token arrived: the prefill is over."""
-        self.first_token_seconds = self._first_token(self)
+        self._first_token(self)
 
     def on_tokens(self, tokens: int) -> int:
         """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
@@ -76,6 +80,7 @@ class Lease(Reservation):
 
     def on_answer(self, answer: UpstreamResult) -> None:
         self.answered = answer.status == 200
+        self.client_was_slow = answer.client_was_slow
         if self.first_token_seconds is None:
             self.first_token_seconds = answer.first_byte_seconds
 
@@ -83,6 +88,8 @@ class Lease(Reservation):
         """The backend reported its work: the tenant is charged the uncached prompt and the output."""
         if self.streamed_tokens:
             self.engine.kv.on_usage(self, usage.completion_tokens)
+            if not self.client_was_slow:
+                self.paced_tokens = usage.completion_tokens // self.sequences
         cached = self.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
         self.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
 
@@ -395,6 +402,7 @@ class Scheduler:
         return verdicts
 
     def first_token(self, lease: Lease, now: float) -> None:
+        lease.first_token_seconds = now
         if not lease.released and lease.engine.load.first_token(lease, now) and lease.alone:
             lease.calibration.first_token(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
 
@@ -408,6 +416,10 @@ class Scheduler:
         more = 0.0 if served_tokens is None else served_tokens - lease.charged_tokens
         lease.tenants.released(lease.tenant, lease.demand, lease.sequences, more)
         lease.tenants.rate.left(now)
+        first_token_seconds = lease.first_token_seconds
+        if answered and lease.paced_tokens >= LEAST_PACED_TOKENS and first_token_seconds is not None:
+            token_seconds = (now - first_token_seconds) / (lease.paced_tokens - 1)
+            lease.calibration.streamed(lease.engine, token_seconds, now)
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
         if answered and lease.alone and not lease.demand.streams:

@@ -225,10 +225,11 @@ class GatewayRouter:
     def finished(self, request: ReplayRequest, now: float) -> None:
         """The lease is given back, and the answer's usage learned."""
         _, demand, lease = self._demands.pop(request.number)
-        served = request.prompt_tokens - request.cached_tokens + request.output_tokens
-        self.scheduler.release(lease, now, answered=True, served_tokens=served)
-        self._changed = True
         usage = Usage(request.prompt_tokens, request.output_tokens, request.cached_tokens)
+        lease.on_tokens(request.output_tokens - lease.streamed_tokens)
+        lease.on_usage(usage)
+        self.scheduler.release(lease, now, answered=True, served_tokens=lease.served_tokens)
+        self._changed = True
         self._backends[lease.engine.index].answered(request, now)
         self._lengths.answered(demand, usage)
         self._learning.answered(demand, lease.engine.index, lease.hit_tokens, usage)

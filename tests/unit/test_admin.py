@@ -194,7 +194,8 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert each["url"] == next(b.config.url for b in (scene.a, scene.b) if b.name == each["name"])
         assert each["models"] == ["m", "embeds"]
         assert (each["state"], each["limit"], each["kv_cache_tokens"]) == ("up", 4, 100_000)
-        assert (each["prefix_trust"], each["tokenizers"], each["kv_events"]) == (1.0, {}, [])
+        assert (each["prefix_trust"], each["relative_cost"]) == (1.0, 1.0)
+        assert (each["tokenizers"], each["kv_events"]) == ({}, [])
         assert "publishes no KV events" in each["kv_events_problem"]
         assert each["in_flight"] == (held.engine.name == each["name"])
         assert each["kv_tokens_limit"] == 100_000
@@ -215,6 +216,7 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_in_flight", name) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0
     assert scene.gauge("gateway_backend_up", "a") == 1
+    assert scene.gauge("gateway_backend_relative_cost", "a") == 1
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)

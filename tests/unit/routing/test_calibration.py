@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.engine import CostModel, prefill_seconds
+from gateway.routing.engine import CostModel, Engine, prefill_seconds
 from gateway.routing.estimates import Calibration, Calibrations
+from tests.unit.routing.crowds import work
 
 START = 28e-6
 
@@ -94,3 +95,29 @@ def test_models_are_bounded_and_those_that_are_only_asked_for_are_not_kept() -> 
         calibrations.of(f"made up {number}")
         calibrations.learning(f"model {number}")
     assert len(calibrations) == 1024
+
+
+def test_the_relative_costs_of_engines_show_in_their_streams_whatever_their_load() -> None:
+    """The slow engine has little to do; the other has a batch, and prefills for a third of its time."""
+    calibration, fast, slow = Calibration(CostModel()), Engine(0, "fast"), Engine(1, "slow")
+    for second in range(60):
+        for engine, share in ((fast, 0.3), (slow, 0.0)):
+            started = work(1, 1000, share, observable=True)
+            engine.load.start(started, float(second))
+            engine.load.first_token(started, second + share)
+            if engine is slow:
+                engine.load.finish(started, second + share)
+    step = {engine: engine.terms(calibration.model).step for engine in (fast, slow)}
+    for _ in range(100):
+        share = fast.load.prefill_share(60.0)
+        calibration.streamed(fast, step[fast] / (1 - share), 60.0)
+        calibration.streamed(slow, 3 * step[slow], 60.0)
+    assert slow.relative_cost / fast.relative_cost == pytest.approx(3.0, rel=0.15)
+
+
+@pytest.mark.parametrize("token_seconds", [0.0, -1.0])
+def test_a_stream_without_a_pace_is_ignored(token_seconds: float) -> None:
+    engine = Engine(0, "a")
+    for _ in range(50):
+        Calibration(CostModel()).streamed(engine, token_seconds, 0.0)
+    assert engine.relative_cost == 1.0

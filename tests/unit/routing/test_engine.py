@@ -1,3 +1,7 @@
+import math
+
+import pytest
+
 from gateway.routing.engine import CostModel, Engine, Terms
 from tests.unit.routing.crowds import work
 
@@ -54,3 +58,28 @@ def test_later_prefills_at_the_recent_rate_count_for_a_request_that_would_decode
     assert soon > 0.05
     assert later < soon / 5
     assert busy.ahead_seconds(CostModel(decode_weight=0.0), 20.0) == 0.0
+
+
+@pytest.mark.parametrize(("configured", "true"), [(1.0, 2.0), (2.0, 1.0), (4.0, 2.5), (1.0, 0.4)])
+def test_its_relative_cost_is_learned_whatever_was_configured(configured: float, true: float) -> None:
+    engine = Engine(0, "a", slowness=configured**0.5)
+    for _ in range(120):
+        engine.on_pace(math.log(true))
+    assert engine.relative_cost == pytest.approx(true, rel=0.11)
+
+
+def test_a_small_difference_is_none() -> None:
+    engine = Engine(0, "a")
+    for number in range(200):
+        engine.on_pace((0.13, -0.05)[number % 2])
+    assert engine.relative_cost == 1.0
+
+
+def test_one_stream_does_not_move_it_far_and_voids_its_terms_only_if_it_moves() -> None:
+    engine = Engine(0, "a")
+    before = engine.terms(MODEL)
+    engine.on_pace(0.5)
+    assert engine.terms(MODEL) is before
+    engine.on_pace(1000.0)  # a client cannot be believed so far
+    assert 1.0 < engine.relative_cost < 1.5
+    assert engine.terms(MODEL) == Terms(MODEL, engine.load, 256, None, engine.slowness)

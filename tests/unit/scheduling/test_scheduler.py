@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import NoBackend, QueueFull
-from gateway.request import Demand
+from gateway.request import Demand, UpstreamResult, Usage
 from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
@@ -443,3 +443,32 @@ def test_a_request_that_does_not_fit_leaves_the_backend_to_those_that_do() -> No
     small = wait(here)
     assert drain(here) == {small: "a"}
     assert list(here.queue) == [large]
+
+
+def test_engines_that_stream_slowly_cost_more() -> None:
+    here = hall(8, 8)
+    fast, slow = here.sites
+    for second in range(100):
+        for leased in (bind(here), bind(here)):
+            stream_tokens(here, leased, 20, 0.03 if leased.engine is slow else 0.01)
+        here.now = second + 1.0
+    assert slow.relative_cost / fast.relative_cost == pytest.approx(3.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("tokens", "client_was_slow"), [(7, False), (20, True)])
+def test_streams_that_are_short_or_slowed_by_their_client_teach_no_speed(tokens: int, client_was_slow: bool) -> None:
+    here = hall(8, 8)
+    for _ in range(100):
+        for leased in (bind(here), bind(here)):
+            seconds = 0.03 if leased.engine is here.sites[1] else 0.01
+            stream_tokens(here, leased, tokens, seconds, client_was_slow=client_was_slow)
+    assert [engine.relative_cost for engine in here.sites] == [1.0, 1.0]
+
+
+def stream_tokens(here: Hall, leased: Lease, tokens: int, seconds: float, *, client_was_slow: bool = False) -> None:
+    usage = Usage(leased.demand.prompt_tokens, tokens)
+    here.scheduler.first_token(leased, here.now)
+    leased.on_tokens(tokens)
+    leased.on_answer(UpstreamResult(200, usage, here.now, client_was_slow=client_was_slow))
+    leased.on_usage(usage)
+    here.scheduler.release(leased, here.now + (tokens - 1) * seconds, answered=True)
