@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
+from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config import BackendConfig, HealthConfig
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
@@ -44,7 +45,7 @@ class Backend:
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
         self.limiter = limiter or Limiter()
-        self.kv_cache_tokens: int | None = None
+        self._kv_cache = KvCacheSize()
         self.facts = Facts()
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by listed model
         self.missing: set[str] = set()  # models reported as missing since their list was read
@@ -60,8 +61,7 @@ class Backend:
         configured = self.config.max_in_flight
         found = facts.max_num_seqs * facts.engines if facts.max_num_seqs else None
         self.limiter.bind(found if configured == "auto" else configured, facts.engines)
-        tokens = self.config.kv_cache_tokens
-        self.kv_cache_tokens = facts.kv_cache_tokens if tokens == "auto" else tokens
+        self._kv_cache.report(facts.kv_cache_tokens)
 
     def start_slowly(self, since_seconds: float | None) -> None:
         """Begin a slow start, if the configuration wants any; None = end it."""
@@ -71,13 +71,22 @@ class Backend:
         """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
         sent = sum(engine.placed for engine in self.all_engines)
         self.telemetry = telemetry and replace(telemetry, in_flight=self.in_flight, sent=sent)
+        if telemetry:
+            self._kv_cache.observe(held_tokens(self.engines), telemetry.kv_usage)
         return self.limiter.observe(self.telemetry)
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
         self.telemetry = None
+        self._kv_cache.forget()
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
+
+    @property
+    def kv_cache_tokens(self) -> int | None:
+        """Tokens in the KV cache: configured, else reported by the engine, and more if its usage shows that."""
+        configured = self.config.kv_cache_tokens
+        return self._kv_cache.tokens if configured == "auto" else configured
 
     @property
     def cap(self) -> int:

@@ -2,6 +2,10 @@
 
 Its inputs are samples of the engine's metrics and the pace of completed streams. KV cache needs are predicted
 elsewhere (`routing.kv_reservations`); this is the feedback for what cannot be predicted.
+
+Metrics may mislead, so they must fit what an engine can do. It preempts only with a full KV cache. Requests wait only
+while others run, and with room in the KV cache a lower limit lessens what waits, not what runs: otherwise as many as
+are shown there do not wait.
 """
 
 import math
@@ -20,6 +24,8 @@ _HOLD_SECONDS = 5.0  # at such a level before passing it: outputs go on growing 
 _FULL = 8  # the limit is in use when no more than an eighth of it is free: the last slots are kept for some, and
 _FEW = 4  # a request may want several at once. Of fewer slots than these all must be taken.
 _KV_FULL = 0.9  # of the KV cache: growing now would preempt as soon as the answers grow
+_PREEMPTED = 0.2  # of the sequences that run, in recent time: fewer preemptions cost less than fewer sequences
+_RECENT_SECONDS = 30.0  # time constant of their sum
 _WAITING = 2  # so many may wait inside the engine without harm, and one more for each 64 in flight
 _ASSUMED_STEP_SECONDS = 0.05  # until streams have shown the pace
 _LATE_SECONDS = 10.0  # most lag of metrics: after this a fall counts as effective
@@ -66,6 +72,9 @@ class Limiter:
         self._foreign = 0  # sequences of others, at the last fall
         self._ceiling: int | None = None  # a level that was too much, to be approached slowly
         self._probe = 1  # by how much the ceiling is passed next
+        self._preempted = 0.0  # recently
+        self._not_waiting = 0  # of those shown as waiting
+        self._before: tuple[int, _Evidence] | None = None  # a fall for waiting requests: the limit, and what was there
         self.pace_seconds = 0.0  # for a token of the slower of recent streams; 0 = unknown
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
@@ -81,7 +90,8 @@ class Limiter:
 
     def restarted(self, now: float) -> LimitChange | None:
         """Another process answers: forget what was learned."""
-        self._last, self._ceiling, self._probe = None, None, 1
+        self._last, self._ceiling, self._probe, self._before = None, None, 1, None
+        self._preempted, self._not_waiting = 0.0, 0
         self._settled_seconds = now
         self.pace_seconds, self._streams = 0.0, 0
         self.upper = self._start
@@ -103,15 +113,24 @@ class Limiter:
     def observe(self, sample: Telemetry | None) -> LimitChange | None:
         """Take a sample (None = none for a while). Effects of what was sent before the last fall change nothing."""
         last, self._last = self._last, sample
+        if sample is not None and sample.running == 0:
+            self._not_waiting = sample.waiting
         if not self._adaptive or last is None or sample is None:
             return None
         if sample.preemptions < last.preemptions:
             return self.restarted(sample.at_seconds)
+        shown = min(last.waiting, sample.waiting)
+        self._not_waiting = min(self._not_waiting, shown)
         if self._settled_seconds is None:
             self._settle(sample)  # only later counts show the effect of the new limit
             return None
-        evidence = _Evidence(last, sample, self.pace_seconds or _ASSUMED_STEP_SECONDS, self.limit)
+        faded = math.exp((last.at_seconds - sample.at_seconds) / _RECENT_SECONDS)
+        self._preempted = faded * self._preempted + sample.preemptions - last.preemptions
+        evidence = _Evidence(last, sample, self.pace_seconds or _ASSUMED_STEP_SECONDS, self.limit, self._not_waiting)
         signs = self._signs(evidence)
+        if LimitReason.WAITING in signs and (before := self._for_nothing(evidence)):
+            self._not_waiting, self._ceiling = shown, None
+            return self._change_to(min(self.upper, before), LimitReason.ROOM, evidence.at_seconds)
         return self._fall(evidence, signs) if signs else self._grow(evidence)
 
     def _settle(self, sample: Telemetry) -> None:
@@ -124,12 +143,20 @@ class Limiter:
         if is_shown or sample.at_seconds - self._drained_seconds >= _LATE_SECONDS:
             self._settled_seconds = sample.at_seconds
 
+    def _for_nothing(self, evidence: "_Evidence") -> int | None:
+        """The limit before a fall that lessened what runs, and not what waits, of an engine with room for more."""
+        if self._before is None or evidence.kv_usage > _KV_FULL:
+            return None
+        limit, before = self._before
+        self._before = None
+        return limit if before.running - evidence.running > before.waiting - evidence.waiting else None
+
     def _signs(self, evidence: "_Evidence") -> dict[LimitReason, float]:
         """The signs of overload, each with the level that would end it."""
         signs: dict[LimitReason, float] = {}
         if evidence.in_flight == 0:
             return signs  # whatever it is, it is not ours
-        if evidence.preemptions:
+        if evidence.kv_usage > _KV_FULL and self._preempted > _PREEMPTED * evidence.running:
             signs[LimitReason.PREEMPTIONS] = _FALL * evidence.ran
         if evidence.own_waiting > evidence.tolerated and evidence.generates:
             signs[LimitReason.WAITING] = evidence.ran + evidence.tolerated / 2
@@ -148,8 +175,9 @@ class Limiter:
             return None
         ran = after if [*signs] == [LimitReason.INTER_TOKEN_LATENCY] else evidence.ran  # too slowly, all of them
         self._ceiling, self._probe = min(self.limit, max(after, ran)), 1
-        self.pace_seconds, self._streams = 0.0, 0
+        self.pace_seconds, self._streams, self._preempted = 0.0, 0, 0.0
         self._settled_seconds, self._drained_seconds, self._foreign = None, None, evidence.foreign
+        self._before = (self.limit, evidence) if LimitReason.WAITING in signs else None
         return self._change_to(after, next(iter(signs)), evidence.at_seconds)
 
     def _grow(self, evidence: "_Evidence") -> LimitChange | None:
@@ -199,16 +227,17 @@ class Limiter:
 class _Evidence:
     """Two consecutive samples. Short-lived values count only if both show them."""
 
-    def __init__(self, last: Telemetry, sample: Telemetry, step_seconds: float, limit: int) -> None:
+    def __init__(self, last: Telemetry, sample: Telemetry, step_seconds: float, limit: int, not_waiting: int) -> None:
         self.at_seconds = sample.at_seconds
         self.in_flight = sample.in_flight
-        self.running, self.waiting, self.kv_usage = sample.running, sample.waiting, sample.kv_usage
-        self.preemptions = sample.preemptions - last.preemptions
+        self.running, self.kv_usage = sample.running, sample.kv_usage
+        waiting_before, self.waiting = max(0, last.waiting - not_waiting), max(0, sample.waiting - not_waiting)
         # An embedding engine has no batch limit and little KV cache: its requests wait for tokens of a step.
         self.generates = sample.generation_tokens is None or sample.generation_tokens != last.generation_tokens
-        self.foreign = max(0, min(each.running + each.waiting - each.in_flight for each in (last, sample)))
+        foreign = min(last.running + waiting_before - last.in_flight, sample.running + self.waiting - sample.in_flight)
+        self.foreign = max(0, foreign)
         share = sample.in_flight / max(1, sample.in_flight + self.foreign)
-        self.own_waiting = math.ceil(share * min(last.waiting, sample.waiting))
+        self.own_waiting = math.ceil(share * min(waiting_before, self.waiting))
         self.ran = max(1, min(limit, sample.in_flight - self.own_waiting))  # of the gateway's own sequences, at least
         # New arrivals wait for the current step to end: this is their mean number.
         seconds = sample.at_seconds - last.at_seconds

@@ -189,8 +189,12 @@ class Fleet:
         old, knows_start = backend.telemetry, backend.facts.process_start_seconds is not None
         if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
             self._restarted(backend)  # a counter went back to zero
-        elif change := backend.measured(telemetry):
+            return
+        kv_tokens, change = backend.kv_cache_tokens, backend.measured(telemetry)
+        if change:
             self._limit_changed(backend, change)
+        if backend.kv_cache_tokens != kv_tokens:
+            self._rebuild(must_notify=True)
 
     def tick(self, backend: Backend) -> None:
         """Time has passed: end an ejection that is over, and notify of the limit of a slow start."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
+from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.feedback import Learning
 from gateway.request import Demand, Usage
@@ -22,7 +23,7 @@ from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPo
 from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
-from loadtest.replay.scenario import Scenario
+from loadtest.replay.scenario import Misleading, Scenario
 
 
 @dataclass(slots=True)
@@ -31,24 +32,27 @@ class ModelledBackend:
 
     engine: Engine
     limiter: Limiter | None = None
+    misleading: Misleading = field(default_factory=Misleading)
+    kv_cache: KvCacheSize = field(default_factory=KvCacheSize)
 
     def scraped(self, modelled: ReplayEngine, now: float) -> bool:
-        """What the engine's metrics show at this moment; True if the limit moved for it."""
+        """What the engine's metrics show at this moment; True if sizes changed for it."""
         if self.limiter is None:
             return False
         scheduler, engine = modelled.scheduler, self.engine
         look = Telemetry(
             at_seconds=now,
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
-            preemptions=scheduler.counters.preemptions,
+            waiting=scheduler.num_waiting + self.misleading.waiting,
+            preemptions=scheduler.counters.preemptions + int(self.misleading.preemptions * now),
             kv_usage=scheduler.pool.num_used / scheduler.pool.num_blocks,
             in_flight=engine.load.in_flight,
             sent=engine.placed,
         )
-        if self.limiter.observe(look) is None:
+        self.kv_cache.observe(held_tokens([engine]), look.kv_usage)
+        if self.limiter.observe(look) is None and self.kv_cache.tokens == engine.kv_cache_tokens:
             return False
-        engine.resize(min(engine.cap, self.limiter.limit), engine.kv_cache_tokens)
+        engine.resize(min(engine.cap, self.limiter.limit), self.kv_cache.tokens)
         return True
 
     def answered(self, request: ReplayRequest, now: float) -> None:
@@ -66,6 +70,7 @@ def fleet(
     *,
     adaptive: bool = False,
     itl_objective_seconds: float | None = None,
+    misleading: Misleading | None = None,
 ) -> list[ModelledBackend]:
     """As many backends as there are engines; `speeds` are their relative step times."""
     backends = []
@@ -76,7 +81,9 @@ def fleet(
         limiter = Limiter(itl_objective_seconds=itl_objective_seconds) if adaptive else None
         if limiter is not None:
             limiter.bind(cap, 1)
-        backends.append(ModelledBackend(engine, limiter))
+        backend = ModelledBackend(engine, limiter, misleading or Misleading())
+        backend.kv_cache.report(kv_cache_tokens)
+        backends.append(backend)
     return backends
 
 
@@ -173,20 +180,23 @@ class GatewayRouter:
         self._estimates, self._lengths = Estimates(), OutputLengths()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
         calibration = Calibrations(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
-        capacity = int(scenario.kv_tokens * routing.index_capacity_factor * _BYTES_PER_TOKEN)
-        index, hit_accuracy = PrefixIndex([capacity] * scenario.engines), HitAccuracy()
+        self._bytes_per_kv_token = routing.index_capacity_factor * _BYTES_PER_TOKEN
+        capacity = int(scenario.shown_kv_tokens * self._bytes_per_kv_token)
+        self._index = index = PrefixIndex([capacity] * scenario.engines)
+        hit_accuracy = HitAccuracy()
         self._learning = Learning(self._estimates, index, hit_accuracy)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
-        cap = admission.cap(scenario.max_num_seqs)
+        cap = admission.cap(scenario.shown_max_num_seqs)
         self._engines = engines
         self._backends = fleet(
             scenario.engines,
             cap,
-            scenario.kv_tokens,
+            scenario.shown_kv_tokens,
             block_tokens,
             scenario.told_speeds(),
             adaptive=admission.adaptive,
             itl_objective_seconds=scenario.itl_objective_seconds,
+            misleading=scenario.faults.misleading,
         )
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
@@ -201,6 +211,7 @@ class GatewayRouter:
         self._passed_seconds = 0.0
         self._tickets: dict[Ticket, ReplayRequest] = {}
         self._changed = False  # since the last look through the line
+        self.scraped(0.0)  # the gateway reads metrics before it sends requests
 
     @property
     def waiting(self) -> int:
@@ -235,9 +246,11 @@ class GatewayRouter:
         self._learning.answered(demand, lease.engine.index, lease.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:
-        """Limits follow what the engines' metrics show."""
+        """Limits and sizes follow what the engines' metrics show."""
         moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=True)]
         if any(moved):
+            for backend in self._backends:
+                self._index.resize(backend.engine.index, int((backend.kv_cache.tokens or 0) * self._bytes_per_kv_token))
             self.scheduler.refresh()
             self._changed = True
 

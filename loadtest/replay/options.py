@@ -14,7 +14,7 @@ from loadtest.console import option
 from loadtest.engine.scheduler import Preset
 from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
-from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Scenario
+from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Misleading, Scenario
 from loadtest.workloads.regimes import REGIMES
 
 _T = TypeVar("_T")
@@ -79,6 +79,10 @@ class ReplayOptions(BaseModel):
     flash_crowd: Annotated[
         bool, option(_FAULTS, "12 % more requests, all on one new prefix of 8k tokens.", "--flash-crowd")
     ] = False
+    misleading: Annotated[
+        str | None,
+        option(_FAULTS, "Metrics show waiting:N too many, preemptions[:N a second], kv:FACTOR, seqs:N (commas)."),
+    ] = None
 
     slo_ttft: Annotated[float, option(_OUTCOME, "Bound on TTFT: these seconds, and what comes next.", min=0)] = 0.5
     slo_ttft_prefills: Annotated[float, option(_OUTCOME, "Times the prompt's prefill without a cache.", min=0)] = 1.5
@@ -119,6 +123,8 @@ class ReplayOptions(BaseModel):
         if self.restart is not None:
             at, share = restart(self.restart)
             faults = replace(faults, restart_at=at, restart_share=share)
+        if self.misleading is not None:
+            faults = replace(faults, misleading=misleading(self.misleading))
         return faults
 
     def loads(self) -> list[float]:
@@ -184,3 +190,26 @@ def restart(text: str) -> tuple[float, float]:
     if not (0 <= moment < 1 and 0 < engines <= 1):
         raise ValueError("--restart: the moment is a share from 0 to 1 of the replay, and so is SHARE of the engines")
     return moment, engines
+
+
+def misleading(text: str) -> Misleading:
+    """Faults between commas, such as `waiting:40,kv:0.25`. Raises ValueError."""
+    shown = Misleading()
+    for fault in text.split(","):
+        kind, _, number = fault.strip().partition(":")
+        try:
+            if kind == "waiting":
+                shown = replace(shown, waiting=int(number))
+            elif kind == "preemptions":
+                shown = replace(shown, preemptions=float(number or 1))
+            elif kind == "kv":
+                shown = replace(shown, kv_times=float(number))
+            elif kind == "seqs":
+                shown = replace(shown, max_num_seqs=int(number))
+            else:
+                raise ValueError
+        except ValueError:
+            raise ValueError(f"--misleading: {fault!r} is not waiting:N, preemptions:N, kv:FACTOR or seqs:N") from None
+    if shown.waiting < 0 or shown.preemptions < 0 or shown.kv_times <= 0 or (shown.max_num_seqs or 1) < 1:
+        raise ValueError("--misleading: numbers must be above 0")
+    return shown

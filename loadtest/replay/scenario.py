@@ -45,8 +45,22 @@ class LatencyBounds:
 
 
 @dataclass(frozen=True, slots=True)
+class Misleading:
+    """What metrics show the gateway instead of the truth; the engines are unchanged.
+
+    `waiting` requests too many wait, `preemptions` a second never happened, the KV cache is `kv_times` as large, and
+    `max_num_seqs` is what the gateway gets (None = the truth).
+    """
+
+    waiting: int = 0
+    preemptions: float = 0.0
+    kv_times: float = 1.0
+    max_num_seqs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFaults:
-    """What is wrong: slow engines (`slow_factor` x all step times), and engines that lose their cache midway."""
+    """What is wrong: slow engines (`slow_factor` x all step times), engines that lose their cache midway, metrics."""
 
     slow_factor: float = 1.0
     slow_engines: int = 0
@@ -54,6 +68,7 @@ class EngineFaults:
     restart_at: float | None = None  # share of the replay's length
     restart_share: float = 0.5  # of the engines, the first ones
     flash_crowd: bool = False
+    misleading: Misleading = field(default_factory=Misleading)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +91,16 @@ class Scenario:
     def step_time(self) -> StepTime:
         """How long steps of an engine that is not slow take."""
         return PRESETS[self.preset]
+
+    @property
+    def shown_kv_tokens(self) -> int:
+        """The size of a KV cache that the gateway gets."""
+        return int(self.kv_tokens * self.faults.misleading.kv_times)
+
+    @property
+    def shown_max_num_seqs(self) -> int:
+        """The batch size that the gateway gets."""
+        return self.faults.misleading.max_num_seqs or self.max_num_seqs
 
     def limits(self, block_tokens: int) -> Limits:
         return Limits(

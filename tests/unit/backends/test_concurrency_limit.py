@@ -15,54 +15,13 @@ from gateway.backends.concurrency_limit import (
 from gateway.backends.facts import Telemetry
 from gateway.scheduling.admission import guarded_slots
 
-LOOK_SECONDS = 2.0
+from .limited import LOOK_SECONDS, Site, bound, stream
+
 FALLS = {LimitReason.PREEMPTIONS, LimitReason.WAITING, LimitReason.INTER_TOKEN_LATENCY}
-
-
-class Site:
-    """A limiter and an engine with a given capacity of sequences; demand exceeds it."""
-
-    def __init__(self, limiter: Limiter, seats: int = 10_000) -> None:
-        self.limiter = limiter
-        self.seats = seats
-        self.foreign = 0
-        self.seen = Telemetry(0.0, 0, 0, 0.0, 0.5, 0, 0)
-        limiter.observe(self.seen)
-
-    def look(self, *, in_flight: int | None = None, preempted: int = 0, kv_usage: float = 0.5) -> LimitChange | None:
-        """A look after two seconds; as many are in flight as may be, unless it is said."""
-        own = self.limiter.limit if in_flight is None else in_flight
-        there = own + self.foreign
-        seen = self.seen
-        self.seen = Telemetry(
-            seen.at_seconds + LOOK_SECONDS,
-            running=min(there, self.seats),
-            waiting=max(0, there - self.seats),
-            preemptions=seen.preemptions + preempted,
-            kv_usage=kv_usage,
-            in_flight=own,
-            sent=seen.sent,
-        )
-        return self.limiter.observe(self.seen)
-
-    def looks(self, times: int) -> list[LimitChange]:
-        """The moves of so many looks."""
-        return [move for _ in range(times) if (move := self.look())]
-
-
-def bound(known: int | None, objective: float | None = None) -> Limiter:
-    limiter = Limiter(itl_objective_seconds=objective)
-    limiter.bind(known, 1)
-    return limiter
 
 
 def reason_of(move: LimitChange | None) -> LimitReason | None:
     return move and move.reason
-
-
-def stream(limiter: Limiter, tpot: float, at: float, times: int = 8) -> None:
-    for _ in range(times):
-        limiter.streamed(tpot, at - 1.0, at)
 
 
 def test_it_starts_at_the_known_bound_or_at_vllms_default() -> None:
@@ -88,7 +47,8 @@ def test_a_new_bound_leaves_a_limit_that_has_fallen() -> None:
 def test_new_preemptions_lower_it_below_what_ran() -> None:
     site = Site(bound(100))
     site.look()
-    assert site.look(preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 100, 90)
+    assert site.look(preempted=20) is None
+    assert site.look(preempted=5) == LimitChange(6.0, LimitReason.PREEMPTIONS, 100, 90)
 
 
 def test_a_preemption_before_the_first_sample_is_no_sign() -> None:
@@ -100,9 +60,10 @@ def test_a_preemption_before_the_first_sample_is_no_sign() -> None:
 def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
     site = Site(bound(100))
     site.look()
-    site.look(preempted=5)
-    assert [site.look(in_flight=count, preempted=5) for count in (100, 97, 90)] == [None] * 3
-    assert reason_of(site.look(preempted=5)) is LimitReason.PREEMPTIONS
+    site.look(preempted=50)
+    assert [site.look(in_flight=count, preempted=50) for count in (100, 97, 90)] == [None] * 3
+    assert site.look(preempted=0, kv_usage=0.95) is None
+    assert reason_of(site.look(preempted=50)) is LimitReason.PREEMPTIONS
 
 
 def test_requests_that_wait_inside_in_two_samples_lower_it_to_what_runs() -> None:
@@ -248,7 +209,7 @@ def test_a_level_that_was_too_much_is_approached_slowly_and_passed_in_growing_st
     site = Site(bound(200))
     site.limiter.limit = 100
     site.look(in_flight=50)
-    site.look(preempted=1)
+    site.look(preempted=50)
     assert [move.after for move in site.looks(7)] == [93, 95, 97, 98, 99, 100]
     moves = site.looks(40)
     assert [move.after for move in moves[:4]] == [101, 103, 107, 115]
@@ -289,12 +250,12 @@ def test_beside_the_traffic_of_others_a_part_is_left() -> None:
     site = Site(bound(256), seats=256)
     site.foreign = 4000
     for _ in range(100):
-        site.look(preempted=1)
+        site.look(preempted=100)
     assert site.limiter.limit == 8
 
 
 def test_it_falls_to_one_where_no_more_fits() -> None:
-    site = Site(bound(256))
+    site = Site(bound(256), seats=1)
     site.look()
     for _ in range(100):
         site.look(preempted=1)
@@ -313,8 +274,8 @@ def test_samples_before_and_after_a_gap_are_not_compared() -> None:
     site = Site(bound(100))
     site.look()
     site.limiter.observe(None)
-    assert site.look(preempted=7) is None
-    assert reason_of(site.look(preempted=1)) is LimitReason.PREEMPTIONS
+    assert site.look(preempted=70) is None
+    assert reason_of(site.look(preempted=50)) is LimitReason.PREEMPTIONS
 
 
 @pytest.mark.parametrize("start", [8, 256])
@@ -375,8 +336,9 @@ class LimiterMachine(RuleBasedStateMachine):
         """Whether the looks explain the move."""
         if move.after > move.before:
             assert move.reason is LimitReason.ROOM
+            if min(look.waiting, last.waiting) > 0:
+                return  # maybe the return from a fall for requests that do not wait
             assert look.in_flight >= move.before - max(1, move.before // 8)
-            assert look.preemptions == last.preemptions
             assert look.kv_usage <= 0.9
             assert move.after <= move.before + max(1, move.before // 8)
             return
@@ -384,7 +346,7 @@ class LimiterMachine(RuleBasedStateMachine):
         assert look.in_flight > 0
         assert move.after >= min(move.before, look.in_flight) // 2
         if move.reason is LimitReason.PREEMPTIONS:
-            assert look.preemptions > last.preemptions
+            assert look.kv_usage > 0.9
         elif move.reason is LimitReason.WAITING:
             assert min(look.waiting, last.waiting) > 2
         else:

@@ -47,7 +47,7 @@ def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tm
         trace_file,
         out,
         "--policies ours,lmetric --backends 2 --load 0.5,1.2 --seeds 2 --jobs 1"
-        " --slow 2:1 --restart 0.5:half --flash-crowd",
+        " --slow 2:1 --restart 0.5:half --flash-crowd --misleading waiting:40,preemptions,kv:0.5,seqs:8",
     )
     assert "2 engines, load 0.5" in printed
     assert "geometric mean" in printed
@@ -122,6 +122,8 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         (["--slow", "2:1:secret"], "FACTOR:COUNT:untold"),
         (["--restart", "2"], "share from 0 to 1"),
         (["--restart", "0.5:some"], "AT:SHARE"),
+        (["--misleading", "waiting:x"], "'waiting:x' is not waiting:N"),
+        (["--misleading", "kv:0"], "numbers must be above 0"),
         (["--kv-tokens", "500"], "--kv-tokens"),
         (["regime:tools", "regime:tools"], "same name"),
         (["regime:best"], "there are reasoning"),
