@@ -105,14 +105,13 @@ class EngineLoad:
         self._pending_seconds = self._pending_seconds - request.prefill_seconds if self.pending else 0.0
 
 
-_SMOOTHING: Final = 0.5  # share of the fleet's mean batch in each backend's batch
 _CACHE: Final = 1.0  # weight of the cache that the own prefill takes
-_STALL: Final = 0.15  # weight of the stall imposed on resident sequences
+_STALL: Final = 0.25  # weight of the stall imposed on resident sequences
 _BOUNDLESS_TOKENS: Final = 1e15  # free KV tokens if the size of the KV cache is unknown
-_SLOWDOWN: Final = 0.1  # weight of the decode slowdown, mine and theirs
+_SLOWDOWN: Final = 0.3  # weight of the decode slowdown, mine and theirs
 _INTERRUPTED_STEPS: Final = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
 LEAST_SHARE: Final = 0.001  # of recent time in prefill that counts
-MOST_SHARE: Final = 0.9
+MOST_SHARE: Final = 0.5  # the rate that is seen follows from this cost: more would feed back on itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +140,14 @@ class Terms:
     """What an engine adds to the cost of every request, until its load changes. Seconds, unless said otherwise.
 
     With `output` tokens expected and `prompt` tokens in all, a request costs there
-    ahead + own x (stall + mean_stall) + step x chunks + waits
+    ahead + own x stall + step x chunks + waits
     + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
     `placement_costs` has it, and `cost_parts` to explain it.
     """
 
     step: float  # an engine step without prefill
     waits: float  # for prefills to begin, and the step under way
-    stall: float  # factor of the own prefill, without `mean_stall`
+    stall: float  # factor of the own prefill
     slowdown: float
     slowdown_by_prompt: float
     slot: float
@@ -164,7 +163,7 @@ class Terms:
         slowdown = _SLOWDOWN * weight * slowness
         self.step = step = slowness * (model.a + model.c * decoding + model.d * context)
         self.waits = step * (batch - decoding + (0.5 if decoding else 0.0))
-        self.stall = 1 + _CACHE + _STALL * weight * (1 - _SMOOTHING) * batch
+        self.stall = 1 + _CACHE + _STALL * weight * batch
         self.slowdown = slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a)
         self.slowdown_by_prompt = slowdown * model.d * batch
         self.slot = (batch + 1 - slots) * step / max(1, decoding) if batch >= slots else 0.0
@@ -172,11 +171,6 @@ class Terms:
         self.room_by_output = batch / 2
         self.room_rate = step / max(1, context)
         self.interruption = _INTERRUPTED_STEPS * weight * step
-
-
-def mean_stall_of(model: CostModel, in_flight: float, backends: int) -> float:
-    """What the mean number of sequences in flight, over all backends, adds to the factor of the own prefill."""
-    return _STALL * model.decode_weight * _SMOOTHING * in_flight / max(1, backends)
 
 
 def prefill_seconds(model: CostModel, slowness: float, prompt_tokens: int, hit_tokens: int) -> float:
@@ -269,20 +263,14 @@ def placement_costs(
     prompt_tokens: int,
     output_tokens: float,
     now: float,
-    mean_stall: float | None = None,
 ) -> tuple[list[float], list[float]]:
     """Marginal costs of a request on each engine, and the part that is its own prefill, in seconds.
 
-    One loop without calls for engines that have not changed. `mean_stall`: that of more engines than these.
+    One loop without calls for engines that have not changed.
     """
     costs: list[float] = []
     prefills: list[float] = []
     per_step, count, last_hit, last_slowness, own, chunks = model.max_batched_tokens, len(engines), -1, 0.0, 0.0, 0
-    if mean_stall is None:
-        in_flight = 0
-        for engine in engines:
-            in_flight += engine.load.in_flight
-        mean_stall = mean_stall_of(model, in_flight, count)
     for at in range(count):
         engine, hit = engines[at], hits[at]
         load, slowness = engine.load, engine.slowness
@@ -297,7 +285,7 @@ def placement_costs(
         if hit != last_hit or slowness != last_slowness:  # most engines hold the same
             last_hit, last_slowness = hit, slowness
             own, chunks = prefill_seconds(model, slowness, prompt_tokens, hit), -((hit - prompt_tokens) // per_step)
-        cost = ahead + own * (terms.stall + mean_stall) + terms.step * chunks + terms.waits
+        cost = ahead + own * terms.stall + terms.step * chunks + terms.waits
         cost += output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens + terms.slot)
         lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
         costs.append(cost + output_tokens * terms.room_rate * lacking if lacking > 0 else cost)
@@ -320,29 +308,25 @@ class Shortlist:
         self._places = {engine.index: at for at, engine in enumerate(engines)}
         self._loads = [engine.load for engine in engines]
         self._changes = [-1] * len(engines)
-        self._in_flight = [0] * len(engines)
-        self._in_flight_together = 0
         self._costs = [0.0] * len(engines)
         self._ranked = [(0.0, at) for at in range(len(engines))]  # by cost
         self._model: CostModel | None = None
 
-    def refresh(self, model: CostModel, now: float) -> float:
-        """Follow the engines' loads; returns the `mean_stall` of all."""
+    def refresh(self, model: CostModel, now: float) -> None:
+        """Follow the engines' loads."""
         if model is not self._model:
             self._model, self._changes = model, [-1] * len(self.engines)
         changes = self._changes
         for at, load in enumerate(self._loads):
             if load.changes != changes[at]:
                 self._renew(at, load, model, now)
-        return mean_stall_of(model, self._in_flight_together, len(self.engines))
 
     def _renew(self, at: int, load: EngineLoad, model: CostModel, now: float) -> None:
         engine = [self.engines[at]]
-        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now, 0.0)
+        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now)
         del self._ranked[bisect_left(self._ranked, (self._costs[at], at))]
         insort(self._ranked, (usual[0], at))
-        self._in_flight_together += load.in_flight - self._in_flight[at]
-        self._costs[at], self._in_flight[at] = usual[0], load.in_flight
+        self._costs[at] = usual[0]
         self._changes[at] = load.changes  # after pricing, which may change it
 
     def of(self, depths: list[int]) -> list[Engine]:
@@ -369,16 +353,14 @@ class Parts(NamedTuple):
     memory: float
 
 
-def cost_parts(
-    terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, mean_stall: float, ahead: float
-) -> Parts:
+def cost_parts(terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, ahead: float) -> Parts:
     """A cost taken apart, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
     lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
     return Parts(
         ahead=ahead,
         prefill=own,
         cache=own * _CACHE,
-        stall=own * (terms.stall - 1 - _CACHE + mean_stall),
+        stall=own * (terms.stall - 1 - _CACHE),
         steps=terms.step * chunks + terms.waits,
         slowdown=output_tokens * (terms.slowdown + terms.slowdown_by_prompt * prompt_tokens),
         slot=output_tokens * terms.slot,

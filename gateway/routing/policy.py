@@ -17,7 +17,6 @@ from gateway.routing.engine import (
     Parts,
     Shortlist,
     cost_parts,
-    mean_stall_of,
     placement_costs,
 )
 from gateway.routing.estimates import Estimates
@@ -126,17 +125,10 @@ class PrefixPolicy(Policy):
         self._estimates = estimates
         self._affinity = affinity
 
-    def options(
-        self,
-        demand: Demand,
-        engines: list[Engine],
-        model: CostModel,
-        now: float,
-        mean_stall: float | None = None,
-    ) -> Options:
+    def options(self, demand: Demand, engines: list[Engine], model: CostModel, now: float) -> Options:
         hits = self._hit_predictor.predict(demand, engines)
         output = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
-        costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now, mean_stall)
+        costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now)
         if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
             costs[at] -= WORTH * prefills[at]
         return Options(engines, costs, prefills, hits)
@@ -144,19 +136,17 @@ class PrefixPolicy(Policy):
     def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
         if len(shortlist.engines) <= FEW_ENGINES or demand.hint:
             return self.options(demand, shortlist.engines, model, now)
-        mean_stall = shortlist.refresh(model, now)
+        shortlist.refresh(model, now)
         engines = shortlist.of(self._hit_predictor.depths(demand))
-        return self.options(demand, engines, model, now, mean_stall)
+        return self.options(demand, engines, model, now)
 
     def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> list[Parts]:
         """The cost's parts, without the discount for a hint."""
         output = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
-        in_flight = sum(engine.load.in_flight for engine in options.engines)
-        stall, prompt = mean_stall_of(model, in_flight, len(options.engines)), demand.prompt_tokens
-        parts = []
+        parts, prompt = [], demand.prompt_tokens
         for engine, own, hit in zip(options.engines, options.prefill_seconds, options.hit_tokens, strict=True):
             chunks, ahead = -((hit - prompt) // model.max_batched_tokens), engine.ahead_seconds(model, now)
-            parts.append(cost_parts(engine.terms(model), prompt, own, chunks, output, stall, ahead))
+            parts.append(cost_parts(engine.terms(model), prompt, own, chunks, output, ahead))
         return parts
 
     def placed(self, demand: Demand, engine: Engine) -> None:

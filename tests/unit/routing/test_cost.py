@@ -8,7 +8,6 @@ from gateway.routing.engine import (
     EngineLoad,
     Terms,
     cost_parts,
-    mean_stall_of,
     placement_costs,
     prefill_seconds,
 )
@@ -39,18 +38,17 @@ def cost(
     prompt: int = 2000,
     hit: int = 0,
     output: float = 200.0,
-    mean_batch: float = 0.0,
 ) -> float:
     load = load or EngineLoad()
     engine = Engine(0, "a", slots=slots, kv_cache_tokens=kv, slowness=slowness, load=load)
-    return cost_on(engine, model, prompt, min(hit, prompt - 1), output, mean_batch)
+    return cost_on(engine, model, prompt, min(hit, prompt - 1), output)
 
 
-def cost_on(engine: Engine, model: CostModel, prompt: int, hit: int, output: float, mean_batch: float) -> float:
-    """Its cost, without interruptions by later prefills, if that is the mean number in flight of the fleet."""
+def cost_on(engine: Engine, model: CostModel, prompt: int, hit: int, output: float) -> float:
+    """Its cost, without interruptions by later prefills."""
     engine.load.recent_share = 0.0
-    [found], [own] = placement_costs(model, [engine], [hit], prompt, output, 0.0)
-    return found + own * (mean_stall_of(model, mean_batch, 1) - mean_stall_of(model, engine.load.in_flight, 1))
+    [found], _ = placement_costs(model, [engine], [hit], prompt, output, 0.0)
+    return found
 
 
 def test_the_step_constants_follow_b_in_the_measured_proportions() -> None:
@@ -72,10 +70,10 @@ def test_the_cost_of_a_busy_backend_is_that_of_the_written_formula() -> None:
     own = 28e-6 * u + MODEL.e * u * (2000 - u / 2)
     step = MODEL.a + MODEL.c * decoding + MODEL.d * context
     expected = 2 * 0.03  # prefill ahead
-    expected += own * (2 + 0.15 * (0.5 * batch + 0.5 * 4.0))
+    expected += own * (2 + 0.25 * batch)
     expected += step * (1 + 2 + 0.5)
-    expected += 0.1 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
-    assert cost(load, prompt=2000, hit=500, mean_batch=4.0) == pytest.approx(expected)
+    expected += 0.3 * output * (2 * MODEL.c * batch + MODEL.d * context + MODEL.d * batch * 2000)
+    assert cost(load, prompt=2000, hit=500) == pytest.approx(expected)
 
 
 @given(
@@ -153,18 +151,17 @@ def test_a_step_without_prefill_takes_longer_with_each_sequence_and_each_token_o
     output=st.floats(0, 5000),
     decoding=st.integers(0, 6),
     in_prefill=st.integers(0, 3),
-    mean_batch=st.floats(0, 50),
 )
 def test_the_parts_of_a_cost_are_all_of_it(
     prompt: int, share: float, slowness: float, slots: int, kv: int | None, output: float, decoding: int,
-    in_prefill: int, mean_batch: float,
+    in_prefill: int,
 ) -> None:  # fmt: skip
     load, hit = load_of(decoding, in_prefill), min(int(share * prompt), prompt - 1)
     engine = Engine(0, "a", slots=slots, kv_cache_tokens=kv, slowness=slowness, load=load)
-    found = cost_on(engine, MODEL, prompt, hit, output, mean_batch)
+    found = cost_on(engine, MODEL, prompt, hit, output)
     own, ahead = prefill_seconds(MODEL, slowness, prompt, hit), load.prefill_ahead_seconds(0.0)
-    chunks, mean_stall = -((hit - prompt) // MODEL.max_batched_tokens), mean_stall_of(MODEL, mean_batch, 1)
-    parts = cost_parts(engine.terms(MODEL), prompt, own, chunks, output, mean_stall, ahead)
+    chunks = -((hit - prompt) // MODEL.max_batched_tokens)
+    parts = cost_parts(engine.terms(MODEL), prompt, own, chunks, output, ahead)
     assert sum(parts) == pytest.approx(found, rel=1e-9)
     assert all(part >= 0 for part in parts if part is not parts.slowdown)  # a faster backend slows down less than none
 
@@ -172,10 +169,10 @@ def test_the_parts_of_a_cost_are_all_of_it(
 def test_the_parts_of_a_cost_are_separate() -> None:
     load = load_of(decoding=4, in_prefill=1)
     terms = Terms(MODEL, load, 5, 6000, 1.0)
-    parts = cost_parts(terms, 2000, 0.06, 1, 200.0, mean_stall_of(MODEL, 10.0, 2), 0.03)
+    parts = cost_parts(terms, 2000, 0.06, 1, 200.0, 0.03)
     step = MODEL.a + MODEL.c * 4 + MODEL.d * 5000
     assert (parts.ahead, parts.prefill) == (0.03, 0.06)
-    assert parts.stall == pytest.approx(0.06 * 0.15 * 5)
+    assert parts.stall == pytest.approx(0.06 * 0.25 * 5)
     assert parts.steps == pytest.approx(step * 2.5)
     assert parts.slot == pytest.approx(200 * step / 4)
     assert parts.memory == pytest.approx(200 * step / 5000 * (2000 - 1000 + 200 * 2.5))
