@@ -313,7 +313,6 @@ class Shortlist:
         self._model: CostModel | None = None
 
     def refresh(self, model: CostModel, now: float) -> None:
-        """Follow the engines' loads."""
         if model is not self._model:
             self._model, self._changes = model, [-1] * len(self.engines)
         changes = self._changes

@@ -89,7 +89,7 @@ class Lease(Reservation):
         if self.streamed_tokens:
             self.engine.kv.on_usage(self, usage.completion_tokens)
             if not self.client_was_slow:
-                self.paced_tokens = usage.completion_tokens // self.sequences
+                self.paced_tokens = usage.completion_tokens // max(1, self.sequences)
         cached = self.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
         self.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
 

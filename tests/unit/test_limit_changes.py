@@ -45,7 +45,8 @@ class Scene:
     def look(self, preempted: int = 0) -> None:
         self.now += 2.0
         self.preemptions += preempted
-        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, self.preemptions, 0.5))
+        kv_usage = 0.99 if preempted else 0.5
+        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, self.preemptions, kv_usage))
 
     def moves(self, reason: str) -> float:
         return self.gateway.metrics.limit_moves.values.get(("a", reason), 0.0)
@@ -70,7 +71,7 @@ def test_a_falling_limit_holds_at_once_and_a_growing_one_admits_waiting_requests
         waiting = asyncio.get_running_loop().create_task(lease_broker.lease(WISH))
         await asyncio.sleep(0)
         scene.look()
-        scene.look(preempted=1)
+        scene.look(preempted=4)
         assert scene.backend.limit(scene.now) == 15
         for lease in taken[:2]:
             lease_broker.release(lease)
@@ -137,7 +138,7 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
     with capture_logs() as lines:
         for _ in range(40):
             taken = scene.fill()
-            scene.look(preempted=1)
+            scene.look(preempted=4)
             for lease in taken:
                 scene.gateway.scheduler.release(lease, scene.now)
             scene.look()
@@ -160,7 +161,7 @@ def test_the_overview_has_the_limit_its_bound_and_its_last_change() -> None:
     assert (shown["limit"], shown["limit_upper"], shown["limit_moved"]) == (16, 16, None)
     scene.fill()
     scene.look()
-    scene.look(preempted=1)
+    scene.look(preempted=4)
     scene.now += 5.0
     [shown] = scene.gateway.overview.backends()
     assert (shown["limit"], shown["limit_upper"]) == (15, 16)

@@ -472,3 +472,10 @@ def stream_tokens(here: Hall, leased: Lease, tokens: int, seconds: float, *, cli
     leased.on_answer(UpstreamResult(200, usage, here.now, client_was_slow=client_was_slow))
     leased.on_usage(usage)
     here.scheduler.release(leased, here.now + (tokens - 1) * seconds, answered=True)
+
+
+def test_a_stream_without_a_sequence_is_no_error() -> None:
+    here = hall(2)
+    leased = bind(here, ask(sequences=0))
+    stream_tokens(here, leased, 20, 0.01)
+    assert leased.released
