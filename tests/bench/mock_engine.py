@@ -13,8 +13,8 @@ are functions of the texts. `python -m tests.bench.mock_engine` serves in a proc
 """
 
 import asyncio
-import errno
 import re
+import socket
 import sys
 from base64 import b64encode
 from collections.abc import Callable
@@ -48,8 +48,6 @@ vllm:generation_tokens_total{engine="0"} %d
 vllm:cache_config_info{block_size="16",engine="0",kv_cache_size_tokens="100000",num_gpu_blocks="6250"} 1.0
 """
 
-_PORT_RETRY_SECONDS = 0.01
-
 
 def vector_of(text: str) -> bytes:
     """What the engine embeds a text as: four 32-bit floats."""
@@ -61,7 +59,10 @@ class MockEngine:
     """`async with MockEngine() as engine:` serves at `engine.url`; `flaps`: every other /health fails."""
 
     def __init__(self, *, flaps: bool = False) -> None:
-        self.port = 0
+        self._held_port = socket.socket()  # bound while the engine is dead too: no outgoing connection gets the port
+        self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self._held_port.bind(("127.0.0.1", 0))
+        self.port: int = self._held_port.getsockname()[1]
         self.running = self.served = self.received_bytes = 0
         self.connections: set[EngineConnection] = set()
         self._flaps = flaps
@@ -81,18 +82,10 @@ class MockEngine:
         return 200 if self._healthy else 500
 
     async def start(self) -> None:
-        """Listen, at the same port as before, as soon as no outgoing connection of this machine has it."""
-        loop = asyncio.get_running_loop()
-        while self._server is None:
-            try:
-                self._server = await loop.create_server(
-                    lambda: EngineConnection(self), "127.0.0.1", self.port, backlog=1024
-                )
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                await asyncio.sleep(_PORT_RETRY_SECONDS)
-        self.port = self._server.sockets[0].getsockname()[1]
+        """Listen, at the same port as before."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: EngineConnection(self), "127.0.0.1", self.port, backlog=1024, reuse_port=True
+        )
 
     async def die(self) -> None:
         """Refuse connections and cut those that are open."""
@@ -110,6 +103,7 @@ class MockEngine:
 
     async def __aexit__(self, *_: object) -> None:
         await self.die()
+        self._held_port.close()
 
 
 class EngineConnection(asyncio.Protocol):
