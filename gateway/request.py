@@ -248,7 +248,7 @@ class InferenceRequest:
     request_id: str
     body: bytes
     upload: BodyStream | None
-    worked_bytes: int  # input of the engine, for uploads and requests that do not generate
+    worked_bytes: int  # input of the engine, for uploads
     content_type: bytes
     headers: bytes
     done_marker: bytes | None

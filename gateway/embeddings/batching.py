@@ -299,6 +299,7 @@ class SentBatch:
         self.key = pending.key
         self.pieces = pieces
         self.items = sum([piece.items for piece in pieces])
+        self.tokens = sum([piece.tokens for piece in pieces])  # as estimated
         self.size_bytes = sum([piece.size_bytes for piece in pieces])
         self.sent_seconds = sent_seconds
         self.clients = len(pieces)  # that still wait

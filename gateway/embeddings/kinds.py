@@ -128,7 +128,7 @@ class Coalescer:
         model, metrics = (batch.key.model,), self._batcher.metrics
         metrics.flushes.add((*model, reason.value))
         metrics.batch_items.observe(model, batch.items)
-        metrics.batch_tokens.observe(model, sum(piece.tokens for piece in batch.pieces))
+        metrics.batch_tokens.observe(model, batch.tokens)
         for piece in batch.pieces:
             metrics.batch_wait.observe(model, batch.sent_seconds - piece.joined_seconds)
 
@@ -137,11 +137,12 @@ class Coalescer:
         waiters, [first, *others] = waiters_of(batch), batch.pieces
         if not others:
             body = wire.body_of(batch.key.template, waiters[0].inputs.items[first.start : first.start + first.items])
-            return wire.part_of(waiters[0].request, body, batch.items, "" if waiters[0].whole else str(first.start))
+            suffix = "" if waiters[0].whole else str(first.start)
+            return wire.part_of(waiters[0].request, body, batch.items, batch.tokens, suffix)
         body = wire.body_of(batch.key.template, items_of(waiters))
         name, weights = self._new_id(), {piece.tenant: piece.weight for piece in batch.pieces}
         deadlines = [waiter.request.demand.deadline_seconds for waiter in waiters]
-        shared = wire.part_of(waiters[0].request, body, batch.items)
+        shared = wire.part_of(waiters[0].request, body, batch.items, batch.tokens)
         demand = replace(
             shared.demand,
             tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
@@ -337,7 +338,7 @@ class RerankSplitter:
         counted: list[int] = []
         try:
             for count, body in enumerate(wire.probes(request.demand.model, pairs), 1):
-                probe = wire.part_of(request, body, count, f"probe-{count}")
+                probe = wire.part_of(request, body, count, 2 * count, f"probe-{count}")
                 record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
                 with Holding(self._batcher.memory) as holding:
                     most = wire.most_score_bytes(count, len(body))
@@ -359,7 +360,8 @@ class RerankSplitter:
         waiter, documents = cast(RerankWaiter, piece.owner), range(piece.start, piece.start + piece.items)
         measures_query = piece.start == len(waiter.pairs.documents)
         body = wire.query_body(waiter.pairs) if measures_query else wire.pairs_body(waiter.pairs, documents)
-        request = wire.part_of(waiter.request, body, piece.items, "query" if measures_query else str(piece.start))
+        suffix = "query" if measures_query else str(piece.start)
+        request = wire.part_of(waiter.request, body, piece.items, piece.tokens, suffix)
         with Holding(self._batcher.memory) as holding:
             response = await self._batcher.fetch(batch, request, wire.most_score_bytes(piece.items, len(body)), holding)
             if response.status != 200:

@@ -100,13 +100,16 @@ def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
-def part_of(request: InferenceRequest, body: bytes, sequences: int, suffix: str = "") -> InferenceRequest:
-    """A request for a part of another one. `suffix` is added to its id: engines need a different one for each part."""
+def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int, suffix: str = "") -> InferenceRequest:
+    """A request for a part of another one, with so many tokens, as estimated.
+
+    `suffix` is added to its id: engines need a different one for each part.
+    """
     name, headers = request.request_id, request.headers
     if suffix:
         name = f"{name[:112]}-{suffix}"
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
-    demand = replace(request.demand, sequences=sequences, size_bytes=len(body))
+    demand = replace(request.demand, prompt_tokens=tokens, sequences=sequences, size_bytes=len(body))
     endpoint, kind = request.endpoint, request.kind
     return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
 

@@ -137,6 +137,8 @@ class StoredResponses:
 
 
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
+_MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
+_MOST_MEDIA = 1024
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _PROMPT_FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
 _MAX_SEEDS = 1024
@@ -261,7 +263,7 @@ class RequestReader:
 
     def _request(self, draft: Draft) -> InferenceRequest:
         document, incoming, route, model = draft.document, draft.incoming, draft.route, draft.model
-        key, endpoint, kind, size_bytes = incoming.key, route.endpoint, route.kind, len(draft.body)
+        key, endpoint, kind = incoming.key, route.endpoint, route.kind
         generates, pools = kind is _GENERATE, kind is _POOL
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         inputs = pairs = None
@@ -283,7 +285,6 @@ class RequestReader:
             salt=draft.salt,
             inputs=inputs,
             pairs=pairs,
-            worked_bytes=scored_bytes(document, size_bytes, demand.sequences) if pools else 0,
             headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
             hides_usage="stream_options" in draft.changes,
@@ -318,24 +319,41 @@ class RequestReader:
         demand = request.demand
         if request.kind is Kind.UPLOAD:
             return upload_tokens(request.worked_bytes)
-        if request.kind is Kind.POOL:
-            return max(1, round(request.worked_bytes / self._estimates.bytes_per_token(demand.model)))
         output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
         return demand.prompt_tokens + round(demand.sequences * output_tokens)
 
     def _other(self, draft: Draft, *, pools: bool) -> Demand:
         tenant, weight, batch, deadline_seconds = self.scheduling.read(draft.incoming, streams=False)
+        body, sequences, tokens = draft.body, 0, 1
+        if pools:
+            sequences = inputs_of(draft.document)
+            size = scored_bytes(draft.document, len(body), sequences)
+            tokens = int(size / self._estimates.bytes_per_token(draft.model)) or 1
+            if _MEDIA_MARK in body:
+                tokens = self._tokens_with_media(draft, size)
         return Demand(
             draft.model,
             tenant,
             weight,
             batch,
             deadline_seconds,
-            sequences=inputs_of(draft.document) if pools else 0,
+            prompt_tokens=tokens,
+            sequences=sequences,
             divisible=pools,
             output_tokens=0,
-            size_bytes=len(draft.body),
+            size_bytes=len(body),
         )
+
+    def _tokens_with_media(self, draft: Draft, size: int) -> int:
+        """The same, where images or files in base64 are a part of this size."""
+        body, media = draft.body, 0
+        at = body.find(_MEDIA_MARK)
+        while at >= 0 and media < _MOST_MEDIA:
+            end = body.find(b'"', at)
+            size -= end - at
+            media += 1
+            at = body.find(_MEDIA_MARK, end)
+        return int(size / self._estimates.bytes_per_token(draft.model)) + MEDIA_TOKENS * media
 
     def _generation(self, draft: Draft) -> Demand:
         document, incoming, model, salt = draft.document, draft.incoming, draft.model, draft.salt

@@ -24,6 +24,20 @@ def test_a_batch_of_one_tenant_stands_in_line_as_that_tenant() -> None:
     run(main())
 
 
+def test_a_batch_counts_with_the_tokens_of_its_texts_as_learned_from_answers() -> None:
+    async def main() -> None:
+        scene = Scene()
+        text = "word " * 100  # the engine counts two tokens more than words
+        for turn in range(40):
+            await asyncio.gather(*(scene.ask(f"{text}{turn} {n}") for n in range(4)))
+        first, last = (scene.sent[at].request.demand for at in (0, -1))
+        assert 4 * 100 < first.prompt_tokens < 4 * 150
+        assert last.prompt_tokens == pytest.approx(4 * 104, rel=0.02)
+        assert last.sequences == 4
+
+    run(main())
+
+
 def test_a_batch_of_several_stands_for_all_of_them_and_ends_with_the_last_deadline() -> None:
     async def main() -> None:
         scene = Scene()

@@ -36,6 +36,7 @@ def test_a_long_list_is_ranked_by_all_replicas(kind: str, top_n: int | None) -> 
         check(wire, scene, body)
         assert {sent.backend for sent in scene.pieces} == {"a", "b"}
         assert sum(len(sent.documents) for sent in scene.pieces) == 200
+        assert all(sent.request.demand.prompt_tokens > len(sent.documents) for sent in scene.pieces)
         assert max(len(sent.documents) for sent in scene.pieces) <= 64
         assert {sent.body.get("top_n") for sent in scene.pieces} == {3 if top_n == 3 else None}
         assert wire.header(b"x-gateway-usage") == b"exact"

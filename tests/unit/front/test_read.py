@@ -152,6 +152,41 @@ def test_pooling_requests_count_their_inputs_and_have_no_blocks() -> None:
     assert (request.demand.keys, request.demand.output_tokens) == ((), 0)
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "size_bytes"),
+    [
+        (b"/v1/embeddings", {"input": "x" * 40_000}, 40_000),
+        (b"/v1/embeddings", {"input": ["x" * 400] * 64}, 64 * 400),
+        (b"/v1/embeddings", {"input": ["x" * 400], "some_field": 1}, 400),
+        (b"/classify", {"input": ["x" * 4000] * 3}, 3 * 4000),
+        (b"/pooling", {"messages": [{"role": "user", "content": "x" * 4000}]}, 4000),
+        (b"/score", {"text_1": "q" * 1000, "text_2": ["x" * 1000] * 9}, 9 * 2000),
+        (b"/rerank", {"query": "q" * 1000, "documents": ["x" * 1000] * 9}, 9 * 2000),
+    ],
+)
+def test_what_is_embedded_or_scored_counts_with_its_tokens(
+    path: bytes, fields: dict[str, Any], size_bytes: int
+) -> None:
+    through = reader()
+    request = read({"model": "m"} | fields, path, through=through)
+    assert size_bytes // 4 <= request.demand.prompt_tokens <= size_bytes // 4 + 100
+    assert through.expected_tokens(request) == request.demand.prompt_tokens
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_an_image_that_is_embedded_counts_as_media(images: int) -> None:
+    url = "data:image/png;base64," + "A" * 100_000
+    content = [{"type": "text", "text": "x" * 4000}, *[{"type": "image_url", "image_url": {"url": url}}] * images]
+    body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+    tokens = read(body, b"/v1/embeddings").demand.prompt_tokens
+    assert 1000 + images * MEDIA_TOKENS <= tokens <= 1100 + images * (MEDIA_TOKENS + 30)
+
+
+def test_only_so_many_media_are_looked_for() -> None:
+    body = {"model": "m", "input": [";base64,"] * 20_000}
+    assert read(body, b"/v1/embeddings").demand.prompt_tokens < 1024 * MEDIA_TOKENS + 80_000
+
+
 def test_look_ups_take_no_sequence() -> None:
     assert read({"model": "m", "prompt": ["a", "b"]}, b"/tokenize").demand.sequences == 0
 
