@@ -325,7 +325,7 @@ class OutputLengths:
         """Learn from a request's usage; several sequences count as answers of equal length."""
         if demand.sequences and usage.prompt_tokens:
             of_model = self._models.get(demand.model) or self._new_model(demand.model)
-            of_model.exceeded(usage.prompt_tokens - demand.prompt_tokens)
+            of_model.exceeded((usage.prompt_tokens - demand.prompt_tokens) // demand.sequences)
             if usage.completion_tokens > 0:
                 tokens = usage.completion_tokens // demand.sequences
                 self.learn(demand.model, demand.tenant, tokens, demand.output_tokens)

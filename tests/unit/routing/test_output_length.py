@@ -163,3 +163,10 @@ def test_what_prompts_have_beyond_their_estimate_is_learned_in_the_mean() -> Non
         lengths.answered(Demand("m", prompt_tokens=100), Usage(80, 0))
     assert most(lengths, "m", "", 0) == 0, "headroom is not given away"
     assert most(lengths, "other", "", 0) == 32
+
+
+def test_an_excess_is_shared_by_the_sequences_of_a_request() -> None:
+    lengths = OutputLengths()
+    for _ in range(300):
+        lengths.answered(Demand("m", prompt_tokens=100, sequences=4), Usage(140, 0))
+    assert most(lengths, "m", "", 0) == 10, "each of the sequences reserves it"
