@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from math import log, log2
+from math import inf, log, log2
 from typing import Final
 
 from gateway.request import Demand, Usage
@@ -199,6 +199,16 @@ class Calibration:
         self._paces += 1
         self._mean_pace += max(_LEAST_MEAN_WEIGHT, 1 / self._paces) * (pace - self._mean_pace)
         engine.on_pace(pace - self._mean_pace)
+
+    def pooled(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
+        """The same for an embedding, score or rerank, whose answer ends its prefill.
+
+        A model that only pools has no first tokens that prefill ahead could delay: it needs no window.
+        """
+        if self._fixed_window_seconds is None and not self._paces:
+            self._fixed_window_seconds = inf
+            self._follow(self.model)
+        self.first_token(uncached_tokens, predicted_seconds, seconds)
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""

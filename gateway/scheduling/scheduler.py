@@ -423,7 +423,9 @@ class Scheduler:
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
         if answered and lease.alone and not lease.demand.streams:
-            lease.calibration.at_most(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
+            calibration = lease.calibration
+            learn = calibration.pooled if lease.demand.divisible else calibration.at_most
+            learn(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
 
     def refresh(self) -> None:
         """Read the engines from the fleet again: it has changed."""

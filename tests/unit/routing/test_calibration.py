@@ -1,3 +1,5 @@
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -71,6 +73,26 @@ def test_the_window_is_one_token_budget_of_prefill_but_never_less_than_20_millis
     assert Calibration(CostModel(b=1e-6)).window_seconds == 0.02
     assert Calibration(CostModel(b=1e-3)).window_seconds == pytest.approx(8.192)
     assert Calibration(CostModel(b=1e-3, max_batched_tokens=2048)).window_seconds == pytest.approx(2.048)
+
+
+def test_a_model_that_only_pools_has_no_window() -> None:
+    calibration = Calibration(CostModel(b=1e-3))
+    calibration.pooled(1000, 1.0, 1.0)
+    assert calibration.window_seconds == math.inf
+    assert calibration.model.b == 1e-3
+
+
+def test_a_model_that_generates_keeps_its_window() -> None:
+    calibration = Calibration(CostModel(b=1e-3))
+    calibration.streamed(Engine(0, "a"), 0.02, 1.0)
+    calibration.pooled(1000, 1.0, 1.0)
+    assert calibration.window_seconds == pytest.approx(8.192)
+
+
+def test_a_configured_window_stays_as_it_is() -> None:
+    calibration = Calibration(CostModel(b=1e-3), window_seconds=0.1)
+    calibration.pooled(1000, 1.0, 1.0)
+    assert calibration.window_seconds == 0.1
 
 
 def test_a_configured_window_stays() -> None:

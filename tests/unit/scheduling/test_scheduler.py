@@ -376,6 +376,17 @@ def test_a_whole_answer_that_was_faster_than_predicted_teaches_too(answered: boo
     assert (here.calibration.of("m").model.b < before) == learns
 
 
+@pytest.mark.parametrize("pools", [True, False])
+def test_the_answer_of_an_embedding_shows_its_prefill_exactly(pools: bool) -> None:
+    here = hall(4, policy="prefix")
+    before = here.calibration.of("m").model.b
+    demand = ask(prompt_tokens=1000, output_tokens=0 if pools else 10, divisible=pools, streams=False)
+    placed = here.scheduler.place(demand, 0.0)
+    assert isinstance(placed, Lease)
+    here.scheduler.release(placed, 1.0, answered=True)
+    assert (here.calibration.of("m").model.b > before) == pools
+
+
 def test_requests_waiting_for_a_backend_raise_its_cost_for_one_scan_only() -> None:
     here = hall(1, 1, policy="prefix")
     wish = hold_a_very_long_prompt(here, 1)
