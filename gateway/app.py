@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import os
 import secrets
 import signal
@@ -82,9 +83,12 @@ class Gateway:
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
         cost_model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight)
-        calibrations = self.calibrations = Calibrations(cost_model, routing.prefill_window_seconds, fleet.family)
+        calibrations = self.calibrations = Calibrations(cost_model, fleet.family)
         holds, starvation_seconds = admission.hold_without_backend, routing.starvation_seconds
-        settings = SchedulerSettings(routing.aging, admission.kv_headroom, routing.scan, starvation_seconds, holds)
+        window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
+        settings = SchedulerSettings(
+            routing.aging, admission.kv_headroom, routing.scan, starvation_seconds, holds, window_seconds
+        )
         scheduler = self.scheduler = Scheduler(
             fleet.candidates, self._policy(), queue, cache_state.output_lengths, calibrations, settings
         )

@@ -184,7 +184,7 @@ class RoutingConfig(Section):
     )
     decode_weight: float = default(1.0, "Decoding weight: 0 = TTFT only, 1 = balanced, 5 = end-to-end latency.", ge=0)
     prefill_window_seconds: Seconds | None = default(
-        None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = 8192 x b, at least 0.02."
+        None, "Maximum prefill work queued on an engine; beyond it, requests wait here. null = no maximum."
     )
     seconds_per_prefill_token: float = default(28e-6, "b: initial prefill time per uncached token; then learned.", gt=0)
     aging: float = default(0.05, "Cost credit, in seconds, per second that a request has waited.", ge=0)

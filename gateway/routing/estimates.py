@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from math import inf, log, log2
+from math import log, log2
 from typing import Final
 
 from gateway.request import Demand, Usage
@@ -126,20 +126,17 @@ _LEAST_WEIGHT: Final = 0.05
 _LEAST_MEAN_WEIGHT: Final = 0.0125
 _B_RANGE = (1e-7, 1e-1)
 _STEP: Final = 0.02  # relative change before the model follows: every change voids cached costs
-_WINDOW_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
+_BUDGET_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
 
 
 class Calibrations:
     """Owner of what is learned of each model. `family` names the model whose engines a model runs on: an adapter's
     base, or the model that goes by several names."""
 
-    def __init__(
-        self, start: CostModel, window_seconds: float | None = None, family: Callable[[str], str] = lambda model: model
-    ) -> None:
+    def __init__(self, start: CostModel, family: Callable[[str], str] = lambda model: model) -> None:
         self._start = start
-        self._window_seconds = window_seconds
         self._family = family
-        self._unknown = Calibration(start, window_seconds)
+        self._unknown = Calibration(start)
         self._known: dict[str, Calibration] = {}
 
     def __len__(self) -> int:
@@ -156,28 +153,27 @@ class Calibrations:
         if known is None:
             if len(self._known) >= _MOST_MODELS:
                 del self._known[next(iter(self._known))]
-            known = self._known[family] = Calibration(self._start, self._window_seconds)
+            known = self._known[family] = Calibration(self._start)
         return known
 
 
 class Calibration:
     """Owner of one model's cost model in force."""
 
-    def __init__(self, model: CostModel, window_seconds: float | None = None) -> None:
+    def __init__(self, model: CostModel) -> None:
         self._b = model.b  # as learned; the model's follows in steps
-        self._fixed_window_seconds = window_seconds
         self._samples = 0
         self._mean_pace = 0.0  # logarithm of the seconds of a token, over those predicted: a mean over the engines
         self._paces = 0
         self._follow(model)
 
     def _follow(self, model: CostModel) -> None:
-        """Take over the model, and the most prefill that may be ahead on an open engine: one token budget."""
-        self.model, fixed = model, self._fixed_window_seconds
-        self.window_seconds = max(_WINDOW_FLOOR_SECONDS, model.max_batched_tokens * model.b) if fixed is None else fixed
+        """Take over the model, and the prefill of one token budget: what an engine step can hold."""
+        self.model = model
+        self.budget_seconds = max(_BUDGET_FLOOR_SECONDS, model.max_batched_tokens * model.b)
 
     def first_token(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
-        """Learn from a request that was alone in prefill on its engine."""
+        """Learn from a request that was alone in prefill on its engine: of a list of inputs, the whole answer."""
         if uncached_tokens < _MIN_TOKENS or predicted_seconds <= 0 or seconds <= 0:
             return
         self._samples += 1
@@ -199,16 +195,6 @@ class Calibration:
         self._paces += 1
         self._mean_pace += max(_LEAST_MEAN_WEIGHT, 1 / self._paces) * (pace - self._mean_pace)
         engine.on_pace(pace - self._mean_pace)
-
-    def pooled(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
-        """The same for an embedding, score or rerank, whose answer ends its prefill.
-
-        A model that only pools has no first tokens that prefill ahead could delay: it needs no window.
-        """
-        if self._fixed_window_seconds is None and not self._paces:
-            self._fixed_window_seconds = inf
-            self._follow(self.model)
-        self.first_token(uncached_tokens, predicted_seconds, seconds)
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""

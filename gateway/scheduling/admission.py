@@ -1,10 +1,10 @@
 """Whether an engine takes a request now: for one request, and in one scan of the queue.
 
-An engine has capacity while slots and KV cache are free and little prefill is ahead. A scan takes the cheapest prefill
-first, aged by waiting. A request is bound if its own best engine has capacity, and keeps waiting for it otherwise,
-while others overtake. One that starves comes before all others, and the emptiest engine takes nothing else until it has
-capacity for it. A waiting request whose best engine is clearly better than others remembers it for a while, and chooses
-again when that engine has capacity; the others choose again in each scan.
+An engine has capacity while slots and KV cache are free. A scan takes the cheapest prefill first, aged by waiting. A
+request is bound if its own best engine has capacity, and keeps waiting for it otherwise, while others overtake. One
+that starves comes before all others, and the emptiest engine takes nothing else until it has capacity for it. A waiting
+request whose best engine is clearly better than others remembers it for a while, and chooses again when that engine has
+capacity; the others choose again in each scan.
 """
 
 import math
@@ -20,28 +20,31 @@ from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import Ticket
 
 _GUARDED_SHARE: Final = 16  # one slot in 16 is guarded, and as much of the KV cache
-_GUARDED_WINDOW: Final = 0.75  # of the prefill window: the rest is about as long as a usual prompt
+_GUARDED_BUDGET: Final = 0.75  # of a token budget of prefill: the rest is about as long as a usual prompt
 _FEW_SLOTS: Final = 4  # with fewer, one slot is too much to guard
 
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Checks engines for requests of one model. `kv_headroom`: share of the KV cache that may be filled."""
+    """Checks engines for requests of one model. `kv_headroom`: share of the KV cache that may be filled;
+    `window_seconds`: prefill that may be ahead.
+    """
 
     calibration: Calibration
     lengths: OutputLengths
     kv_headroom: float = 1.0
+    window_seconds: float = math.inf
 
     def is_open(self, engine: Engine, now: float, *, guarded: bool = False) -> bool:
         """Whether it takes requests: a free slot, KV cache left, and prefill ahead within the window.
 
-        `guarded`: the last slots, KV cache and prefill window do not count. The common case is cheap.
+        `guarded`: the last slots and KV cache do not count, and little prefill may be ahead. The common case is cheap.
         """
         load, slots, tokens = engine.load, engine.slots, engine.kv_cache_tokens
-        window, headroom, running = self.calibration.window_seconds, self.kv_headroom, load.in_flight
+        window, headroom, running = self.window_seconds, self.kv_headroom, load.in_flight
         if guarded:
             slots -= guarded_slots(slots)
-            window, headroom = window * _GUARDED_WINDOW, headroom * (1 - 1 / _GUARDED_SHARE)
+            window, headroom = self._guarded_window(), headroom * (1 - 1 / _GUARDED_SHARE)
         if running >= slots:
             return running == 0
         if running and tokens:
@@ -50,7 +53,7 @@ class Capacity:
             is_short = spare < 0.0 or spare * spare < ledger.margins_squared
             if is_short and ledger.forecast(now).peak_tokens + block > limit - ledger.margin_tokens:
                 return False
-        return not load.pending or load.prefill_ahead_seconds(now) <= window
+        return window == math.inf or not load.pending or load.prefill_ahead_seconds(now) <= window
 
     def are_open(self, engines: list[Engine], now: float, *, guarded: bool = False) -> list[bool]:
         return [self.is_open(engine, now, guarded=guarded) for engine in engines]
@@ -62,18 +65,21 @@ class Capacity:
         """
         load, slots = engine.load, engine.slots
         wanted = slots_of(demand, engine) if demand.divisible else demand.sequences
-        window, headroom = self.calibration.window_seconds, self.kv_headroom
+        window, headroom = self.window_seconds, self.kv_headroom
         if guarded:
             slots -= guarded_slots(slots)
-            window, headroom = window * _GUARDED_WINDOW, headroom * (1 - 1 / _GUARDED_SHARE)
+            window, headroom = self._guarded_window(), headroom * (1 - 1 / _GUARDED_SHARE)
         if load.in_flight + wanted > slots:
             return load.in_flight == 0 and wanted <= engine.cap  # larger than a slow start allows: it may run alone
-        if load.pending and load.prefill_ahead_seconds(now) > window:
+        if window < math.inf and load.pending and load.prefill_ahead_seconds(now) > window:
             return False
         if load.in_flight == 0 or not engine.kv_cache_tokens:
             return True
         output_tokens, margin_tokens = self.lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         return engine.kv.fits(demand, output_tokens, margin_tokens, headroom * engine.kv_cache_tokens, now)
+
+    def _guarded_window(self) -> float:
+        return min(self.window_seconds, _GUARDED_BUDGET * self.calibration.budget_seconds)
 
 
 def slots_of(demand: Demand, engine: Engine) -> int:

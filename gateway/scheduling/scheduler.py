@@ -5,6 +5,7 @@ queue is scanned: each request is bound if its own best engine has capacity, and
 otherwise, while later requests overtake it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
@@ -127,6 +128,7 @@ class SchedulerSettings:
     scan: int = 32
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
+    prefill_window_seconds: float = math.inf
 
 
 class Scheduler:
@@ -372,7 +374,8 @@ class Scheduler:
             raise ModelNotFound.of(model)
         engines = list(serving)
         if engines:  # model names that do not exist are not kept
-            capacity = Capacity(self._calibrations.learning(model), self._lengths, self._settings.kv_headroom)
+            settings, calibration = self._settings, self._calibrations.learning(model)
+            capacity = Capacity(calibration, self._lengths, settings.kv_headroom, settings.prefill_window_seconds)
             self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 
@@ -424,7 +427,7 @@ class Scheduler:
         lease.engine.kv.release(lease)
         if answered and lease.alone and not lease.demand.streams:
             calibration = lease.calibration
-            learn = calibration.pooled if lease.demand.divisible else calibration.at_most
+            learn = calibration.first_token if lease.demand.divisible else calibration.at_most
             learn(lease.uncached_tokens, lease.predicted_seconds, now - lease.started_seconds)
 
     def refresh(self) -> None:

@@ -95,13 +95,11 @@ _SEPARATOR = ", "
 class Admission:
     """Which of the gateway's bounds hold. `limit` is of sequences on each engine; None = what the engine runs at once.
 
-    `window`: little prefill may be ahead; `ledger`: KV cache is reserved; `adaptive`: the limit follows what the
-    engine's metrics show.
+    `ledger`: KV cache is reserved; `adaptive`: the limit follows what the engine's metrics show.
     """
 
     name: str
     limit: int | None = None
-    window: bool = True
     ledger: bool = False
     adaptive: bool = False
 
@@ -110,7 +108,7 @@ class Admission:
         return max_num_seqs if self.limit is None else self.limit
 
 
-NONE = Admission("none", _NO_LIMIT, window=False)
+NONE = Admission("none", _NO_LIMIT)
 SLOTS = Admission("slots")
 LEDGER = Admission("ledger", ledger=True)
 LIMITER = Admission("limiter", adaptive=True)
@@ -143,7 +141,6 @@ def parted(name: str) -> tuple[str, Admission | None]:
 _MODEL = "replayed"
 _BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are stated as if they had
 _NO_BOUND = 1 << 62  # requests wait as long as it takes, so that all policies answer the same requests
-_NO_WINDOW_SECONDS = 1e9
 _PASSING_SECONDS = 0.1  # between two looks at how far streams are
 _REPORTED_TOKENS = 8  # of a stream, since the last report; the gateway counts as many before it reports again
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
@@ -179,7 +176,7 @@ class GatewayRouter:
     ) -> None:
         self._estimates, self._lengths = Estimates(), OutputLengths()
         model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight, scenario.max_num_batched_tokens)
-        calibration = Calibrations(model, routing.prefill_window_seconds if admission.window else _NO_WINDOW_SECONDS)
+        calibration = Calibrations(model)
         self._bytes_per_kv_token = routing.index_capacity_factor * _BYTES_PER_TOKEN
         capacity = int(scenario.shown_kv_tokens * self._bytes_per_kv_token)
         self._index = index = PrefixIndex([capacity] * scenario.engines)

@@ -19,7 +19,7 @@ from xxhash import xxh64_intdigest
 
 from gateway.config import RoutingConfig
 from loadtest.replay.engine import ReplayEngine, ReplayRequest
-from loadtest.replay.gateway_router import GATEWAY, LEDGER, Admission, GatewayRouter, parted
+from loadtest.replay.gateway_router import GATEWAY, Admission, GatewayRouter, parted
 from loadtest.replay.router import EngineView, PushRouter, Router, RoutingRule
 from loadtest.replay.scenario import Scenario
 
@@ -320,7 +320,6 @@ def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) ->
 _ROUTERS: dict[str, Callable[[RouterContext], Router]] = {
     "ours": _own("prefix"),
     "ours_exact": _own("prefix", exact=True),
-    "ours_push": _own("prefix", admission=replace(LEDGER, window=False)),
     "gateway_least_loaded": _own("least_loaded"),
     "gateway_round_robin": _own("round_robin"),
     "round_robin": _push(lambda site: RoundRobin()),  # noqa: ARG005

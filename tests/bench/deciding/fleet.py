@@ -25,7 +25,7 @@ class Busy:
     def __init__(self, engines: int, cap: int, scan: int, prompts: int, seed: int = 0) -> None:
         estimates = Estimates()
         index = PrefixIndex([KV_CACHE_TOKENS * _BYTES_PER_TOKEN] * engines)
-        calibration = Calibrations(CostModel(), None)
+        calibration = Calibrations(CostModel())
         self.engines = [
             Engine(number, f"10.0.0.{number}:8000", cap=cap, slots=cap, kv_cache_tokens=KV_CACHE_TOKENS)
             for number in range(engines)

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,41 +67,21 @@ def test_nothing_that_is_measured_drives_it_out_of_range(samples: list[tuple[int
     assert 1e-7 <= calibration.model.b <= 1e-1
 
 
-def test_the_window_is_one_token_budget_of_prefill_but_never_less_than_20_milliseconds() -> None:
-    assert Calibration(CostModel(b=1e-6)).window_seconds == 0.02
-    assert Calibration(CostModel(b=1e-3)).window_seconds == pytest.approx(8.192)
-    assert Calibration(CostModel(b=1e-3, max_batched_tokens=2048)).window_seconds == pytest.approx(2.048)
+def test_a_budget_of_prefill_is_one_engine_step_but_never_less_than_20_milliseconds() -> None:
+    assert Calibration(CostModel(b=1e-6)).budget_seconds == 0.02
+    assert Calibration(CostModel(b=1e-3)).budget_seconds == pytest.approx(8.192)
+    assert Calibration(CostModel(b=1e-3, max_batched_tokens=2048)).budget_seconds == pytest.approx(2.048)
 
 
-def test_a_model_that_only_pools_has_no_window() -> None:
-    calibration = Calibration(CostModel(b=1e-3))
-    calibration.pooled(1000, 1.0, 1.0)
-    assert calibration.window_seconds == math.inf
-    assert calibration.model.b == 1e-3
-
-
-def test_a_model_that_generates_keeps_its_window() -> None:
-    calibration = Calibration(CostModel(b=1e-3))
-    calibration.streamed(Engine(0, "a"), 0.02, 1.0)
-    calibration.pooled(1000, 1.0, 1.0)
-    assert calibration.window_seconds == pytest.approx(8.192)
-
-
-def test_a_configured_window_stays_as_it_is() -> None:
-    calibration = Calibration(CostModel(b=1e-3), window_seconds=0.1)
-    calibration.pooled(1000, 1.0, 1.0)
-    assert calibration.window_seconds == 0.1
-
-
-def test_a_configured_window_stays() -> None:
-    calibration = Calibration(CostModel(), 0.5)
-    teach(calibration, START * 4, 10)
-    assert calibration.window_seconds == 0.5
+def test_the_budget_follows_the_learned_time_of_a_token() -> None:
+    calibration = Calibration(CostModel())
+    teach(calibration, START * 4, 50)
+    assert calibration.budget_seconds == pytest.approx(8192 * calibration.model.b)
 
 
 def test_each_model_has_its_own_and_adapters_that_of_their_base() -> None:
     start = CostModel()
-    calibrations = Calibrations(start, None, lambda model: "base" if model == "adapter" else model)
+    calibrations = Calibrations(start, lambda model: "base" if model == "adapter" else model)
     teach(calibrations.learning("adapter"), START * 4, 50)
     assert calibrations.of("base") is calibrations.of("adapter")
     assert calibrations.of("adapter").model.b > 3 * START

@@ -78,8 +78,9 @@ def hall(
         scan=scan,
         starvation_seconds=STARVATION_SECONDS,
         hold_without_backend=holds,
+        prefill_window_seconds=WINDOW_SECONDS,
     )
-    calibration = Calibrations(CostModel(), WINDOW_SECONDS)
+    calibration = Calibrations(CostModel())
     find: Callable[[str], Sequence[Engine] | None] = serving.get
     scheduler = Scheduler(find, policy_of(policy, index, estimates), queue, lengths, calibration, settings)
     return Hall(sites, scheduler, queue, index, estimates, lengths, calibration, serving)

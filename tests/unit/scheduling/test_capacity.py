@@ -6,7 +6,7 @@ from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.scheduling.admission import Capacity, slots_of
 from tests.unit.routing.crowds import reserve, work
 
-CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths(), kv_headroom=0.95)
+CAPACITY = Capacity(Calibration(CostModel()), OutputLengths(), kv_headroom=0.95, window_seconds=0.1)
 
 
 def engine(
@@ -147,12 +147,19 @@ def test_nor_is_the_last_of_the_kv_cache() -> None:
         where.kv.release(held)
 
 
-@pytest.mark.parametrize(("ahead", "for_all", "for_guarded"), [(0.07, True, True), (0.08, True, False)])
-def test_nor_is_the_last_of_the_prefill_window(ahead: float, for_all: bool, for_guarded: bool) -> None:
-    where = engine(cap=16, running=1, ahead=ahead)
-    assert CAPACITY.is_open(where, 0.0) is CAPACITY.admits(where, Demand("m"), 0.0) is for_all
-    assert (
-        CAPACITY.is_open(where, 0.0, guarded=True)
-        is CAPACITY.admits(where, Demand("m"), 0.0, guarded=True)
-        is for_guarded
-    )
+@pytest.mark.parametrize(("budgets", "for_guarded"), [(0.74, True), (0.76, False)])
+def test_with_nearly_a_token_budget_of_prefill_ahead_an_engine_is_not_for_them(
+    budgets: float, *, for_guarded: bool
+) -> None:
+    here = Capacity(CAPACITY.calibration, CAPACITY.lengths)
+    where = engine(cap=16, running=1, ahead=budgets * here.calibration.budget_seconds)
+    assert here.is_open(where, 0.0)
+    assert here.admits(where, Demand("m"), 0.0)
+    assert here.is_open(where, 0.0, guarded=True) is for_guarded
+    assert here.admits(where, Demand("m"), 0.0, guarded=True) is for_guarded
+
+
+def test_without_a_window_any_prefill_may_be_ahead() -> None:
+    here, where = Capacity(CAPACITY.calibration, CAPACITY.lengths), engine(running=1, ahead=1000.0)
+    assert here.is_open(where, 0.0)
+    assert here.admits(where, Demand("m"), 0.0)

@@ -17,7 +17,7 @@ from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ticket
 
 NOW = 100.0
-CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel()), OutputLengths(), window_seconds=0.1)
 
 
 class Written(Policy):

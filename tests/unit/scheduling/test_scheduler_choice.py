@@ -8,7 +8,7 @@ from gateway.scheduling.scheduler import choose
 from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ask
 
-CAPACITY = Capacity(Calibration(CostModel(), window_seconds=0.1), OutputLengths())
+CAPACITY = Capacity(Calibration(CostModel()), OutputLengths(), window_seconds=0.1)
 
 
 def option(name: str, cost: float, *, busy: int = 0, placed: int = 0) -> tuple[Engine, float]:
