@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from urllib.parse import quote
 
 import typer
 from typer import Argument, Option
@@ -25,6 +26,10 @@ _BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each
 BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
 Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
 _PORT = "Port to listen on; 0 = any free port; overrides server.port."
+AdminUrl = Annotated[str, Option("--admin", help="URL of the admin port of a running gateway.", metavar="URL")]
+_ADMIN_URL = "http://127.0.0.1:8081"
+BackendName = Annotated[str, Argument(help="Name of the backend, as `gateway backends` shows it.")]
+Wait = Annotated[bool, Option("--wait", help="Return when its last request has ended.")]
 Port = Annotated[int | None, Option(min=0, max=65535, help=_PORT)]
 _ADMIN_PORT = "Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
 AdminPort = Annotated[int | None, Option(min=0, max=65535, help=_ADMIN_PORT)]
@@ -42,6 +47,8 @@ app = typer.Typer(
 )
 config_commands = typer.Typer(no_args_is_help=True, help="Inspect the configuration.")
 app.add_typer(config_commands, name="config")
+backend_commands = typer.Typer(help="Show and change the backends of a running gateway.")
+app.add_typer(backend_commands, name="backends")
 
 
 def _show_version(wanted: bool) -> None:
@@ -172,6 +179,80 @@ def prefixes(
         _fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
 
 
+@backend_commands.callback(invoke_without_command=True)
+def backends(
+    context: typer.Context,
+    admin: AdminUrl = _ADMIN_URL,
+    json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Show the backends of a running gateway: where they come from, their state and why, and their load."""
+    context.obj = admin
+    if context.invoked_subcommand is None:
+        _show(_ask_admin(admin, "/admin/backends"), json, "backends.jinja")
+
+
+@backend_commands.command("list")
+def backends_list(
+    context: typer.Context, json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
+) -> None:
+    """The same as `gateway backends` alone."""
+    _show(_ask_admin(context.obj, "/admin/backends"), json, "backends.jinja")
+
+
+@backend_commands.command("add")
+def backends_add(
+    context: typer.Context,
+    url: Annotated[str, Argument(help="URL of a vLLM server, such as http://10.0.0.11:8000.")],
+    name: Annotated[str, Option(help="Name in metrics and logs; empty = host:port of the URL.")] = "",
+    api_key: Annotated[str, Option(help="Key sent to the backend.", envvar="VLLM_API_KEY")] = "",
+    max_in_flight: Annotated[
+        int | None, Option(min=1, help="Maximum sequences in flight.", show_default="auto")
+    ] = None,
+    relative_cost: Annotated[float, Option(min=0.001, help="Relative time for the same work.")] = 1.0,
+) -> None:
+    """Add a backend. It gets requests once its health probe succeeds, and stays until it is removed."""
+    settings = {"url": url, "name": name, "api_key": api_key, "relative_cost": relative_cost}
+    if max_in_flight is not None:
+        settings["max_in_flight"] = max_in_flight
+    added = _ask_admin(context.obj, "/admin/backends", "POST", settings)["backend"]
+    typer.echo(f"added {added['name']} ({added['url']})")
+
+
+@backend_commands.command("drain")
+def backends_drain(context: typer.Context, name: BackendName, wait: Wait = False) -> None:
+    """Send a backend no new requests; those in flight end normally."""
+    _drain(context.obj, name, wait)
+
+
+@backend_commands.command("undrain")
+def backends_undrain(context: typer.Context, name: BackendName) -> None:
+    """Send a drained backend new requests again."""
+    backend = _ask_admin(context.obj, f"/admin/backends/{quote(name, safe='')}/undrain", "POST")["backend"]
+    typer.echo(f"{name} is {'draining: ' + backend['draining'] if backend['draining'] else backend['state']}")
+
+
+@backend_commands.command("remove")
+def backends_remove(context: typer.Context, name: BackendName, wait: Wait = False) -> None:
+    """Remove a backend: it gets no new requests, and leaves when the last one has ended."""
+    if wait:
+        _drain(context.obj, name, wait)
+    _ask_admin(context.obj, f"/admin/backends/{quote(name, safe='')}", "DELETE")
+    typer.echo(f"removed {name}")
+
+
+def _drain(admin: str, name: str, wait: bool) -> None:
+    """Drain a backend, and with `wait` show how much is left there until nothing is."""
+    path, shown = f"/admin/backends/{quote(name, safe='')}/drain", None
+    while True:
+        answer = _ask_admin(admin, f"{path}?wait_seconds={1 if wait and shown is not None else 0}", "POST")
+        left = answer["backend"]["in_flight"]
+        if left != shown:
+            shown = left
+            typer.echo(f"{name}: {left} sequences in flight" if left else f"{name}: drained")
+        if answer["drained"] or not wait:
+            return
+
+
 @app.command()
 def plan(
     model: Annotated[
@@ -286,7 +367,9 @@ def _load(
         _fail(str(error), INVALID)
 
 
-def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]:
+def _get(
+    url: str, timeout_seconds: float, most_bytes: int, method: str = "GET", body: bytes | None = None
+) -> tuple[int, bytes]:
     """Status and body, without a proxy; by the standard library: healthchecks must start quickly. Raises OSError."""
     import http.client
     import urllib.error
@@ -294,7 +377,8 @@ def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=timeout_seconds) as answer:
+        question = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
+        with opener.open(question, timeout=timeout_seconds) as answer:
             return answer.status, answer.read(most_bytes)
     except urllib.error.HTTPError as error:
         with error:
@@ -303,22 +387,26 @@ def _get(url: str, timeout_seconds: float, most_bytes: int) -> tuple[int, bytes]
         raise OSError(str(error)) from None
 
 
-def _ask_admin(url: str, path: str) -> dict[str, Any]:
+def _ask_admin(url: str, path: str, method: str = "GET", document: object = None) -> dict[str, Any]:
     """The document at the path below the admin port's URL."""
     import orjson
 
     whole = url.rstrip("/") + path
     try:
-        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20)
+        sent = None if document is None else orjson.dumps(document)
+        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20, method=method, body=sent)
     except OSError as error:
         _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
     document = None
     with suppress(ValueError):
         document = orjson.loads(body)
-    if status == 200 and document and isinstance(document, dict):
+    if status in (200, 201) and document and isinstance(document, dict):
         return document
-    if status != 200 and isinstance(document, dict) and isinstance(reason := document.get("error"), str):
-        _fail(f"{url}: {reason}", FAILED)
+    if status != 200 and isinstance(document, dict):
+        told = document.get("error")
+        reason = told.get("message") if isinstance(told, dict) else told
+        if isinstance(reason, str):
+            _fail(f"{url}: {reason}", FAILED)
     what = "no gateway document" if status == 200 else status
     _fail(f"{whole} returned {what}: is this the admin port of a gateway?", FAILED)
 

@@ -2,7 +2,8 @@
 
 A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
 port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
-known names are accepted. Addresses and loopback names cannot be taken over like that.
+known names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests
+under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something.
 """
 
 import asyncio
@@ -24,8 +25,16 @@ from prometheus_client.registry import Collector
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
+from gateway.backends.membership import Membership
 from gateway.config import Config, Listen
-from gateway.errors import BodyTooLarge, GatewayError, HostNotAllowed, InvalidRequest, RequestTimeout
+from gateway.errors import (
+    BodyTooLarge,
+    GatewayError,
+    HostNotAllowed,
+    InvalidRequest,
+    OriginNotAllowed,
+    RequestTimeout,
+)
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.json_body import in_turns, parse_body
@@ -41,7 +50,8 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.tokenization import Tokenization
 
-_MAX_BODY_BYTES = 1048576  # of a dry run: parsed in a few milliseconds
+_SAFE_METHODS = ("GET", "HEAD")
+_MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
 _BREATH_SECONDS = 0.001
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
@@ -71,6 +81,7 @@ class Overview:
 
     config: Config
     fleet: Fleet
+    membership: Membership
     scheduler: Scheduler
     queue: Queue
     cache_state: CacheState
@@ -119,7 +130,8 @@ class Overview:
         return [((each["backend"], str(each["rank"])), float(each[key])) for each in self._streams()]
 
     def _of_backends(self, read: Callable[[Backend], float]) -> list[tuple[Labels, float]]:
-        return [((backend.name,), read(backend)) for backend in self.fleet.backends]
+        # Another server may have taken the name of one that leaves.
+        return list({(each.name,): read(each) for each in (*self.fleet.leaving, *self.fleet.backends)}.items())
 
     def _limit(self, backend: Backend) -> int:
         return backend.limit(self.clock())
@@ -131,17 +143,35 @@ class Overview:
     def _hit_accuracy(self, backend: Backend) -> float:
         return min(self.cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
 
+    def document(self) -> dict[str, Any]:
+        """All backends, and the names of those that were removed by hand."""
+        return {"backends": self.backends(), "removed_by_hand": self.membership.removed}
+
     def backends(self) -> list[dict[str, Any]]:
         streams = self._streams()
-        return [self._backend(backend, streams) for backend in self.fleet.backends]
+        return [self.backend(each, streams) for each in (*self.fleet.backends, *self.fleet.leaving)]
 
-    def _backend(self, backend: Backend, streams: list[dict[str, Any]]) -> dict[str, Any]:
-        index = self.cache_state.index
+    def backend(self, backend: Backend, streams: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """The document of one backend. `streams`: of KV events, if they were read already."""
+        index, streams, since = self.cache_state.index, streams or self._streams(), backend.state_since_seconds
+        telemetry = backend.telemetry
         return {
             "name": backend.name,
             "url": backend.config.url,
+            "from": self.membership.origin(backend.name),
             "state": backend.health.state,
+            "state_reason": _state_reason(backend, self.clock()),
+            "state_seconds": None if since is None else round(self.clock() - since, 1),
+            "draining": backend.draining or None,
             "probe_error": backend.health.probe_error,
+            "reported": telemetry
+            and {
+                "running": telemetry.running,
+                "waiting": telemetry.waiting,
+                "kv_usage": telemetry.kv_usage,
+                "sleep_state": telemetry.sleep_state,
+                "seconds_ago": round(self.clock() - telemetry.at_seconds, 1),
+            },
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],
             "engines": len(backend.engines),
@@ -192,6 +222,22 @@ class Overview:
             "backends": as_document(verdicts),
             "other_policies": {"least_loaded": least_loaded and least_loaded.name},
         }
+
+
+def _state_reason(backend: Backend, now: float) -> str:
+    """Why a backend is in its state, for operators."""
+    health = backend.health
+    if backend.draining:
+        return f"drains, {backend.in_flight} sequences in flight ({backend.draining})"
+    if health.state == "ejected":
+        return f"requests failed; back in {max(0.0, health.ejected_until - now):.1f} s"
+    if health.state != "up":
+        return health.probe_error or ("not probed yet" if health.state == "unknown" else "probes fail")
+    if health.gone or health.late:
+        return "refuses connections" if health.gone else "the last probe timed out; others are preferred"
+    if backend.slow_since_seconds is not None:
+        return f"starts slowly: {backend.limit(now)} of {backend.cap} slots"
+    return "answers probes"
 
 
 def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | None:
@@ -306,10 +352,11 @@ class AdminPort:
 
     listen: Listen | None
     snapshot: Callable[[Breathe], Collector]
-    backends: Callable[[], list[dict[str, Any]]]
+    backends: Callable[[], dict[str, Any]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
     prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
+    routes: Sequence[web.RouteDef] = ()  # further ones
     _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -325,6 +372,7 @@ class AdminPort:
         app.router.add_get("/admin/queue", self._queue)
         app.router.add_get("/admin/prefixes", self._prefixes)
         app.router.add_post("/admin/route", self._route)
+        app.router.add_routes(self.routes)
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         try:
@@ -344,6 +392,8 @@ class AdminPort:
                         f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
                         " to server.admin.allowed_hosts."
                     )
+            if request.method not in _SAFE_METHODS and "origin" in request.headers:
+                raise OriginNotAllowed("Requests from web pages are not allowed on the admin port.")
             return await handler(request)
         except GatewayError as error:
             return web.Response(body=render(error), status=error.status, content_type="application/json")
@@ -355,32 +405,25 @@ class AdminPort:
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def _backends(self, _: web.Request) -> web.Response:
-        return _as_json({"backends": self.backends()})
+        return as_json(self.backends())
 
     async def _queue(self, _: web.Request) -> web.Response:
-        return _as_json(await self.queue())
+        return as_json(await self.queue())
 
     async def _route(self, request: web.Request) -> web.Response:
-        try:
-            async with asyncio.timeout(_BODY_SECONDS):
-                body = await request.read()
-        except TimeoutError as error:
-            raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
-        except web.HTTPRequestEntityTooLarge as error:
-            raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit for a dry run.") from error
-        return _as_json(await self.route(body, request.query.get("path", "")))
+        return as_json(await self.route(await body_of(request), request.query.get("path", "")))
 
     async def _prefixes(self, request: web.Request) -> web.Response:
         if self.prepare is None:
-            return _as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
+            return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
         try:
             minutes = float(request.query.get("minutes", "0"))
         except ValueError:
             minutes = -1.0
         if not 0 <= minutes < 1e6:
-            return _as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
+            return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with self._reporting:
-            return _as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
+            return as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
 
 
 def own_hosts(listen: Listen | None) -> frozenset[str]:
@@ -405,5 +448,16 @@ def is_own_host(header: str, names: Collection[str]) -> bool:
     return True
 
 
-def _as_json(document: Any, status: int = 200) -> web.Response:
+async def body_of(request: web.Request) -> bytes:
+    """The body of a request. Raises RequestTimeout or BodyTooLarge."""
+    try:
+        async with asyncio.timeout(_BODY_SECONDS):
+            return await request.read()
+    except TimeoutError as error:
+        raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
+    except web.HTTPRequestEntityTooLarge as error:
+        raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit on the admin port.") from error
+
+
+def as_json(document: Any, status: int = 200) -> web.Response:
     return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

@@ -21,9 +21,12 @@ import uvloop
 
 from gateway import BUILD, __version__
 from gateway.admin import AdminPort, Overview, QueueView
+from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
+from gateway.backends.membership import Membership
 from gateway.backends.probe import watching
 from gateway.config import Config
+from gateway.control import FleetControl
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
@@ -77,6 +80,7 @@ class Gateway:
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        self.membership = Membership(fleet)
         cache_state = self.cache_state = CacheState(config, fleet, clock)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
@@ -155,7 +159,9 @@ class Gateway:
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
         dry = new_reader()  # what it reads is not in the prefix report
-        self.overview = Overview(config, fleet, scheduler, queue, cache_state, kv_events, tokenization, dry, clock)
+        state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
+        self.overview = Overview(config, *state, dry, clock)
+        self.control = FleetControl(self.membership, fleet, self.overview.backend)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
 
@@ -166,6 +172,13 @@ class Gateway:
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
+        self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
+
+    def _left(self, backend: Backend) -> None:
+        structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
+        if backend.name not in self.fleet.by_name:
+            self.kv_events.follow(backend.name, ())
+            self.metrics.forget_backend(backend.name)
 
     def _follow_events(self) -> None:
         for backend in self.fleet.backends:
@@ -179,6 +192,8 @@ class Gateway:
         for turn in count():
             await asyncio.sleep(_SETTLE_SECONDS)
             self.finished.settle()
+            with self.supervisor.guard("backend_leave"):
+                self.fleet.let_go()  # after the records of its last requests
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
                     self.cache_state.follow_sizes()  # bytes per token have been learned
@@ -235,8 +250,8 @@ class Gateway:
             stack.callback(self.finished.settle)
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             report = self._prepared_report if config.prefix_report.enabled else None
-            shown = self.metrics.snapshot, self.overview.backends, self.overview.route, self.queue_view.document
-            admin = await enter(AdminPort(config.server.admin, *shown, report).listening())
+            shown = self.metrics.snapshot, self.overview.document, self.overview.route, self.queue_view.document
+            admin = await enter(AdminPort(config.server.admin, *shown, report, self.control.routes()).listening())
             await enter(self.server.listening())
             yield admin
 

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
+from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
 from gateway.errors import (
@@ -102,7 +103,7 @@ class Send(Protocol):
     def __call__(
         self,
         request: InferenceRequest,
-        backend: str,
+        backend: Backend,
         sink: Sink,
         first_token: Callable[[], None],
         on_tokens: Callable[[int], int],
@@ -147,6 +148,7 @@ class Dispatcher:
         while True:
             explanation = self._explanation(demand, attempts) if request.explains else b""
             with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive) as lease:
+                backend = self._fleet.owner(lease.engine_index)
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:
                     reply.set_backend_headers(
@@ -158,7 +160,7 @@ class Dispatcher:
                 try:
                     answer = await self._send(
                         request,
-                        lease.backend,
+                        backend,
                         reply,
                         lease.on_first_token,
                         lease.on_tokens,
@@ -167,14 +169,14 @@ class Dispatcher:
                         last=attempts.repeated,
                     )
                 except BackendError as error:
-                    self._failed(request, lease, error)
+                    self._failed(request, lease, backend, error)
                     others = self._others(demand, lease, attempts)
                     if not isinstance(error, ConnectFailed):
                         since = self._lease_broker.now()
                     waits = self._holds and self._lease_broker.now() - since < self._lease_broker.max_wait_seconds
                     if reply.begun or not attempts.allows(error, lease.backend, others=others, waits=waits):
                         raise
-                    may_be_back = error.passing and not others and not self._fleet.by_name[lease.backend].health.gone
+                    may_be_back = error.passing and not others and not backend.health.gone
                 except OutOfDescriptors:
                     lease.on_failure()  # nothing was sent
                     raise
@@ -182,7 +184,7 @@ class Dispatcher:
                     self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise
                 else:
-                    self._succeeded(request, lease, answer, record)
+                    self._succeeded(request, lease, backend, answer, record)
                     return answer
                 finally:
                     record.attempted(lease.first_token_seconds, lease.streamed_tokens)
@@ -200,8 +202,10 @@ class Dispatcher:
             return b""
         return b"x-gateway-explain: %b\r\n" % as_header(verdicts)
 
-    def _succeeded(self, request: InferenceRequest, lease: Lease, answer: UpstreamResult, record: Record) -> None:
-        demand, backend = request.demand, self._fleet.by_name[lease.backend]
+    def _succeeded(
+        self, request: InferenceRequest, lease: Lease, backend: Backend, answer: UpstreamResult, record: Record
+    ) -> None:
+        demand = request.demand
         lease.on_answer(answer)
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, "ok"))
@@ -212,8 +216,8 @@ class Dispatcher:
             )
             lease.on_usage(answer.usage)
 
-    def _failed(self, request: InferenceRequest, lease: Lease, error: BackendError) -> None:
-        demand, backend = request.demand, self._fleet.by_name[lease.backend]
+    def _failed(self, request: InferenceRequest, lease: Lease, backend: Backend, error: BackendError) -> None:
+        demand = request.demand
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, error.code or "failed"))
         lease.on_failure()

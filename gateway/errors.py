@@ -64,6 +64,18 @@ class HostNotAllowed(GatewayError, status=403, code="host_not_allowed"):
     """The `Host` header of an admin request is not an allowed name."""
 
 
+class OriginNotAllowed(GatewayError, status=403, code="origin_not_allowed"):
+    """A web page in a browser tried to change something on the admin port."""
+
+
+class BackendNotFound(GatewayError, status=404, code="backend_not_found"):
+    """No backend has this name (admin port)."""
+
+
+class BackendExists(GatewayError, status=409, code="backend_exists"):
+    """A backend with this name or URL is there already (admin port)."""
+
+
 class RouteNotFound(GatewayError, status=404, code="unknown_url"):
     """Unknown URL: no endpoint has this path."""
 

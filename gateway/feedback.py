@@ -59,6 +59,10 @@ class Learning:
             size = estimates.bytes_per_token(demand.model) if learnable_bytes else demand.prompt_size / prompt
             self._index.record_answer(engine, last, int(output * size))
 
+    def forget(self, engine: int) -> None:
+        """Another engine gets this number."""
+        self._misses.pop(engine, None)
+
     def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
         missed = cached_tokens < _LOST_SHARE * predicted_hit_tokens
         misses = self._misses.get(engine, 0) + 1 if missed else 0
@@ -75,7 +79,7 @@ class CacheState:
         max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
-        self.index = PrefixIndex([self._record_bytes(backend.engines[0]) for backend in fleet.backends], max_blocks)
+        self.index = PrefixIndex([], max_blocks)
         self.exact = ExactIndex()
         self._stale_events = StaleEventDetector()
         self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive
@@ -85,6 +89,7 @@ class CacheState:
         self.hit_predictor = HitPredictor(self.index, self.hit_accuracy, self.exact)
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self._log = structlog.get_logger("gateway")
+        self.follow_sizes()
 
     def learn(self, record: Record) -> None:
         demand, usage, now = record.demand, record.usage, record.ended_seconds
@@ -153,6 +158,15 @@ class CacheState:
             self.index.wipe(engine.index)
             self.hit_accuracy.reset(engine.index)
 
+    def left(self, backend: Backend) -> None:
+        """Its engines are gone; their numbers will be those of others. Their KV events end by themselves."""
+        for engine in backend.all_engines:
+            self.index.wipe(engine.index)
+            self.hit_accuracy.reset(engine.index)
+            self._learning.forget(engine.index)
+            self._stale_events.heard(engine.index)
+            self._logged_falls.discard(engine.index)
+
     def _follow(self, number: int) -> None:
         """An engine's events have become stale, or arrive again."""
         silent = number in self._stale_events
@@ -187,7 +201,7 @@ class CacheState:
 
     def _bytes(self, tokens: int, engine: Engine) -> int:
         """Size of a record of this many tokens of KV cache, at most."""
-        cards = self._fleet.by_name[engine.name].facts.models
+        cards = self._fleet.owner(engine.index).facts.models
         ratio = max((self.estimates.bytes_per_token(card.id) for card in cards), default=_START_BYTES_PER_TOKEN)
         return int(tokens * self._capacity_factor * ratio)
 
@@ -209,7 +223,7 @@ class LimitChanges:
         if not record.streams or record.client_was_slow or first is None or usage is None or demand is None:
             return
         tokens = usage.completion_tokens / max(1, demand.sequences)
-        backend = self._fleet.by_name.get(record.backend)
+        backend = self._fleet.by_name.get(record.backend)  # None: it has left meanwhile
         if backend is not None and tokens >= LEAST_PACED_TOKENS:
             tpot = (record.ended_seconds - first) / (tokens - 1)
             backend.limiter.streamed(tpot, first, record.ended_seconds)

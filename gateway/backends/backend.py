@@ -1,6 +1,7 @@
 """One vLLM server: its address, what is known of it, and its concurrency limit."""
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from gateway.config import BackendConfig, HealthConfig
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1
+_QUARANTINE_SECONDS = 60.0  # of an engine's number; records of requests and KV events come later than its last request
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,28 @@ class Origin:
         return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
 
 
+class EngineNumbers:
+    """The numbers of engines, from 0 on. Other parts keep a bit for each, so those of engines that left are used again,
+    once nothing late can come from them."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next = 0
+        self._freed: deque[tuple[float, int]] = deque()
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        if self._freed and self._clock() - self._freed[0][0] >= _QUARANTINE_SECONDS:
+            return self._freed.popleft()[1]
+        self._next += 1
+        return self._next - 1
+
+    def free(self, number: int) -> None:
+        self._freed.append((self._clock(), number))
+
+
 class Backend:
     """One vLLM server, and the engines that it runs now. Compares by identity. Changed by `Fleet` alone."""
 
@@ -44,6 +68,9 @@ class Backend:
         self.telemetry: Telemetry | None = None
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
+        self.state_since_seconds: float | None = None
+        self.joins_others = False  # it came while the fleet had others: it starts slowly
+        self.draining = ""  # why it gets no new requests; empty = it gets them
         self.limiter = limiter or Limiter()
         self._kv_cache = KvCacheSize()
         self.facts = Facts()
@@ -62,6 +89,14 @@ class Backend:
         found = facts.max_num_seqs * facts.engines if facts.max_num_seqs else None
         self.limiter.bind(found if configured == "auto" else configured, facts.engines)
         self._kv_cache.report(facts.kv_cache_tokens)
+
+    def reconfigure(self, config: BackendConfig) -> None:
+        """Follow other settings of the same server. What was learned of it stays, but a relative cost that changed."""
+        if config.relative_cost != self.config.relative_cost:
+            for engine in self.all_engines:
+                engine.start_at(config.relative_cost)
+        self.config = config
+        self.learn(self.facts)
 
     def start_slowly(self, since_seconds: float | None) -> None:
         """Begin a slow start, if the configuration wants any; None = end it."""

@@ -56,3 +56,4 @@ class Telemetry:
     sent: int = 0  # requests so far, by the gateway's own count
     generation_tokens: float | None = None  # None = not exposed
     prefix_queries_tokens: float = 0.0
+    sleep_state: str | None = None  # None = not exposed

@@ -1,15 +1,16 @@
 """The fleet: the one owner of the backends' state, and of which backend may serve which model now.
 
-Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from the relay (requests)
-and from the probe (/health, /v1/models, /metrics).
+`follow` changes which backends there are. One that is not wanted any more gets no new requests, and leaves when nothing
+is in flight there. Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from
+the relay (requests) and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
-from collections.abc import Callable, Sequence
-from itertools import count
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from random import Random
 
-from gateway.backends.backend import Backend
+from gateway.backends.backend import Backend, EngineNumbers
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import UNREACHABLE_ERRNOS, Blame, HealthView, ProbeResult
@@ -21,13 +22,32 @@ from gateway.supervisor import Supervisor
 Clock = Callable[[], float]
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A backend that the fleet should have. `draining`: why it gets no new requests; empty = it gets them."""
+
+    config: BackendConfig
+    draining: str = ""
+
+
+@dataclass(slots=True)
+class FleetChanges:
+    """Names of backends, by what happened to them. `replaced`: another server takes the name."""
+
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    replaced: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
+
+
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
-    """The backends of a model that may get requests; never those that are certainly gone.
+    """The backends of a model that may get requests; never those that drain or are certainly gone.
 
     Backends that answer probes in time are preferred. Ejections beyond the share `max_ejected` are not carried out;
     those that end first are spared first. If no backend is left, all that are not gone are used: probes alone must not
     stop the traffic.
     """
+    backends = [backend for backend in backends if not backend.draining]
     present = [backend for backend in backends if not backend.health.gone]
     too_many = sum(backend.health.state == "ejected" for backend in backends) - int(len(backends) * max_ejected)
     sparable = [backend for backend in present if backend.health.state == "ejected"]
@@ -49,25 +69,74 @@ class Fleet:
         admission: AdmissionConfig | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        admission = admission or AdmissionConfig()
-        adaptive, objective = admission.adaptive, admission.itl_objective_seconds
-        self.backends = tuple(
-            Backend(index, each, health, random, Limiter(adaptive=adaptive, itl_objective_seconds=objective))
-            for index, each in enumerate(backends)
-        )
-        self.by_name = {backend.name: backend for backend in self.backends}
+        self.backends: tuple[Backend, ...] = ()
+        self.leaving: tuple[Backend, ...] = ()  # not wanted any more, with requests in flight
+        self.by_name: dict[str, Backend] = {}
         self.on_change: list[Callable[[], None]] = []
+        self.on_leave: list[Callable[[Backend], None]] = []  # nothing is in flight there any more
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_probe_wanted: list[Callable[[Backend], None]] = []  # this backend should be probed soon
         self.on_limit: list[Callable[[Backend, LimitChange | None], None]] = []  # None = by its slow start
         self.ready = False
         self._health = health
+        self._admission = admission or AdmissionConfig()
+        self._random = random
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
-        self._numbers = count(len(self.backends))  # of engines beyond the first of each backend
-        self._resize_engines()
+        self._numbers = EngineNumbers(clock)
+        self._owners: dict[int, Backend] = {}  # of all engines, by number
+        self.follow({each.name: Wanted(each) for each in backends})
+
+    def follow(self, wanted: Mapping[str, Wanted]) -> FleetChanges:
+        """Have exactly these backends, by name. The same server under other settings keeps its state."""
+        changes, staying, joins = FleetChanges(), dict[str, Backend](), bool(self.backends)
+        for backend in self.backends:
+            target = wanted.get(backend.name)
+            if target is not None and target.config.url == backend.config.url:
+                staying[backend.name] = backend
+                if target.config != backend.config:
+                    backend.reconfigure(target.config)
+                    changes.changed.append(backend.name)
+            else:
+                (changes.removed if target is None else changes.replaced).append(backend.name)
+                self._drain(backend, "removed" if target is None else "replaced")
+                self.leaving += (backend,)
+        for name, target in wanted.items():
+            if name not in staying:
+                staying[name] = self._new(target.config)
+                staying[name].joins_others = joins
+                if name not in changes.replaced:
+                    changes.added.append(name)
+            self._drain(staying[name], target.draining)
+        self.by_name = {name: staying[name] for name in wanted}
+        self.backends = tuple(self.by_name.values())
+        self._rebuild(must_notify=True)
+        return changes
+
+    def _new(self, config: BackendConfig) -> Backend:
+        admission = self._admission
+        limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
+        return Backend(next(self._numbers), config, self._health, self._random, limiter)
+
+    def _drain(self, backend: Backend, why: str) -> None:
+        if bool(why) != bool(backend.draining):
+            backend.state_since_seconds = self._clock()
+        backend.draining = why
+
+    def let_go(self) -> None:
+        """Forget the backends that leave, where nothing is in flight any more. To be called now and then."""
+        for backend in [each for each in self.leaving if not each.in_flight]:
+            self.leaving = tuple(each for each in self.leaving if each is not backend)
+            self._notify("backend_leave", self.on_leave, backend)
+            for engine in backend.all_engines:
+                del self._owners[engine.index]
+                self._numbers.free(engine.index)
+
+    def owner(self, index: int) -> Backend:
+        """The backend of the engine with this number, while it exists."""
+        return self._owners[index]
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The backends that may be given a request for this model now; None = no backend ever listed it."""
@@ -84,7 +153,7 @@ class Fleet:
         return [engine for backend in self.backends for engine in backend.engines]
 
     def engine(self, index: int) -> Engine | None:
-        """The engine with this number; None if its backend does not run it now."""
+        """The engine with this number; None if no backend runs it now."""
         return self._engines.get(index)
 
     def family(self, model: str) -> str:
@@ -99,7 +168,7 @@ class Fleet:
         now = self._clock()
         probes = self._health.rise * self._health.probe_interval_seconds
         waits = [b.health.ejected_until - now if b.health.state == "ejected" else probes for b in self.backends]
-        return max(0.5, min(waits))
+        return max(0.5, min(waits, default=probes))
 
     def models(self) -> tuple[ModelCard, ...]:
         """The models that backends last listed; of several cards for one, that with the shortest context."""
@@ -212,8 +281,10 @@ class Fleet:
         after = backend.health.view
         if after == before:
             return
-        if after.state == "up" and before.state in ("down", "ejected") and before.ever_up:
-            backend.start_slowly(self._clock())
+        if after.state != before.state:
+            backend.state_since_seconds = self._clock()
+            if after.state == "up" and (before.ever_up or backend.joins_others):
+                backend.start_slowly(self._clock())
         self._rebuild()
 
     def _restarted(self, backend: Backend) -> None:
@@ -234,7 +305,7 @@ class Fleet:
             for model, listed in listing.items()
         }
         for alone in serving.values():
-            if all(backend.slow_since_seconds is not None for backend in alone):
+            if alone and all(backend.slow_since_seconds is not None for backend in alone):
                 for backend in alone:  # no other could take what they are spared
                     backend.start_slowly(None)
         if serving != self._serving:
@@ -249,6 +320,9 @@ class Fleet:
         for backend in self.backends:
             backend.resize_engines(self._clock(), self._numbers)
         self._engines = {engine.index: engine for engine in self.engines()}
+        for backend in self.backends:
+            for engine in backend.all_engines:
+                self._owners[engine.index] = backend
 
     def _limit_changed(self, backend: Backend, change: LimitChange | None = None) -> None:
         backend.resize_engines(self._clock(), self._numbers)

@@ -6,7 +6,7 @@ the outcome of requests change which backends get traffic; a failed scrape only 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -35,19 +35,38 @@ async def watching(
 ) -> AsyncIterator[None]:
     """Watch all backends of the fleet while the block runs."""
     supervisor = supervisor or Supervisor(clock)
+    watches: dict[Backend, BackendWatch] = {}
+    tasks: dict[Backend, asyncio.Task[None]] = {}
     async with ControlClient(config.probe_timeout_seconds, clock) as client, AsyncExitStack() as stack:
-        watches = {backend: BackendWatch(backend, fleet, config, client, clock, random) for backend in fleet.backends}
-        for listeners, listener in (
+
+        def follow() -> None:
+            for backend in fleet.backends:
+                if backend not in watches:
+                    watch = watches[backend] = BackendWatch(backend, fleet, config, client, clock, random)
+                    tasks[backend] = asyncio.create_task(watch.run(supervisor), name="backend_watch")
+
+        def leave(backend: Backend) -> None:
+            del watches[backend]
+            tasks[backend].cancel()
+            tasks[backend].add_done_callback(lambda _: tasks.pop(backend))
+
+        listening: tuple[tuple[list[Any], Callable[..., None]], ...] = (
+            (fleet.on_change, follow),
+            (fleet.on_leave, leave),
             (fleet.on_probe_wanted, lambda backend: watches[backend].probe_soon()),
             (fleet.on_restart, lambda backend: watches[backend].ask_everything()),
-        ):
+        )
+        for listeners, listener in listening:
             listeners.append(listener)
             stack.callback(listeners.remove, listener)
-        for watch in watches.values():
-            for step in (watch.probe, watch.ask_facts, watch.scrape):
-                repeating = supervisor.repeating("backend_watch", step, config.probe_interval_seconds)
-                await stack.enter_async_context(repeating)
-        yield
+        follow()
+        try:
+            yield
+        finally:
+            ending = [*tasks.values()]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
 
 
 @dataclass(eq=False)
@@ -69,6 +88,14 @@ class BackendWatch:
     _logged_state: State = "unknown"
     _logged_probe_error: str | None = None
     _logged_reasons: dict[str, str] = field(default_factory=dict)
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Watch the backend until this is cancelled."""
+        async with AsyncExitStack() as stack:
+            for step in (self.probe, self.ask_facts, self.scrape):
+                repeating = supervisor.repeating("backend_watch", step, self.config.probe_interval_seconds)
+                await stack.enter_async_context(repeating)
+            await asyncio.Event().wait()
 
     def probe_soon(self) -> None:
         """Probe soon and, if that is answered, read the models."""

@@ -227,6 +227,7 @@ class _Name(StrEnum):
     PREEMPTIONS = "vllm:num_preemptions_total"
     GENERATION = "vllm:generation_tokens_total"
     CACHE_CONFIG = "vllm:cache_config_info"
+    SLEEP_STATE = "vllm:engine_sleep_state"
 
 
 _PROCESS_START = "process_start_time_seconds"
@@ -288,6 +289,9 @@ def read_scrape(text: str, at_seconds: float) -> Findings:
         kv_usage=max((sample.value for sample in samples[_Name.KV_USAGE]), default=0.0),
         generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
         prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
+        sleep_state=next(
+            (state.labels.get("sleep_state") for state in samples[_Name.SLEEP_STATE] if state.value), None
+        ),
     )
     return Findings(facts, telemetry)
 

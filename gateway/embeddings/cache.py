@@ -41,11 +41,17 @@ class Revisions:
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
         self._served_by: dict[str, set[Backend]] = {}
-        self._restarts: dict[Backend, int] = {}
+        self._restarts: dict[str, int] = {}  # by model
 
     def restarted(self, backend: Backend) -> None:
         """A new process may serve other weights under the same names."""
-        self._restarts[backend] = self._restarts.get(backend, 0) + 1
+        for model, backends in self._served_by.items():
+            if backend in backends:
+                self._restarts[model] = self._restarts.get(model, 0) + 1
+
+    def left(self, backend: Backend) -> None:
+        for backends in self._served_by.values():
+            backends.discard(backend)
 
     def of(self, model: str) -> bytes:
         """The state of a model. Names that no backend has listed are not remembered."""
@@ -55,8 +61,7 @@ class Revisions:
                 if card.id == model:
                     self._served_by.setdefault(model, set()).add(backend)
                     cards.add((card.root or "", card.parent or "", card.max_model_len or 0))
-        restarts = sum(self._restarts.get(backend, 0) for backend in self._served_by.get(model, ()))
-        return repr((sorted(cards), restarts)).encode()
+        return repr((sorted(cards), self._restarts.get(model, 0))).encode()
 
 
 @dataclass(eq=False, repr=False)
@@ -173,5 +178,6 @@ def configured_cache(config: Config, fleet: Fleet, metrics: EmbeddingMetrics, se
         return None
     revisions = Revisions(fleet)
     fleet.on_restart.append(revisions.restarted)
+    fleet.on_leave.append(revisions.left)
     is_on = partial(config.embeds, "cache")
     return EmbeddingCache(config.embeddings.cache_bytes, is_on, revisions.of, metrics, secret)

@@ -64,6 +64,11 @@ class Counter(Live):
             known = self._sums[labels] = _Sum()
         known.amount += amount
 
+    def forget(self, label: str, value: str) -> None:
+        """Drop the sums that have this value of a label."""
+        place = self.labels.index(label)
+        self._sums = {labels: each for labels, each in self._sums.items() if labels[place] != value}
+
 
 class Histogram(Live):
     """Counts by label values and upper bounds, and sums by label values."""
@@ -171,6 +176,11 @@ class Metrics:
 
     def include(self, *live: Counter | Histogram) -> None:
         self._live += live
+
+    def forget_backend(self, name: str) -> None:
+        """A backend has left for good: names of pods are without end."""
+        for counter in (self.requests, self.hit_tokens, self.attempts, self.limit_moves):
+            counter.forget("backend", name)
 
     def __iter__(self) -> Iterator[Live]:
         return iter(self._live)

@@ -257,12 +257,14 @@ class Pool:
         self._max_age_seconds = config.max_connection_age_seconds
         self._idle: list[BackendConnection] = []
         self._tls = ssl.create_default_context() if backend.origin.tls else None
-        key = backend.config.api_key
-        authorization = b"authorization: Bearer " + key.encode() + b"\r\n" if key else b""
-        host = backend.origin.host_header
-        # What follows method and target in every request.
-        self.constant_head = b" HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b" % (host, authorization)
         self.open = 0  # in use
+        self.follow_config()
+
+    def follow_config(self) -> None:
+        """Make what follows method and target in every request."""
+        key, host = self.backend.config.api_key, self.backend.origin.host_header
+        authorization = b"authorization: Bearer " + key.encode() + b"\r\n" if key else b""
+        self.constant_head = b" HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b" % (host, authorization)
 
     def __repr__(self) -> str:
         return f"<Pool {self.backend.name} {self.open} in use, {len(self._idle)} idle>"
@@ -309,6 +311,8 @@ class Pool:
                 idle.pop(0).abort()
 
     def close(self) -> None:
+        """Close the idle connections, and keep none from now on."""
+        self._keep_alive_seconds = 0.0
         while self._idle:
             self._idle.pop().abort()
 

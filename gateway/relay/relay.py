@@ -331,12 +331,22 @@ class Relay:
         supervisor: Supervisor | None = None,
     ) -> None:
         self._fleet = fleet
-        self._pools = {backend.name: Pool(backend, config, clock) for backend in fleet.backends}
+        self._pools: dict[Backend, Pool] = {}
         self._config = config
         self._clock = clock
         self._comment_seconds = ceil(comment_seconds)  # whole looks
         self._supervisor = supervisor or Supervisor(clock)
         self._under_way: set[UpstreamResponse] = set()
+        fleet.on_change.append(self._follow_fleet)
+        fleet.on_leave.append(lambda backend: self._pools.pop(backend).close())
+        self._follow_fleet()
+
+    def _follow_fleet(self) -> None:
+        for backend in self._fleet.backends:
+            if (pool := self._pools.get(backend)) is None:
+                self._pools[backend] = Pool(backend, self._config, self._clock)
+            else:
+                pool.follow_config()
 
     def __repr__(self) -> str:
         return f"<Relay {len(self._under_way)} answers under way>"
@@ -347,7 +357,7 @@ class Relay:
     async def send(
         self,
         request: InferenceRequest,
-        backend: str,
+        backend: Backend,
         sink: Sink,
         first_token: Callable[[], None],
         on_tokens: Callable[[int], int],
@@ -366,9 +376,7 @@ class Relay:
         pool = self._pools[backend]
         connection = (None if fresh else pool.take_idle()) or await pool.take_new()
         movable = request.repeatable and not last
-        response = UpstreamResponse(
-            request, pool.backend, connection, sink, first_token, on_tokens, self._clock, movable
-        )
+        response = UpstreamResponse(request, backend, connection, sink, first_token, on_tokens, self._clock, movable)
         self._under_way.add(response)
         try:
             headers, body = request.headers, request.body

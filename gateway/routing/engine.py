@@ -190,7 +190,7 @@ _SLOWNESS_STEP: Final = 0.05  # relative
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine. `index` is unique and never reused; `configure` and `resize` change its sizes."""
+    """An engine. `index` is unique among those that exist; `configure` and `resize` change its sizes."""
 
     index: int
     name: str  # of the backend
@@ -227,6 +227,11 @@ class Engine:
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
             self.load.changes += 1
+
+    def start_at(self, relative_cost: float) -> None:
+        """Take another start value of its relative cost, in place of what was learned."""
+        self.slowness, self._log_cost, self._paces = relative_cost**0.5, math.log(relative_cost), 0
+        self.load.changes += 1
 
     def on_pace(self, log_cost: float) -> None:
         """A stream showed this logarithm of its relative cost. Small differences are noise; steps void fewer costs."""

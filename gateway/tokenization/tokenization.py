@@ -290,6 +290,11 @@ class Tokenization:
                 model.judged(backend.name, TokenizerVerdict())
         self._look.set()
 
+    def left(self, backend: Backend) -> None:
+        for model in self._models.values():
+            model.verdicts.pop(backend.name, None)
+        self._look.set()  # its name may be another's by now
+
     async def _run_process(self) -> None:
         """Run one tokenizer process until it ends, then pause; the supervisor repeats this."""
         try:

@@ -11,6 +11,7 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
+from gateway.backends.backend import Backend
 from gateway.config_file import parse
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
@@ -68,6 +69,8 @@ class UnderTest:
         self.events: Sequence[Any] = []
         self.complaints: list[str] = []
         self.expects_internal_errors = False
+        self._departed: dict[str, int] = {}  # outcomes of requests on backends that have left, with their metrics
+        gateway.fleet.on_leave.insert(0, self._keep_outcomes)
         self.counted = CountedHandler(gateway.handler)
         gateway.server.handler = self.counted
 
@@ -89,11 +92,17 @@ class UnderTest:
     @property
     def outcomes(self) -> dict[str, int]:
         """How requests ended."""
-        found: dict[str, int] = {}
+        found = dict(self._departed)
         self.gateway.finished.settle()
         for labels, count in self.gateway.metrics.requests.values.items():
             found[labels[3]] = found.get(labels[3], 0) + int(count)
         return found
+
+    def _keep_outcomes(self, backend: Backend) -> None:
+        if backend.name not in self.gateway.fleet.by_name:
+            for labels, count in self.gateway.metrics.requests.values.items():
+                if labels[2] == backend.name:
+                    self._departed[labels[3]] = self._departed.get(labels[3], 0) + int(count)
 
     @property
     def attempts(self) -> dict[tuple[str, ...], float]:

@@ -80,7 +80,7 @@ class Scene:
     async def send(
         self,
         what: InferenceRequest,
-        backend: str,
+        backend: Backend,
         sink: object,
         first_token: Callable[[], None],
         came: Callable[[int], int],
@@ -89,7 +89,7 @@ class Scene:
         fresh: bool,
         last: bool,
     ) -> UpstreamResult:
-        self.sent.append(backend + ("!" if fresh else ""))
+        self.sent.append(backend.name + ("!" if fresh else ""))
         self.ranks.append(rank)
         assert self.fleet.engines()[0].load.in_flight <= 1
         await turns(2)

@@ -30,7 +30,9 @@ async def three_wait() -> dict[str, Any]:
 async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
     metrics = Metrics()
     metrics.attempts.add(("a", "ok"))
-    admin = AdminPort(Listen(port=0), metrics.snapshot, lambda: [{"name": "a", "state": "up"}], no_route, three_wait)
+    admin = AdminPort(
+        Listen(port=0), metrics.snapshot, lambda: {"backends": [{"name": "a", "state": "up"}]}, no_route, three_wait
+    )
     async with admin.listening() as port, aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
             assert response.headers["content-type"].startswith("text/plain")
@@ -46,7 +48,7 @@ async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
 async def test_open_metrics_are_served_by_content_negotiation() -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     async with (
-        AdminPort(Listen(port=0), Metrics().snapshot, list, no_route, three_wait).listening() as port,
+        AdminPort(Listen(port=0), Metrics().snapshot, dict, no_route, three_wait).listening() as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -54,7 +56,7 @@ async def test_open_metrics_are_served_by_content_negotiation() -> None:
 
 
 async def test_it_can_be_switched_off() -> None:
-    async with AdminPort(None, Metrics().snapshot, list, no_route, three_wait).listening() as port:
+    async with AdminPort(None, Metrics().snapshot, dict, no_route, three_wait).listening() as port:
         assert port is None
 
 
@@ -66,7 +68,7 @@ async def test_a_dry_run_shows_where_a_body_would_go(query: str, path: str) -> N
         asked.append((body, path))
         return {"chosen": "a"}
 
-    admin = AdminPort(Listen(port=0), Metrics().snapshot, list, route, three_wait)
+    admin = AdminPort(Listen(port=0), Metrics().snapshot, dict, route, three_wait)
     async with (
         admin.listening() as port,
         aiohttp.ClientSession() as session,
@@ -80,7 +82,7 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     async def route(body: bytes, path: str) -> dict[str, Any]:
         raise ModelNotFound("The model 'x' does not exist.", param="model")
 
-    admin = AdminPort(Listen(port=0), Metrics().snapshot, list, route, three_wait)
+    admin = AdminPort(Listen(port=0), Metrics().snapshot, dict, route, three_wait)
     async with (
         admin.listening() as port,
         aiohttp.ClientSession() as session,
@@ -99,7 +101,7 @@ async def asked(hosts: Iterable[str] = ()) -> AsyncIterator[Callable[..., Any]]:
         return {"bytes": len(body)}
 
     names = Listen(port=0, allowed_hosts=tuple(hosts))
-    admin = AdminPort(names, metrics.snapshot, list, route, three_wait)
+    admin = AdminPort(names, metrics.snapshot, dict, route, three_wait)
     async with admin.listening() as port, aiohttp.ClientSession() as session:
 
         async def ask(method: str, path: str, **options: Any) -> tuple[int, Any]:
@@ -170,7 +172,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 
 @asynccontextmanager
 async def serving(prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None) -> AsyncIterator[str]:
-    async with AdminPort(Listen(port=0), Metrics().snapshot, list, no_route, three_wait, prepare).listening() as port:
+    async with AdminPort(Listen(port=0), Metrics().snapshot, dict, no_route, three_wait, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}/admin/prefixes"
 
 

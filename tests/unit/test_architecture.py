@@ -44,6 +44,7 @@ LAYERS: dict[str, set[str]] = {
         "config",
         "scheduling.leases",
         "scheduling.scheduler",
+        "backends.backend",
         "backends.fleet",
         "observe",
         "relay.relay",
@@ -90,6 +91,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
+    "control": {"admin", "backends", "config", "config_file", "errors"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},
@@ -98,6 +100,7 @@ LAYERS: dict[str, set[str]] = {
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "compiled",
+    "control",
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
     "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",

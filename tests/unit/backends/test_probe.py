@@ -148,5 +148,5 @@ async def test_a_fault_in_a_listener_does_not_end_the_watch() -> None:
 
         fleet.on_change.append(fail)
         await until(lambda: fleet.ready)
-        fleet.on_change.clear()
+        fleet.on_change.remove(fail)
         await until(lambda: fleet.backends[0].facts != Facts() and fleet.backends[0].telemetry)

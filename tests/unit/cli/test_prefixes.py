@@ -48,7 +48,7 @@ async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
         raise AssertionError
 
     prepare = None if report is None else lambda window: partial(make_report, report.snapshot(31.0, window))
-    async with AdminPort(Listen(port=0), Metrics().snapshot, list, unused, unused, prepare).listening() as port:
+    async with AdminPort(Listen(port=0), Metrics().snapshot, dict, unused, unused, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}"
 
 

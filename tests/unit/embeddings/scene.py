@@ -156,7 +156,7 @@ class Scene:
     async def send(
         self,
         request: InferenceRequest,
-        backend: str,
+        to: Backend,
         sink: Sink,
         first_token: Callable[[], None],
         came: Callable[[int], int],
@@ -165,6 +165,7 @@ class Scene:
         fresh: bool,
         last: bool,
     ) -> UpstreamResult:
+        backend = to.name
         if self.send_documents is not None and request.endpoint != "embeddings":
             return await self.send_documents(request, backend, sink)
         sent, weights = Sent(backend, request, self.clock()), self.weights

@@ -54,7 +54,9 @@ class Scene:
 
     def send(self, what: InferenceRequest | None = None, *, fresh: bool = False) -> "asyncio.Task[UpstreamResult]":
         return self.loop.create_task(
-            self.relay.send(what or request(), "a", self.sink, lambda: None, lambda _: 1000, fresh=fresh)
+            self.relay.send(
+                what or request(), self.fleet.backends[0], self.sink, lambda: None, lambda _: 1000, fresh=fresh
+            )
         )
 
     @property
@@ -67,7 +69,7 @@ class Scene:
 
     def check_that_nothing_is_left(self, idle: int = 0) -> None:
         assert repr(self.relay) == "<Relay 0 answers under way>"
-        assert repr(self.relay._pools["a"]) == f"<Pool a 0 in use, {idle} idle>"
+        assert repr(self.relay._pools[self.fleet.backends[0]]) == f"<Pool a 0 in use, {idle} idle>"
         assert self.sink.on_writable is None
 
 

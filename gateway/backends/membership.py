@@ -1,0 +1,110 @@
+"""Which backends the fleet should have: those of the configuration and of discovery, changed by hand. Pure.
+
+Changes by hand stand until they are taken back by hand: a source that is read again does not undo them.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from gateway.backends.backend import Backend
+from gateway.backends.fleet import Fleet, FleetChanges, Wanted
+from gateway.config import BackendConfig
+from gateway.errors import BackendExists, BackendNotFound
+
+BY_HAND = "by hand"
+
+
+class Membership:
+    """Owner of what the sources list and of what was changed by hand. Every change is applied to the fleet at once."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._sources = {"file": {backend.name: Wanted(backend.config) for backend in fleet.backends}}
+        self._added: dict[str, BackendConfig] = {}
+        self._removed: set[str] = set()
+        self._drained: set[str] = set()
+
+    @property
+    def removed(self) -> list[str]:
+        """Names that a source lists, and that were removed by hand."""
+        return sorted(self._removed)
+
+    def origin(self, name: str) -> str:
+        """The source that lists a backend, or `by hand`."""
+        listing = [source for source, listed in self._sources.items() if name in listed]
+        return listing[0] if listing else BY_HAND
+
+    def follow(self, source: str, listed: Iterable[Wanted]) -> FleetChanges:
+        """A source lists exactly these backends now. A backend that was added by hand is the source's once listed."""
+        self._sources[source] = {each.config.name: each for each in listed}
+        known = {name for names in self._sources.values() for name in names}
+        self._added = {name: config for name, config in self._added.items() if name not in known}
+        self._removed &= known
+        return self._apply()
+
+    def add(self, config: BackendConfig) -> Backend:
+        """Add a backend; of one that a source lists, take the removal back. Raises BackendExists."""
+        known = {backend.name: backend.config for backend in self._fleet.backends}
+        listed = {name: each.config for names in self._sources.values() for name, each in names.items()}
+        for other in (known | listed).values():
+            is_back = other.name in self._removed and other.url == config.url
+            if (config.name == other.name or config.url == other.url) and not (is_back and config.name == other.name):
+                raise BackendExists(
+                    f"{config.url} cannot be added as {config.name!r}: backend {other.name!r} is at {other.url}."
+                    " Remove it first, or use another name."
+                )
+        if config.name in self._removed:
+            self._removed.discard(config.name)
+        else:
+            self._added[config.name] = config
+        self._apply()
+        return self._fleet.by_name[config.name]
+
+    def remove(self, name: str) -> Backend:
+        """Remove a backend, which leaves when its last request has ended. Raises BackendNotFound."""
+        backend = self.find(name)
+        self._added.pop(name, None)
+        self._drained.discard(name)
+        if self.origin(name) != BY_HAND:
+            self._removed.add(name)
+        self._apply()
+        return backend
+
+    def drain(self, name: str) -> Backend:
+        """Send a backend nothing new. Raises BackendNotFound."""
+        backend = self.find(name)
+        self._drained.add(name)
+        self._apply()
+        return backend
+
+    def undrain(self, name: str) -> Backend:
+        """Take a drain by hand back. Raises BackendNotFound."""
+        backend = self.find(name)
+        self._drained.discard(name)
+        self._apply()
+        return backend
+
+    def find(self, name: str) -> Backend:
+        """The backend of that name. Raises BackendNotFound."""
+        backend = self._fleet.by_name.get(name)
+        if backend is None:
+            known = ", ".join(sorted(self._fleet.by_name)) or "none"
+            raise BackendNotFound(f"No backend is named {name[:256]!r}. Backends: {known[:2048]}.")
+        return backend
+
+    def _apply(self) -> FleetChanges:
+        wanted = self._wanted()
+        changes = self._fleet.follow(wanted)
+        self._drained &= wanted.keys()  # one that comes back later is another
+        return changes
+
+    def _wanted(self) -> Mapping[str, Wanted]:
+        """By name; of two sources that list it, the first counts."""
+        wanted: dict[str, Wanted] = {}
+        for listed in self._sources.values():
+            wanted = wanted | {name: each for name, each in listed.items() if name not in wanted}
+        wanted |= {name: Wanted(config) for name, config in self._added.items()}
+        for name in self._removed:
+            del wanted[name]
+        for name in self._drained & wanted.keys():
+            wanted[name] = Wanted(wanted[name].config, BY_HAND)
+        return wanted

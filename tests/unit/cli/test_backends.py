@@ -1,0 +1,60 @@
+"""`gateway backends` against a gateway's own admin port."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from structlog.testing import capture_logs
+from typer.testing import CliRunner, Result
+
+from gateway.__main__ import app
+from gateway.app import Gateway
+from gateway.config_file import parse
+
+
+@asynccontextmanager
+async def gateway() -> AsyncIterator[str]:
+    """The URL of the admin port of a gateway whose backends a and b answer nothing."""
+    backends = [{"url": f"http://127.0.0.1:{port}", "name": name} for port, name in ((1, "a"), (2, "b"))]
+    server = {"host": "127.0.0.1", "port": 0, "admin": {"port": 0}}
+    with capture_logs():
+        async with Gateway(parse({"backends": backends, "server": server}), None).running() as port:
+            yield f"http://127.0.0.1:{port}"
+
+
+async def run(url: str, *arguments: str) -> Result:
+    command = ["backends", "--admin", url, *arguments]
+    return await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "160"})
+
+
+async def test_backends_are_shown_with_their_state_and_why() -> None:
+    async with gateway() as url:
+        for arguments in ((), ("list",)):
+            text = (await run(url, *arguments)).output
+            assert "because" in text
+            assert "file" in text
+        assert '"removed_by_hand": []' in (await run(url, "list", "--json")).output
+
+
+async def test_they_are_added_drained_and_removed() -> None:
+    async with gateway() as url:
+        added = await run(url, "add", "http://127.0.0.1:3", "--name", "c", "--max-in-flight", "4")
+        assert (added.exit_code, added.output) == (0, "added c (http://127.0.0.1:3)\n")
+        assert (await run(url, "drain", "c", "--wait")).output == "c: drained\n"
+        assert "drains, 0 sequences in flight (by hand)" in (await run(url)).output
+        assert (await run(url, "undrain", "c")).output.startswith("c is ")
+        assert (await run(url, "remove", "a", "--wait")).output == "a: drained\nremoved a\n"
+        assert "Removed by hand, though a source lists them: a" in (await run(url)).output
+        assert (await run(url, "remove", "c")).output == "removed c\n"
+
+
+async def test_what_is_refused_is_said() -> None:
+    async with gateway() as url:
+        for arguments, text in (
+            (("drain", "x"), "No backend is named 'x'. Backends: a, b."),
+            (("add", "http://127.0.0.1:1"), "backend 'a' is at http://127.0.0.1:1"),
+            (("add", "nonsense"), "must look like http://host:port"),
+        ):
+            result = await run(url, *arguments)
+            assert result.exit_code == 1
+            assert text in result.output
