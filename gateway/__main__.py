@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from urllib.parse import quote
@@ -87,7 +88,7 @@ def serve(
     from gateway.config import ConfigError
 
     try:
-        gateway_app.serve(config)
+        gateway_app.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin))
     except ConfigError as error:
         _fail(str(error), INVALID)
     except OSError as error:
@@ -254,6 +255,25 @@ def _drain(admin: str, name: str, wait: bool) -> None:
 
 
 @app.command()
+def reload(
+    admin: AdminUrl = _ADMIN_URL, json: Annotated[bool, Option("--json", help="Print JSON instead of lines.")] = False
+) -> None:
+    """Make a running gateway read its configuration file again, and show what has changed."""
+    done = _ask_admin(admin, "/admin/reload", "POST")
+    if json:
+        _print_json(done)
+        return
+    for what, title in (("changed", "changed"), ("needs_restart", "needs a restart")):
+        for each in done[what]:
+            values = (
+                each["after"] or each["before"] if None in each.values() else f"{each['before']} -> {each['after']}"
+            )
+            typer.echo(f"{title}: {each['path']}: {values}")
+    if not done["changed"] and not done["needs_restart"]:
+        typer.echo("nothing has changed")
+
+
+@app.command()
 def plan(
     model: Annotated[
         str, Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
@@ -359,12 +379,20 @@ def _load(
     if no_admin and admin_port is not None:
         raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
     from gateway.config import ConfigError
-    from gateway.config_file import load
 
     try:
-        return load(file, backends or [], host, port, "off" if no_admin else admin_port)
+        return _read(file, backends, host, port, admin_port, no_admin)
     except ConfigError as error:
         _fail(str(error), INVALID)
+
+
+def _read(
+    file: Path | None, backends: list[str] | None, host: Host, port: Port, admin_port: AdminPort, no_admin: bool
+) -> "Config":
+    """The configuration, read now. Raises ConfigError."""
+    from gateway.config_file import load
+
+    return load(file, backends or [], host, port, "off" if no_admin else admin_port)
 
 
 def _get(

@@ -75,7 +75,7 @@ def _relative_cost(backend: Backend) -> float:
     return max(engine.relative_cost for engine in backend.engines)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Overview:
     """Reads the owners of state; changes nothing."""
 
@@ -89,6 +89,10 @@ class Overview:
     tokenization: Tokenization
     reader: RequestReader
     clock: Callable[[], float]
+
+    def follow(self, config: Config, reader: RequestReader) -> None:
+        """Take over a configuration for dry runs."""
+        self.config, self.reader = config, reader
 
     def add_gauges(self, metrics: Metrics) -> None:
         in_flight, reserved = attrgetter("in_flight"), attrgetter("kv_tokens_reserved")

@@ -22,11 +22,11 @@ import uvloop
 from gateway import BUILD, __version__
 from gateway.admin import AdminPort, Overview, QueueView
 from gateway.backends.backend import Backend
-from gateway.backends.fleet import Fleet
+from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import watching
-from gateway.config import Config
-from gateway.control import FleetControl
+from gateway.config import Config, ConfigError
+from gateway.control import Control
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
@@ -44,6 +44,7 @@ from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
+from gateway.reload import Reloads
 from gateway.resources import MemoryBudget, fitted, raise_limit
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
@@ -56,8 +57,7 @@ from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
-_IGNORED_SIGNALS = (signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)  # without a meaning yet
-_NO_RELOAD = "configuration reload is unsupported: restart the gateway to apply changes"
+_IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Gateway:
@@ -70,7 +70,9 @@ class Gateway:
         clock: Callable[[], float] = time.monotonic,
         log: LineWriter | None = None,
         random: Random | None = None,
+        load: Callable[[], Config] | None = None,
     ) -> None:
+        self._load = load or (lambda: config)
         admission, routing, report = config.admission, config.routing, config.prefix_report
         secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
@@ -151,19 +153,33 @@ class Gateway:
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
-        new_reader = partial(RequestReader, config, cache_state.estimates, StoredResponses(), secret, tokenized)
-        reader = self.reader = new_reader(self.prefix_report.samples if config.prefix_report.enabled else None)
+        self._new_reader = partial(
+            RequestReader, estimates=cache_state.estimates, stored=StoredResponses(), salt_secret=secret,
+            tokenized=tokenized,
+        )  # fmt: skip
+        report = self.prefix_report.samples if config.prefix_report.enabled else None
+        reader = self.reader = self._new_reader(config, report=report)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-        dry = new_reader()  # what it reads is not in the prefix report
+        dry = self._new_reader(config)  # what it reads is not in the prefix report
         state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
         self.overview = Overview(config, *state, dry, clock)
-        self.control = FleetControl(self.membership, fleet, self.overview.backend)
+        reloads = self.reloads = Reloads(config, self._load, self.follow)
+        self.control = Control(self.membership, self.overview.backend, reloads)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
+
+    def follow(self, config: Config) -> None:
+        """Take over what a running gateway can (`reload.APPLIED`). Requests in flight are not disturbed."""
+        report = self.prefix_report.samples if config.prefix_report.enabled else None
+        self.reader = self._new_reader(config, report=report)
+        self.handler.follow(config, self.reader)
+        self.server.follow(config.server)
+        self.overview.follow(config, self._new_reader(config))
+        self.membership.follow("file", [Wanted(backend) for backend in config.backends])
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
@@ -261,26 +277,29 @@ def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
     return [((), getattr(owner, attribute, 0))]
 
 
-async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
+async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter, load: Callable[[], Config]) -> None:
     log = structlog.get_logger("gateway")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     for number in _IGNORED_SIGNALS:
-        loop.add_signal_handler(number, partial(log.warning, "signal_ignored", signal=number.name, hint=_NO_RELOAD))
+        loop.add_signal_handler(number, partial(log.warning, "signal_ignored", signal=number.name))
     if ignored := config.without_effect:
         log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
     if renamed := config.renamed:
         log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
-    gateway = Gateway(config, out, log=log_writer)
+    gateway = Gateway(config, out, log=log_writer, load=load)
+    hangups = asyncio.Event()
+    loop.add_signal_handler(signal.SIGHUP, hangups.set)
     loop.set_exception_handler(lambda _, context: gateway.supervisor.on_loop_error(context))
     async with gateway.running() as admin_port:
         policy, port, backends = config.routing.policy, gateway.server.port, [each.name for each in config.backends]
         log.info("serving", host=config.server.host, port=port, admin_port=admin_port, backends=backends, policy=policy)
         gc.collect()
         gc.freeze()
-        await stop.wait()
+        async with gateway.supervisor.repeating("reload", partial(_reload_on, hangups, gateway.reloads), 1.0):
+            await stop.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second one ends the process at once
         log.info("draining", answering=gateway.server.answering)
@@ -288,13 +307,31 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter) -> None:
     log.info("stopped")
 
 
-def serve(config: Config) -> None:
-    """Serve until SIGTERM or Ctrl-C, then drain. Raises OSError if a port is in use."""
-    for number in _IGNORED_SIGNALS:
+async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
+    """Reload when SIGHUP comes, and log what came of it."""
+    await hangups.wait()
+    hangups.clear()
+    log = structlog.get_logger("gateway")
+    try:
+        done = await reloads.reload()
+    except ConfigError as error:
+        log.error("reload_refused", reasons=str(error).splitlines(), hint="nothing was changed")
+    else:
+        changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
+        log.info("reloaded", changed=changed, needs_restart=restart)
+
+
+def serve(config: Config, load: Callable[[], Config]) -> None:
+    """Serve until SIGTERM or Ctrl-C, then drain; `load` reads the configuration again for a reload.
+
+    Raises OSError if a port is in use.
+    """
+    for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
     with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
-        uvloop.run(_serve(fitted(config, raise_limit()), out, log_writer))
+        limit = raise_limit()
+        uvloop.run(_serve(fitted(config, limit), out, log_writer, lambda: fitted(load(), limit)))
 
 
 def _unbuffered(stream: TextIO | None) -> BinaryIO:

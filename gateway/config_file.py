@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,9 +50,15 @@ def parse(document: Any) -> Config:
 
 
 def error_lines(error: ValidationError) -> list[str]:
+    """One line for each mistake, which begins with its key."""
+    return [f"{'.'.join(map(str, place)) or 'configuration'}: {text}" for place, text in mistakes(error)]
+
+
+def mistakes(error: ValidationError) -> list[tuple[tuple[int | str, ...], str]]:
+    """The key and the text of each mistake, in order, each once."""
     wrong = error.errors(include_url=False)
     or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
-    lines: dict[str, None] = {}  # in order, each once
+    found: dict[tuple[tuple[int | str, ...], str], None] = {}
     for item in wrong:
         place, kind = item["loc"], item["type"]
         if kind == "too_short" and len(wrong) > 1:
@@ -65,9 +72,35 @@ def error_lines(error: ValidationError) -> list[str]:
             place, text = place[:-1], "must be auto, off, or a mapping such as {endpoint: tcp://10.0.0.11:5557}"
         elif kind == "model_type" and place[0] == "backends":
             text += " with a url, such as {url: http://10.0.0.11:8000}"
-        shown = ".".join(str(part) for part in place if part != "KvEventsConfig")
-        lines[f"{shown or 'configuration'}: {text}"] = None
-    return list(lines)
+        found[tuple(part for part in place if part != "KvEventsConfig"), text] = None
+    return list(found)
+
+
+def _with_lines(file: Path, text: str, error: ValidationError) -> str:
+    """The mistakes, each with file and line; those of the command line's values have no line."""
+    root, lines = yaml.compose(text, Loader=yaml.SafeLoader), []
+    for place, what in mistakes(error):
+        line = line_of(root, place)
+        where = f"{file}:{line}: " if line else ""
+        lines.append(f"{where}{'.'.join(map(str, place)) or 'configuration'}: {what}")
+    return "\n".join(lines)
+
+
+def line_of(root: yaml.Node | None, place: Iterable[int | str]) -> int | None:
+    """The line of a key, or of what should have it, from 1 on; None = nothing of it is in the file."""
+    node, line = root, None
+    for part in place:
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((key, value) for key, value in node.value if key.value == str(part)), None)
+            if entry is None:
+                break
+            line, node = entry[0].start_mark.line + 1, entry[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
 
 
 def load(
@@ -79,9 +112,11 @@ def load(
 ) -> Config:
     """Read the file, if any, and let command-line values override it. Raises ConfigError."""
     document: Any = {}
+    text = ""
     if file is not None:
         try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+            text = file.read_text(encoding="utf-8")
+            document = yaml.safe_load(text) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"{file}: {why}") from error
@@ -104,4 +139,9 @@ def load(
             raise ConfigError(
                 "no backends: pass --backend http://host:8000 (repeatable) or list them in a configuration file"
             )
-    return parse(document)
+    try:
+        return parse(document)
+    except ConfigError as error:
+        if file is None or not isinstance(error.__cause__, ValidationError):
+            raise
+        raise ConfigError(_with_lines(file, text, error.__cause__)) from error

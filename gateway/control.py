@@ -1,4 +1,4 @@
-"""What operators can change while the gateway runs: backends are added, drained and removed on the admin port."""
+"""What operators can change on the admin port while the gateway runs: backends, and the configuration by a reload."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,32 +10,44 @@ from pydantic import ValidationError
 
 from gateway.admin import as_json, body_of
 from gateway.backends.backend import Backend
-from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
-from gateway.config import BackendConfig
+from gateway.config import BackendConfig, ConfigError
 from gateway.config_file import error_lines
 from gateway.errors import InvalidRequest
+from gateway.reload import Reloads
 
 _MOST_WAIT_SECONDS = 60.0  # of one request; clients ask again
 _LOOK_SECONDS = 0.05
 
 
-class FleetControl:
-    """The handlers of the admin port that change the fleet. `describe` makes a backend's document."""
+class Control:
+    """The handlers of the admin port that change something. `describe` makes a backend's document."""
 
-    def __init__(self, membership: Membership, fleet: Fleet, describe: Callable[[Backend], dict[str, Any]]) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        describe: Callable[[Backend], dict[str, Any]],
+        reloads: Reloads,
+    ) -> None:
         self._membership = membership
-        self._fleet = fleet
         self._describe = describe
+        self._reloads = reloads
 
     def routes(self) -> list[web.RouteDef]:
         """What the admin port serves of it."""
         return [
+            web.post("/admin/reload", self._reload),
             web.post("/admin/backends", self._add),
             web.delete("/admin/backends/{name}", self._remove),
             web.post("/admin/backends/{name}/drain", self._drain),
             web.post("/admin/backends/{name}/undrain", self._undrain),
         ]
+
+    async def _reload(self, _: web.Request) -> web.Response:
+        try:
+            return as_json(await self._reloads.reload())
+        except ConfigError as error:
+            raise InvalidRequest(f"Nothing was changed. {error}") from error
 
     async def _add(self, request: web.Request) -> web.Response:
         try:

@@ -49,7 +49,7 @@ def are_used_up(error: BaseException | None) -> bool:
 
 
 class MemoryBudget:
-    """The bytes that all requests may hold together. Changed by `Holding` only."""
+    """The bytes that all requests may hold together. `used_bytes` is changed by `Holding` only."""
 
     __slots__ = ("limit_bytes", "used_bytes")
 

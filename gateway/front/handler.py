@@ -82,28 +82,33 @@ class Handler(RequestHandler):
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
     ) -> None:
-        self._config = config
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
         self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
-        self._reader = reader
         self._finished = finished
         self._clock = clock
         self._new_id = new_id
         self._complete = complete
         self._random = random
-        self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
-        self._rate_limits = {
-            key.name: KeyLimits(key, clock)
-            for key in config.auth.keys
-            if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests
-        }
+        self._rate_limits: dict[str, KeyLimits] = {}
         self._log = structlog.get_logger("gateway")
+        self._draining = False
+        self.follow(config, reader)
+
+    def follow(self, config: Config, reader: RequestReader) -> None:
+        """Take over keys, limits, aliases and the reader of a configuration. What keys have used counts on."""
+        self._aliases, self._reader = config.models.aliases, reader
+        self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         tenant = config.admission.tenant_header
         self.known_headers = KNOWN_HEADERS | {tenant.lower().encode()} if tenant else KNOWN_HEADERS
-        self._draining = False
+        limits: dict[str, KeyLimits] = {}
+        for key in config.auth.keys:
+            if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests:
+                limits[key.name] = self._rate_limits.get(key.name) or KeyLimits(key, self._clock)
+                limits[key.name].follow(key)
+        self._rate_limits = limits
 
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
@@ -146,7 +151,7 @@ class Handler(RequestHandler):
         self, incoming: HttpRequest, route: Route, limits: KeyLimits | None, reply: ClientResponse, record: Record
     ) -> str:
         if route.local:
-            answer_local(route, incoming.path, self._fleet, self._config.models.aliases, self._draining, reply)
+            answer_local(route, incoming.path, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)

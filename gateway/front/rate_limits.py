@@ -25,6 +25,12 @@ class Bucket:
         self._level = float(per_minute)
         self._at_seconds = now
 
+    def resize(self, per_minute: int, now: float) -> None:
+        """Follow another rate; what was used lately stays used."""
+        used = self.limit - self.level(now)
+        self.limit, self._per_second = per_minute, per_minute / 60
+        self._level = per_minute - used
+
     def level(self, now: float) -> float:
         """What may be taken now; below zero = debt."""
         self._level = min(self.limit, self._level + (now - self._at_seconds) * self._per_second)
@@ -51,13 +57,24 @@ class KeyLimits:
     """The limits of one key, and their current use."""
 
     def __init__(self, key: KeyConfig, clock: Callable[[], float]) -> None:
-        per_minute = {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         self.running = 0
-        self.most_tokens = key.tokens_per_minute  # that one request may need; None = any number
         self._clock = clock
-        self._most_running = key.max_concurrent_requests
         self._ended = ServiceRate()
-        self._buckets = {what: Bucket(limit, clock()) for what, limit in per_minute.items() if limit is not None}
+        self._buckets: dict[str, Bucket] = {}
+        self.follow(key)
+
+    def follow(self, key: KeyConfig) -> None:
+        """Take over other limits; requests that run, and what was used, count on."""
+        now, per_minute = self._clock(), {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
+        self.most_tokens = key.tokens_per_minute  # that one request may need; None = any number
+        self._most_running = key.max_concurrent_requests
+        for what, limit in per_minute.items():
+            if limit is None:
+                self._buckets.pop(what, None)
+            elif what in self._buckets:
+                self._buckets[what].resize(limit, now)
+            else:
+                self._buckets[what] = Bucket(limit, now)
 
     def __repr__(self) -> str:
         levels = [f"{bucket.level(self._clock()):.0f}/{bucket.limit}" for bucket in self._buckets.values()]

@@ -91,7 +91,8 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
-    "control": {"admin", "backends", "config", "config_file", "errors"},
+    "control": {"admin", "backends", "config", "config_file", "errors", "reload"},
+    "reload": {"config"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},
@@ -104,7 +105,7 @@ EDGES = {
     "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
     "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
-    "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "resources",
+    "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "reload", "resources",
     "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}

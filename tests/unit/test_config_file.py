@@ -115,3 +115,18 @@ def test_the_example_files_are_valid(file: Path, monkeypatch: pytest.MonkeyPatch
     document = yaml.safe_load(file.read_text())
     if isinstance(document, dict) and "backends" in document:
         assert load(file, []).backends
+
+
+def test_mistakes_are_reported_with_file_and_line(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text(
+        "backends:\n- url: http://a:1\n- url: http://b:1\n  colour: red\nserver:\n  port: 99999\nservr: {}\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        load(file, [])
+    assert [line.partition(": ")[0] for line in str(caught.value).splitlines()] == [
+        f"{file}:{line}" for line in (6, 4, 7)
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load(file, ["nonsense"])
+    assert f"{file}:7: servr: unknown key" in str(caught.value).splitlines()

@@ -1,8 +1,9 @@
-"""`gateway backends` against a gateway's own admin port."""
+"""`gateway backends` and `gateway reload` against a gateway's own admin port."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from structlog.testing import capture_logs
 from typer.testing import CliRunner, Result
@@ -13,18 +14,19 @@ from gateway.config_file import parse
 
 
 @asynccontextmanager
-async def gateway() -> AsyncIterator[str]:
-    """The URL of the admin port of a gateway whose backends a and b answer nothing."""
+async def gateway(**changes: Any) -> AsyncIterator[str]:
+    """The URL of the admin port of a gateway whose backends a and b answer nothing; `changes`: for a reload."""
     backends = [{"url": f"http://127.0.0.1:{port}", "name": name} for port, name in ((1, "a"), (2, "b"))]
-    server = {"host": "127.0.0.1", "port": 0, "admin": {"port": 0}}
+    document = {"backends": backends, "server": {"host": "127.0.0.1", "port": 0, "admin": {"port": 0}}}
     with capture_logs():
-        async with Gateway(parse({"backends": backends, "server": server}), None).running() as port:
+        gateway = Gateway(parse(document), None, load=lambda: parse(document | changes))
+        async with gateway.running() as port:
             yield f"http://127.0.0.1:{port}"
 
 
-async def run(url: str, *arguments: str) -> Result:
-    command = ["backends", "--admin", url, *arguments]
-    return await asyncio.to_thread(CliRunner().invoke, app, command, env={"COLUMNS": "160"})
+async def run(url: str, *arguments: str, command: str = "backends") -> Result:
+    words = [command, "--admin", url, *arguments]
+    return await asyncio.to_thread(CliRunner().invoke, app, words, env={"COLUMNS": "160"})
 
 
 async def test_backends_are_shown_with_their_state_and_why() -> None:
@@ -58,3 +60,19 @@ async def test_what_is_refused_is_said() -> None:
             result = await run(url, *arguments)
             assert result.exit_code == 1
             assert text in result.output
+
+
+async def test_a_reload_shows_what_has_changed() -> None:
+    changes = {"backends": [{"url": "http://127.0.0.1:1", "name": "a", "max_in_flight": 7}], "routing": {"aging": 0.5}}
+    async with gateway(**changes) as url:
+        assert (await run(url, command="reload")).output.splitlines() == [
+            "changed: backends.b: removed",
+            "changed: backends.a.max_in_flight: auto -> 7",
+            "needs a restart: routing.aging: 0.05 -> 0.5",
+        ]
+        assert '"changed": []' in (await run(url, "--json", command="reload")).output
+    async with gateway() as url:
+        assert (await run(url, command="reload")).output == "nothing has changed\n"
+    async with gateway(backends=[]) as url:
+        result = await run(url, command="reload")
+        assert (result.exit_code, "Nothing was changed. backends:" in result.output) == (1, True)

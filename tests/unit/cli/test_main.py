@@ -51,7 +51,7 @@ def well() -> Iterator[str]:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """What `gateway serve` would have served."""
     configs: list[Config] = []
-    monkeypatch.setattr("gateway.app.serve", configs.append)
+    monkeypatch.setattr("gateway.app.serve", lambda config, load: configs.append(config))  # noqa: ARG005
     return configs
 
 
@@ -113,7 +113,8 @@ def test_each_mistake_in_a_file_is_one_line(tmp_path: Path) -> None:
     file.write_text("backends: [{url: 'ftp://x'}, {url: 'http://h:1'}]\nserver: {prot: 1}\n")
     result = gateway("serve", "-c", str(file))
     assert result.exit_code == 2
-    assert [line.split(":")[1].strip() for line in result.stderr.splitlines()] == ["server.prot", "backends.0.url"]
+    shown = [line.split(": ")[1:3] for line in result.stderr.splitlines()]
+    assert shown == [[f"{file}:2", "server.prot"], [f"{file}:1", "backends.0.url"]]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,8 @@ def test_a_wrong_shape_is_reported_in_the_words_of_the_file(tmp_path: Path, cont
     file.write_text(content)
     result = gateway("serve", "-c", str(file))
     assert result.exit_code == 2
-    assert result.stderr == f"gateway: {complaint}\n"
+    line = len(content.splitlines())
+    assert result.stderr == f"gateway: {file}:{line}: {complaint}\n"
 
 
 def test_a_missing_file_is_named_once(tmp_path: Path) -> None:
