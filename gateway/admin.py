@@ -1,40 +1,26 @@
-"""The admin port: gauges, the backends, the queue and dry runs of routing, for operators only; never on the main port.
-
-A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
-port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
-known names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests
-under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something.
-"""
+"""The admin port: gauges, the backends, the queue and dry runs of routing, for operators only."""
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from ipaddress import ip_address
 from operator import attrgetter
 from typing import Any
 
-import orjson
 from aiohttp import web
 from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.config import Config, Listen
-from gateway.errors import (
-    BodyTooLarge,
-    GatewayError,
-    HostNotAllowed,
-    InvalidRequest,
-    OriginNotAllowed,
-    RequestTimeout,
-)
+from gateway.errors import GatewayError, InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.json_body import in_turns, parse_body
@@ -50,9 +36,6 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.tokenization import Tokenization
 
-_SAFE_METHODS = ("GET", "HEAD")
-_MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
-_BODY_SECONDS = 10.0
 _BREATH_SECONDS = 0.001
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _MOST_SHOWN = 100  # tenants of a model in the answer
@@ -370,7 +353,7 @@ class AdminPort:
         if self.listen is None:
             yield None
             return
-        app = web.Application(client_max_size=_MAX_BODY_BYTES, middlewares=[self._guard])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/admin/backends", self._backends)
         app.router.add_get("/admin/queue", self._queue)
@@ -389,15 +372,7 @@ class AdminPort:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer errors, and refuse requests under other host names than those of the port."""
         try:
-            names = own_hosts(self.listen)
-            for host in request.headers.getall("host", ()):
-                if not is_own_host(host, names):
-                    raise HostNotAllowed(
-                        f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
-                        " to server.admin.allowed_hosts."
-                    )
-            if request.method not in _SAFE_METHODS and "origin" in request.headers:
-                raise OriginNotAllowed("Requests from web pages are not allowed on the admin port.")
+            check_sender(request, self.listen)
             return await handler(request)
         except GatewayError as error:
             return web.Response(body=render(error), status=error.status, content_type="application/json")
@@ -428,40 +403,3 @@ class AdminPort:
             return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with self._reporting:
             return as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
-
-
-def own_hosts(listen: Listen | None) -> frozenset[str]:
-    """Names that the port is known by, as far as it is configured."""
-    return frozenset() if listen is None else frozenset((listen.host.lower(), *listen.allowed_hosts)) - {""}
-
-
-def is_own_host(header: str, names: Collection[str]) -> bool:
-    """Whether a header is an IP address, a loopback name, or one of these names, with any port."""
-    host = header.strip().lower()
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
-    elif (parts := host.partition(":"))[2].isdigit() or not parts[2]:
-        host = parts[0]
-    host = host.removesuffix(".")
-    if host == "localhost" or host.endswith(".localhost") or host in names:
-        return True
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
-async def body_of(request: web.Request) -> bytes:
-    """The body of a request. Raises RequestTimeout or BodyTooLarge."""
-    try:
-        async with asyncio.timeout(_BODY_SECONDS):
-            return await request.read()
-    except TimeoutError as error:
-        raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
-    except web.HTTPRequestEntityTooLarge as error:
-        raise BodyTooLarge(f"The body exceeds {_MAX_BODY_BYTES} bytes, the limit on the admin port.") from error
-
-
-def as_json(document: Any, status: int = 200) -> web.Response:
-    return web.Response(body=orjson.dumps(document), status=status, content_type="application/json")

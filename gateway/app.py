@@ -27,6 +27,8 @@ from gateway.backends.membership import Membership
 from gateway.backends.probe import watching
 from gateway.config import Config, ConfigError
 from gateway.control import Control
+from gateway.discovery.follow import following
+from gateway.discovery.sources import configured_sources, several_addresses
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
@@ -83,6 +85,7 @@ class Gateway:
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
         self.membership = Membership(fleet)
+        self.sources = configured_sources(config.discovery)
         cache_state = self.cache_state = CacheState(config, fleet, clock)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
@@ -260,6 +263,7 @@ class Gateway:
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
+            await enter(following(self.sources, self.membership.follow, supervisor))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
@@ -298,13 +302,20 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter, load: Ca
         log.info("serving", host=config.server.host, port=port, admin_port=admin_port, backends=backends, policy=policy)
         gc.collect()
         gc.freeze()
+        naming = loop.create_task(_warn_of_names(config))
         async with gateway.supervisor.repeating("reload", partial(_reload_on, hangups, gateway.reloads), 1.0):
             await stop.wait()
+        naming.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)  # a second one ends the process at once
         log.info("draining", answering=gateway.server.answering)
         await gateway.server.drain()
     log.info("stopped")
+
+
+async def _warn_of_names(config: Config) -> None:
+    for warning in await several_addresses(config.backends):
+        structlog.get_logger("gateway").warning("backend_has_several_addresses", hint=warning)
 
 
 async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:

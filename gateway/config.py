@@ -146,16 +146,21 @@ KvEvents = Annotated[  # YAML reads an unquoted `off` as false
 ]
 
 
-class BackendConfig(Section):
-    """One vLLM server."""
+class DiscoveredBackend(Section):
+    """Settings of every backend that DNS finds."""
 
-    url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
-    name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
     api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
     max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
     kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
     kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
+
+
+class BackendConfig(DiscoveredBackend):
+    """One vLLM server."""
+
+    url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
+    name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
     speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
 
     @model_validator(mode="before")
@@ -174,6 +179,34 @@ class BackendConfig(Section):
         if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,128}", self.name):
             raise ValueError(f"name {self.name!r} may contain only letters, digits and . _ : -")
         return self
+
+
+class DnsDiscovery(Section):
+    """A name in DNS, each of whose addresses is a backend."""
+
+    name: HostName = Field(description="Host name, such as that of a headless Kubernetes Service.")
+    port: int | None = default(None, "Port of the backends; required for `record: a`.", ge=1, le=65535)
+    record: Literal["a", "srv"] = default("a", "a = A and AAAA records; srv = SRV records, which have the ports, too.")
+    tls: bool = default(False, "Use https.")
+    nameserver: str = default(
+        "",
+        "IP address and port of a DNS server, such as 127.0.0.1:8600; empty = those of the system.",
+        pattern=r"^([0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})?$",
+    )
+
+    @model_validator(mode="after")
+    def _has_a_port_unless_records_have_it(self) -> Self:
+        if (self.port is None) != (self.record == "srv"):
+            raise ValueError("set port for `record: a`, and not for `record: srv`")
+        return self
+
+
+class DiscoveryConfig(Section):
+    """Backends that are found while the gateway runs, besides those of `backends`."""
+
+    file: str | None = default(None, "YAML file with a list like `backends`; read again when it changes. null = none.")
+    dns: tuple[DnsDiscovery, ...] = default((), "Names in DNS, asked again when their records expire (30 s at most).")
+    backend: DiscoveredBackend = default(DiscoveredBackend(), "Settings of every backend that DNS finds.")
 
 
 class RoutingConfig(Section):
@@ -356,7 +389,8 @@ class Config(Section):
     """The configuration file."""
 
     server: ServerConfig = ServerConfig()
-    backends: tuple[BackendConfig, ...] = Field(min_length=1)
+    backends: tuple[BackendConfig, ...] = ()
+    discovery: DiscoveryConfig = DiscoveryConfig()
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
@@ -386,6 +420,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:
+        if not (self.backends or self.discovery.file or self.discovery.dns):
+            raise ValueError("backends is empty, and discovery has no source: list at least one backend")
         names = [backend.name for backend in self.backends]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")

@@ -76,8 +76,8 @@ def mistakes(error: ValidationError) -> list[tuple[tuple[int | str, ...], str]]:
     return list(found)
 
 
-def _with_lines(file: Path, text: str, error: ValidationError) -> str:
-    """The mistakes, each with file and line; those of the command line's values have no line."""
+def mistakes_with_lines(file: Path, text: str, error: ValidationError) -> str:
+    """The mistakes, one a line, with file and line; those of the command line's values have no line."""
     root, lines = yaml.compose(text, Loader=yaml.SafeLoader), []
     for place, what in mistakes(error):
         line = line_of(root, place)
@@ -135,7 +135,7 @@ def load(
                 overrides["admin"] = admin | {"port": admin_port}
             if overrides:
                 document["server"] = server | overrides
-        if not document.get("backends"):
+        if not (document.get("backends") or document.get("discovery")):
             raise ConfigError(
                 "no backends: pass --backend http://host:8000 (repeatable) or list them in a configuration file"
             )
@@ -144,4 +144,4 @@ def load(
     except ConfigError as error:
         if file is None or not isinstance(error.__cause__, ValidationError):
             raise
-        raise ConfigError(_with_lines(file, text, error.__cause__)) from error
+        raise ConfigError(mistakes_with_lines(file, text, error.__cause__)) from error

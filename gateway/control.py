@@ -8,7 +8,7 @@ import orjson
 from aiohttp import web
 from pydantic import ValidationError
 
-from gateway.admin import as_json, body_of
+from gateway.admin_http import as_json, body_of
 from gateway.backends.backend import Backend
 from gateway.backends.membership import Membership
 from gateway.config import BackendConfig, ConfigError

@@ -30,9 +30,9 @@ class RecountedGateway(app.Gateway):
 
     def __init__(
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
-        log: LineWriter | None = None,
+        log: LineWriter | None = None, load: Callable[[], Config] | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(config, log_out, clock, log)
+        super().__init__(config, log_out, clock, log, load=load)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))
         self.metrics.include(self.violations)
         settle = self.metrics.before_collecting

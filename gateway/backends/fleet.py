@@ -146,7 +146,9 @@ class Fleet:
         """The engines of these; None if no backend can have the model (one whose models are unknown yet may)."""
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        may_come = any(model in backend.context_tokens or not backend.facts.models for backend in self.backends)
+        may_come = not self.backends or any(
+            model in backend.context_tokens or not backend.facts.models for backend in self.backends
+        )
         return [] if may_come else None
 
     def engines(self) -> list[Engine]:

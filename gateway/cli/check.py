@@ -10,6 +10,7 @@ from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import Answers, survey
 from gateway.config import Config
+from gateway.discovery.sources import DiscoveryError, configured_sources, several_addresses
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
 
@@ -29,8 +30,23 @@ async def examine(config: Config) -> dict[str, list[Any]]:
         unreachable = next((reason for reason in reasons if reason), None)
         return report_on(answers, config.routing.policy, tokenized, unreachable)
 
+    config, problems = await with_discovered(config)
     reports = await asyncio.gather(*map(report, await survey(config)))
-    return {"backends": reports, "warnings": fleet_warnings(config, reports)}
+    names = await several_addresses(config.backends)
+    return {"backends": reports, "warnings": [*problems, *names, *fleet_warnings(config, reports)]}
+
+
+async def with_discovered(config: Config) -> tuple[Config, list[str]]:
+    """The configuration with the backends that its sources list now, and why sources cannot be read."""
+    backends, problems = {backend.name: backend for backend in config.backends}, list[str]()
+    for source in configured_sources(config.discovery):
+        try:
+            listed, _ = await source.read()
+        except DiscoveryError as error:
+            problems.append(f"discovery: {error}")
+        else:
+            backends = {backend.name: backend for backend in listed} | backends
+    return config.model_copy(update={"backends": tuple(backends.values())}), problems
 
 
 def report_on(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import admin as module
-from gateway.admin import AdminPort, breather, is_own_host, own_hosts
+from gateway.admin import AdminPort, breather
+from gateway.admin_http import is_own_host, own_hosts
 from gateway.config import Listen
 from gateway.errors import ModelNotFound
 from gateway.observe.metrics import Breathe, Metrics
@@ -137,7 +137,7 @@ async def test_the_body_of_a_dry_run_is_bounded() -> None:
 
 
 async def test_the_body_of_a_dry_run_does_not_take_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BODY_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.admin_http._BODY_SECONDS", 0.05)
 
     async def endless() -> AsyncIterator[bytes]:
         yield b"{"

@@ -78,7 +78,9 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
+    "admin_http": {"config", "errors"},
     "admin": {
+        "admin_http",
         "request",
         "errors",
         "config",
@@ -91,18 +93,20 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
-    "control": {"admin", "backends", "config", "config_file", "errors", "reload"},
+    "control": {"admin_http", "backends", "config", "config_file", "errors", "reload"},
     "reload": {"config"},
+    "discovery": {"backends.fleet", "config", "config_file", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},
-    "cli": {"config", "backends", "kv_events.endpoints"},
+    "cli": {"config", "backends", "discovery", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "__main__", "_native.__init__", "admin", "app", "backends.probe", "backends.vllm_api", "cli.check", "compiled",
-    "control",
-    "config_file", "dispatch", "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
+    "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.vllm_api", "cli.check",
+    "compiled", "control",
+    "config_file", "discovery.follow", "discovery.sources", "dispatch",
+    "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
     "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
     "observe.log", "observe.metrics", "plan.command", "relay.connection", "relay.relay", "reload", "resources",

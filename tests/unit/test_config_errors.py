@@ -9,7 +9,7 @@ from gateway.config_file import parse
 @pytest.mark.parametrize(
     ("document", "lines"),
     [
-        ({}, ["backends: is missing"]),
+        ({}, ["configuration: backends is empty, and discovery has no source: list at least one backend"]),
         ({"backends": [{"url": "http://a:1"}], "servr": {}}, ["servr: unknown key"]),
         ({"backends": [{"url": "http://a:1", "max_in_flight": "many"}]},
          ["backends.0.max_in_flight: must be a whole number, or auto"]),

@@ -75,4 +75,4 @@ async def test_a_reload_shows_what_has_changed() -> None:
         assert (await run(url, command="reload")).output == "nothing has changed\n"
     async with gateway(backends=[]) as url:
         result = await run(url, command="reload")
-        assert (result.exit_code, "Nothing was changed. backends:" in result.output) == (1, True)
+        assert (result.exit_code, "Nothing was changed. configuration: backends is empty" in result.output) == (1, True)

@@ -1,6 +1,7 @@
 import io
 import re
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from gateway.backends.vllm_api import ControlError
 from gateway.cli.check import Report, examine, fleet_warnings, report_on
 from gateway.cli.pages import page
 from gateway.config import BackendConfig, Config, HealthConfig, UpstreamConfig
+from gateway.config_file import parse
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port
 
@@ -236,3 +238,14 @@ def test_the_table_shows_what_is_not_known() -> None:
     for row in ("reachable no", "version ?", "models none", "max_model_len ?", "block size ?", "KV cache ?", "cap ?",
                 "prefix caching ?", "KV events ?"):  # fmt: skip
         assert row in rows
+
+
+async def test_discovered_backends_are_examined_and_sources_that_fail_are_warned_of(tmp_path: Path) -> None:
+    file = tmp_path / "backends.yaml"
+    file.write_text("- {url: http://127.0.0.1:9, name: found}\n")
+    document = await examine(parse({"discovery": {"file": str(file)}}))
+    assert [report["name"] for report in document["backends"]] == ["found"]
+    file.unlink()
+    document = await examine(parse({"discovery": {"file": str(file)}}))
+    assert document["backends"] == []
+    assert "No such file" in document["warnings"][0]

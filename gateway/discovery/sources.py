@@ -1,0 +1,172 @@
+"""Sources of backends that change while the gateway runs: each gives snapshots of all the backends that it knows.
+
+A source that fails keeps its last snapshot: backends that are gone fail their probes, and a resolver that is down stops
+no traffic.
+"""
+
+import asyncio
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
+from gateway.config_file import mistakes_with_lines, substitute
+
+if TYPE_CHECKING:
+    import dns.asyncresolver
+
+_FILE_SECONDS = 1.0
+_MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, whatever the TTL
+_TIMEOUT_SECONDS = 5.0
+_BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
+
+
+class DiscoveryError(Exception):
+    """A source could not be read; the message says why."""
+
+
+class BackendSource(Protocol):
+    """One source. `name` is that of the backends' origin."""
+
+    name: str
+
+    async def read(self) -> tuple[Sequence[BackendConfig], float]:
+        """All backends, and the seconds until they should be read again. Raises DiscoveryError."""
+
+
+def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
+    """The sources of the configuration. Raises ConfigError for what is not installed."""
+    sources: list[BackendSource] = []
+    if config.file is not None:
+        sources.append(WatchedFile(Path(config.file)))
+    if config.dns and find_spec("dns") is None:
+        raise ConfigError(
+            "discovery.dns: requires a package that is not installed: pip install 'vllm-batching-gateway[discovery]'"
+        )
+    sources += [DnsName(each, config.backend) for each in config.dns]
+    return sources
+
+
+async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:
+    """A warning for each URL whose host has several addresses, which count as one backend."""
+
+    async def addresses(backend: BackendConfig) -> int:
+        parts, loop = urlsplit(backend.url), asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
+        except OSError:
+            return 0  # its probes fail, and say why
+        families = Counter(family for family, *_ in found)
+        return max(families.values(), default=0)
+
+    listed = [*backends]
+    counts = await asyncio.gather(*map(addresses, listed))
+    return [
+        f"{backend.url} has {count} addresses, but counts as one backend, with one cap and one prefix record."
+        " Use discovery.dns, so that each address is a backend."
+        for backend, count in zip(listed, counts, strict=True)
+        if count > 1
+    ]
+
+
+class WatchedFile:
+    """A file with a list of backends, as in the configuration. It is read again when it has changed."""
+
+    def __init__(self, file: Path) -> None:
+        self.name = f"file {file}"
+        self._file = file
+        self._version: tuple[int, ...] = ()
+        self._backends: tuple[BackendConfig, ...] = ()
+
+    async def read(self) -> tuple[Sequence[BackendConfig], float]:
+        """What the file lists. Raises DiscoveryError."""
+        await asyncio.to_thread(self._read)
+        return self._backends, _FILE_SECONDS
+
+    def _read(self) -> None:
+        try:
+            status = os.stat(self._file)
+            version = status.st_mtime_ns, status.st_size, status.st_ino
+            if version == self._version:
+                return
+            text = self._file.read_text(encoding="utf-8")
+            backends = _BACKENDS.validate_python(substitute(yaml.safe_load(text) or [], dict(os.environ)))
+        except ValidationError as error:
+            raise DiscoveryError(mistakes_with_lines(self._file, text, error)) from error
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+            raise DiscoveryError(f"{self._file}: {error}") from error
+        self._version, self._backends = version, backends
+
+
+class DnsName:
+    """Every address of a name is a backend: its A and AAAA records, or the hosts and ports of its SRV records."""
+
+    def __init__(self, config: DnsDiscovery, settings: DiscoveredBackend) -> None:
+        self.name = f"dns {config.name}"
+        self._config = config
+        self._settings = settings.model_dump(exclude_defaults=True)
+        self._resolver: dns.asyncresolver.Resolver | None = None
+
+    async def read(self) -> tuple[Sequence[BackendConfig], float]:
+        """The backends at the name's addresses, for as long as the records are valid. Raises DiscoveryError."""
+        import dns.exception
+
+        resolver = self._resolver = self._resolver or self._new_resolver()
+        config = self._config
+        try:
+            if config.record == "srv":
+                addresses, seconds = await self._services(resolver)
+            else:
+                addresses, seconds = await self._addresses(resolver, config.name)
+                addresses = [f"{host}:{config.port}" for host in addresses]
+            scheme = "https" if config.tls else "http"
+            found = [BackendConfig(url=f"{scheme}://{address}", **self._settings) for address in sorted(set(addresses))]
+        except (dns.exception.DNSException, OSError, ValidationError) as error:
+            raise DiscoveryError(f"{config.name}: {error}") from error
+        return found, min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
+
+    def _new_resolver(self) -> "dns.asyncresolver.Resolver":
+        import dns.asyncresolver
+
+        nameserver = self._config.nameserver
+        resolver = dns.asyncresolver.Resolver(configure=not nameserver)
+        if nameserver:
+            host, _, port = nameserver.rpartition(":")
+            resolver.nameservers, resolver.port = [host.strip("[]")], int(port)
+        return resolver
+
+    async def _services(self, resolver: "dns.asyncresolver.Resolver") -> tuple[list[str], float]:
+        """host:port of each SRV record; a host with several addresses is several backends."""
+        answer = await resolver.resolve(self._config.name, "SRV", lifetime=_TIMEOUT_SECONDS, search=False)
+        seconds, addresses = float(answer.rrset.ttl if answer.rrset else 0), list[str]()
+        for record in answer:
+            hosts, ttl = await self._addresses(resolver, record.target.to_text(omit_final_dot=True))
+            addresses += [f"{host}:{record.port}" for host in hosts]
+            seconds = min(seconds, ttl)
+        return addresses, seconds
+
+    async def _addresses(self, resolver: "dns.asyncresolver.Resolver", name: str) -> tuple[list[str], float]:
+        """The IPv4 and IPv6 addresses of a name, and their shortest TTL. Raises DNSException if there is none."""
+        import dns.resolver
+
+        found, seconds = list[str](), float("inf")
+        missing: dns.resolver.NoAnswer | None = None
+        for kind in ("A", "AAAA"):
+            try:
+                answer = await resolver.resolve(name, kind, lifetime=_TIMEOUT_SECONDS, search=False)
+            except dns.resolver.NoAnswer as error:
+                missing = error
+                continue
+            seconds = min(seconds, answer.rrset.ttl if answer.rrset else 0)
+            found += [f"[{each.address}]" if kind == "AAAA" else str(each.address) for each in answer]
+        if not found and missing is not None:
+            raise missing
+        return found, seconds

@@ -1,0 +1,114 @@
+"""What a source of backends lists: a file, or a name in DNS on real sockets."""
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any
+
+import dns.rcode
+import pytest
+
+from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DnsDiscovery
+from gateway.config_file import parse
+from gateway.discovery.sources import DiscoveryError, DnsName, WatchedFile, configured_sources, several_addresses
+from tests.dns import NameServer
+
+
+async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BACKEND_KEY", "sk-1")
+    file = tmp_path / "backends.yaml"
+    source = WatchedFile(file)
+    with pytest.raises(DiscoveryError, match="No such file"):
+        await source.read()
+    file.write_text("- url: http://a:1\n  api_key: ${BACKEND_KEY}\n- {url: http://b:1, name: b}\n")
+    backends, seconds = await source.read()
+    assert [(each.name, each.api_key) for each in backends] == [("a:1", "sk-1"), ("b", "")]
+    assert seconds == 1.0
+    assert (await source.read())[0] is backends
+    file.write_text("[]")
+    assert (await source.read())[0] == ()
+
+
+async def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "backends.yaml"
+    file.write_text("- url: http://a:1\n- url: nonsense\n")
+    with pytest.raises(DiscoveryError, match=r"backends\.yaml:2: 1\.url: must look like http://host:port"):
+        await WatchedFile(file).read()
+    file.write_text("- url: ${NOT_SET}")
+    with pytest.raises(DiscoveryError, match="NOT_SET is not set"):
+        await WatchedFile(file).read()
+    file.write_text("a: [")
+    with pytest.raises(DiscoveryError, match=r"backends\.yaml"):
+        await WatchedFile(file).read()
+
+
+def dns_name(server: NameServer, **settings: object) -> DnsName:
+    config = DnsDiscovery.model_validate({"name": "vllm.example", "nameserver": server.address, **settings})
+    return DnsName(config, DiscoveredBackend(max_in_flight=7))
+
+
+async def test_every_address_of_a_name_is_a_backend() -> None:
+    async with NameServer() as server:
+        source = dns_name(server, port=8000)
+        server.records["vllm.example", "A"] = ["10.0.0.2", "10.0.0.1"]
+        server.records["vllm.example", "AAAA"] = ["fd00::1"]
+        server.ttl_seconds = 12
+        backends, seconds = await source.read()
+        assert [each.url for each in backends] == [
+            "http://10.0.0.1:8000", "http://10.0.0.2:8000", "http://[fd00::1]:8000",
+        ]  # fmt: skip
+        assert {each.max_in_flight for each in backends} == {7}
+        assert seconds == 12.0
+        server.records = {("vllm.example", "A"): ["10.0.0.3"]}
+        for ttl_seconds, expected in ((0, 1.0), (3600, 30.0)):
+            server.ttl_seconds = ttl_seconds
+            backends, seconds = await source.read()
+            assert ([each.name for each in backends], seconds) == (["10.0.0.3:8000"], expected)
+
+
+async def test_srv_records_have_hosts_and_ports() -> None:
+    async with NameServer() as server:
+        server.ttl_seconds = 5
+        server.records["vllm.example", "SRV"] = ["0 0 8001 a.vllm.example.", "0 0 8002 b.vllm.example."]
+        server.records["a.vllm.example", "A"] = ["10.0.0.1"]
+        server.records["b.vllm.example", "A"] = ["10.0.0.2"]
+        backends, seconds = await dns_name(server, record="srv", tls=True).read()
+        assert [each.url for each in backends] == ["https://10.0.0.1:8001", "https://10.0.0.2:8002"]
+        assert seconds == 5.0
+
+
+@pytest.mark.parametrize("rcode", [dns.rcode.SERVFAIL, dns.rcode.NXDOMAIN, dns.rcode.REFUSED, dns.rcode.NOERROR])
+async def test_a_name_without_an_answer_is_an_error(rcode: dns.rcode.Rcode) -> None:
+    async with NameServer() as server:
+        server.rcode = rcode
+        with pytest.raises(DiscoveryError, match=r"^vllm\.example: "):
+            await dns_name(server, port=8000).read()
+
+
+def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    dns_config = {"name": "vllm.example", "port": 8000}
+    config = parse({"discovery": {"file": "backends.yaml", "dns": [dns_config]}})
+    assert [each.name for each in configured_sources(config.discovery)] == ["file backends.yaml", "dns vllm.example"]
+    monkeypatch.setattr("gateway.discovery.sources.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"vllm-batching-gateway\[discovery\]"):
+        configured_sources(config.discovery)
+
+
+@pytest.mark.parametrize("wrong", [{"name": "a"}, {"name": "a", "record": "srv", "port": 1}])
+def test_a_port_is_given_once(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match="set port for"):
+        parse({"discovery": {"dns": [wrong]}})
+
+
+async def test_a_url_whose_host_has_several_addresses_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+        if host == "nowhere":
+            raise socket.gaierror
+        count = 3 if host == "many" else 1
+        both = [socket.AF_INET] * count + [socket.AF_INET6]
+        return [(family, 1, 6, "", (f"10.0.0.{number}", port)) for number, family in enumerate(both)]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    urls = ("http://many:8000", "http://one:8000", "http://nowhere:8000")
+    [warning] = await several_addresses([BackendConfig(url=url) for url in urls])
+    assert warning.startswith("http://many:8000 has 3 addresses, but counts as one backend")
