@@ -88,7 +88,7 @@ def serve(
     from gateway.config import ConfigError
 
     try:
-        gateway_app.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin))
+        gateway_app.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin), file)
     except ConfigError as error:
         _fail(str(error), INVALID)
     except OSError as error:

@@ -13,6 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO, TextIO
 
@@ -46,7 +47,7 @@ from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
-from gateway.reload import Reloads
+from gateway.reload import FileWatch, Reloads
 from gateway.resources import MemoryBudget, fitted, raise_limit
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
@@ -281,7 +282,9 @@ def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
     return [((), getattr(owner, attribute, 0))]
 
 
-async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter, load: Callable[[], Config]) -> None:
+async def _serve(
+    config: Config, out: BinaryIO, log_writer: LineWriter, load: Callable[[], Config], file: Path | None
+) -> None:
     log = structlog.get_logger("gateway")
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -303,7 +306,11 @@ async def _serve(config: Config, out: BinaryIO, log_writer: LineWriter, load: Ca
         gc.collect()
         gc.freeze()
         naming = loop.create_task(_warn_of_names(config))
-        async with gateway.supervisor.repeating("reload", partial(_reload_on, hangups, gateway.reloads), 1.0):
+        async with AsyncExitStack() as stack:
+            enter, repeating = stack.enter_async_context, gateway.supervisor.repeating
+            await enter(repeating("reload", partial(_reload_on, hangups, gateway.reloads), 1.0))
+            if file is not None and config.config.watch:
+                await enter(repeating("config_watch", FileWatch(file, hangups.set).step, 1.0))
             await stop.wait()
         naming.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -332,8 +339,8 @@ async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
         log.info("reloaded", changed=changed, needs_restart=restart)
 
 
-def serve(config: Config, load: Callable[[], Config]) -> None:
-    """Serve until SIGTERM or Ctrl-C, then drain; `load` reads the configuration again for a reload.
+def serve(config: Config, load: Callable[[], Config], file: Path | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C, then drain; `load` reads the configuration, from `file`, again for a reload.
 
     Raises OSError if a port is in use.
     """
@@ -342,7 +349,7 @@ def serve(config: Config, load: Callable[[], Config]) -> None:
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
     with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
         limit = raise_limit()
-        uvloop.run(_serve(fitted(config, limit), out, log_writer, lambda: fitted(load(), limit)))
+        uvloop.run(_serve(fitted(config, limit), out, log_writer, lambda: fitted(load(), limit), file))
 
 
 def _unbuffered(stream: TextIO | None) -> BinaryIO:

@@ -385,9 +385,16 @@ class PrefixReportConfig(Section):
     show_text: bool = default(False, "Show excerpts of prompts; false = hashes, kinds and positions.")
 
 
+class FileConfig(Section):
+    """The configuration file itself."""
+
+    watch: bool = default(False, "Reload when the file changes; it is looked at once a second.")
+
+
 class Config(Section):
     """The configuration file."""
 
+    config: FileConfig = FileConfig()
     server: ServerConfig = ServerConfig()
     backends: tuple[BackendConfig, ...] = ()
     discovery: DiscoveryConfig = DiscoveryConfig()

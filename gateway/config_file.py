@@ -103,6 +103,12 @@ def line_of(root: yaml.Node | None, place: Iterable[int | str]) -> int | None:
     return line
 
 
+def version_of(file: Path) -> tuple[int, ...]:
+    """What changes when the file, or the target of its link, does. Raises OSError."""
+    status = os.stat(file)
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def load(
     file: Path | None,
     backends: list[str],

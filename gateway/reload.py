@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from gateway.config import Config
+from gateway.config_file import version_of
 
 _SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
@@ -80,6 +83,27 @@ def _compared(path: str, old: Any, new: Any) -> Iterator[ConfigChange]:
 
 def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {entry["name"]: entry for entry in entries}
+
+
+_LOOK_SECONDS = 1.0
+
+
+class FileWatch:
+    """Looks at a file again and again, and calls `changed` when it has changed."""
+
+    def __init__(self, file: Path, changed: Callable[[], None]) -> None:
+        self._file = file
+        self._changed = changed
+        self._version = version_of(file)
+
+    async def step(self) -> None:
+        """Wait, and look once. A file that is missing is not read: it may be about to be replaced."""
+        await asyncio.sleep(_LOOK_SECONDS)
+        with suppress(FileNotFoundError):
+            version = await asyncio.to_thread(version_of, self._file)
+            if version != self._version:
+                self._version = version
+                self._changed()
 
 
 class Reloads:

@@ -98,13 +98,17 @@ class Membership:
         return changes
 
     def _wanted(self) -> Mapping[str, Wanted]:
-        """By name; of two sources that list it, the first counts."""
+        """By name. Of several that list a name or a URL the first counts, and what was added by hand before a URL's
+        others: two backends for one server would have two caps."""
         wanted: dict[str, Wanted] = {}
+        taken = {config.url for config in self._added.values()}
         for listed in self._sources.values():
-            wanted = wanted | {name: each for name, each in listed.items() if name not in wanted}
+            new = {name: each for name, each in listed.items() if name not in wanted and each.config.url not in taken}
+            wanted |= new
+            taken |= {each.config.url for each in new.values()}
         wanted |= {name: Wanted(config) for name, config in self._added.items()}
         for name in self._removed:
-            del wanted[name]
+            wanted.pop(name, None)
         for name in self._drained & wanted.keys():
             wanted[name] = Wanted(wanted[name].config, BY_HAND)
         return wanted

@@ -45,6 +45,10 @@ async def watching(
                     watch = watches[backend] = BackendWatch(backend, fleet, config, client, clock, random)
                     tasks[backend] = asyncio.create_task(watch.run(supervisor), name="backend_watch")
 
+        def doubt(backend: Backend) -> None:
+            if backend in watches:  # a request without a slot may end after its backend has left
+                watches[backend].probe_soon()
+
         def leave(backend: Backend) -> None:
             del watches[backend]
             tasks[backend].cancel()
@@ -53,7 +57,7 @@ async def watching(
         listening: tuple[tuple[list[Any], Callable[..., None]], ...] = (
             (fleet.on_change, follow),
             (fleet.on_leave, leave),
-            (fleet.on_probe_wanted, lambda backend: watches[backend].probe_soon()),
+            (fleet.on_probe_wanted, doubt),
             (fleet.on_restart, lambda backend: watches[backend].ask_everything()),
         )
         for listeners, listener in listening:

@@ -18,7 +18,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
-from gateway.config_file import mistakes_with_lines, substitute
+from gateway.config_file import mistakes_with_lines, substitute, version_of
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -93,8 +93,7 @@ class WatchedFile:
 
     def _read(self) -> None:
         try:
-            status = os.stat(self._file)
-            version = status.st_mtime_ns, status.st_size, status.st_ino
+            version = version_of(self._file)
             if version == self._version:
                 return
             text = self._file.read_text(encoding="utf-8")

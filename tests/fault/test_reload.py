@@ -147,3 +147,19 @@ async def test_reloads_under_traffic_fail_no_request(
         stopped.set()
         await asyncio.gather(*clients)
         assert set(statuses) == {200}
+
+
+async def test_a_file_that_is_watched_is_read_when_it_changes(
+    tmp_path: Path, backend: ScriptedBackend, other: ScriptedBackend
+) -> None:
+    other.plays(*json_answer())
+    with (tmp_path / "log").open("wb") as log:
+        async with gateway_process(tmp_path, backend, stderr=log, sections={"config": {"watch": True}}) as gateway:
+            (tmp_path / "gateway.yaml").rename(tmp_path / "elsewhere.yaml")  # as an editor replaces a file
+            await asyncio.sleep(1.5)
+            (tmp_path / "elsewhere.yaml").rename(tmp_path / "gateway.yaml")
+            rewrite(tmp_path, backends=[{"url": other.url}])
+            await holds(lambda: b'"event": "reloaded"' in (tmp_path / "log").read_bytes(), "it was reloaded")
+            assert await status(gateway) == 200
+            assert len(other.ledger) == 1
+    assert b"background_error" not in (tmp_path / "log").read_bytes()

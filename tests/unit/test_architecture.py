@@ -94,7 +94,7 @@ LAYERS: dict[str, set[str]] = {
         "tokenization",
     },
     "control": {"admin_http", "backends", "config", "config_file", "errors", "reload"},
-    "reload": {"config"},
+    "reload": {"config", "config_file"},
     "discovery": {"backends.fleet", "config", "config_file", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},

@@ -148,6 +148,20 @@ def test_another_address_is_another_backend_while_the_old_one_ends_its_requests(
     assert s.fleet.leaving == ()
 
 
+def test_one_server_is_one_backend_whatever_sources_call_it(scene: MakeScene) -> None:
+    s = scene(2)
+    made = membership(s)
+    found = [BackendConfig(url="http://a.example:8000"), BackendConfig(url="http://d.example:8000")]
+    made.add(config("c"))
+    made.follow("dns", [Wanted(each) for each in (*found, BackendConfig(url="http://c.example:8000"))])
+    assert list(s.fleet.by_name) == ["a", "b", "d.example:8000", "c"]
+    assert made.origin("d.example:8000") == "dns"
+    made.remove("d.example:8000")
+    made.follow("dns", [])
+    made.follow("dns", [Wanted(each) for each in found])
+    assert list(s.fleet.by_name) == ["a", "b", "d.example:8000", "c"]  # a removal ends with the listing
+
+
 def test_numbers_of_engines_are_used_again_but_not_soon(scene: MakeScene) -> None:
     s = scene(2)
     made = membership(s)
