@@ -1,7 +1,7 @@
 """One vLLM server: its address, what is known of it, and its concurrency limit."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
 from urllib.parse import urlsplit
@@ -42,10 +42,7 @@ class EngineNumbers:
         self._next = 0
         self._freed: deque[tuple[float, int]] = deque()
 
-    def __iter__(self) -> Iterator[int]:
-        return self
-
-    def __next__(self) -> int:
+    def take(self) -> int:
         if self._freed and self._clock() - self._freed[0][0] >= _QUARANTINE_SECONDS:
             return self._freed.popleft()[1]
         self._next += 1
@@ -140,11 +137,11 @@ class Backend:
     def __repr__(self) -> str:
         return f"<Backend {self.name} {self.health.state}, cap {self.cap}>"
 
-    def resize_engines(self, now_seconds: float, numbers: Iterator[int]) -> None:
+    def resize_engines(self, now_seconds: float, new_number: Callable[[], int]) -> None:
         """Create its engines, and give each its share of the slots and of the KV cache."""
         facts, count = self.facts, self.facts.engines
         while count > 1 and len(self._ranks) < count:
-            self._ranks.append(Engine(next(numbers), self.name, len(self._ranks), slowness=self._whole.slowness))
+            self._ranks.append(Engine(new_number(), self.name, len(self._ranks), slowness=self._whole.slowness))
         self.engines = (self._whole,) if count == 1 else tuple(self._ranks[:count])
         cap, limit, tokens = self.cap, self.limit(now_seconds), self.kv_cache_tokens
         block_tokens = facts.block_size_tokens or DEFAULT_BLOCK_TOKENS

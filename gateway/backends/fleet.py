@@ -118,7 +118,7 @@ class Fleet:
     def _new(self, config: BackendConfig) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
-        return Backend(next(self._numbers), config, self._health, self._random, limiter)
+        return Backend(self._numbers.take(), config, self._health, self._random, limiter)
 
     def _drain(self, backend: Backend, why: str) -> None:
         if bool(why) != bool(backend.draining):
@@ -320,14 +320,14 @@ class Fleet:
 
     def _resize_engines(self) -> None:
         for backend in self.backends:
-            backend.resize_engines(self._clock(), self._numbers)
+            backend.resize_engines(self._clock(), self._numbers.take)
         self._engines = {engine.index: engine for engine in self.engines()}
         for backend in self.backends:
             for engine in backend.all_engines:
                 self._owners[engine.index] = backend
 
     def _limit_changed(self, backend: Backend, change: LimitChange | None = None) -> None:
-        backend.resize_engines(self._clock(), self._numbers)
+        backend.resize_engines(self._clock(), self._numbers.take)
         self._notify("backend_limit", self.on_limit, backend, change)
 
     def _notify(self, task: str, listeners: Sequence[Callable[..., None]], *news: object) -> None:

@@ -22,7 +22,7 @@ def backend_of(engines: int, **changes: object) -> Backend:
     config = BackendConfig.model_validate({"url": "http://h:8000", **changes})
     backend = Backend(0, config, HealthConfig(), Random(1))
     backend.learn(Facts(engines=engines, max_num_seqs=64, kv_cache_tokens=1001 * engines, block_size_tokens=32))
-    backend.resize_engines(0.0, count(1))
+    backend.resize_engines(0.0, count(1).__next__)
     return backend
 
 
@@ -34,7 +34,7 @@ def test_an_engine_has_its_share_and_the_rest_is_its_backends() -> None:
     assert [engine.kv_cache_tokens for engine in (zero, one)] == [1001, 1001]
     assert (one.block_tokens, one.caches_prefixes) == (32, True)
     backend.learn(Facts(engines=2, prefix_caching=False))
-    backend.resize_engines(0.0, count(3))
+    backend.resize_engines(0.0, count(3).__next__)
     assert backend.engines == (zero, one)
     assert (one.block_tokens, one.caches_prefixes, one.kv_cache_tokens) == (16, False, None)
 
@@ -45,7 +45,7 @@ def test_shares_add_up_to_what_the_backend_may_be_given_unless_that_is_less_than
 ) -> None:
     backend = backend_of(engines, max_in_flight=cap)
     backend.slow_since_seconds = 100.0
-    backend.resize_engines(100.0 + elapsed, count(engines + 1))
+    backend.resize_engines(100.0 + elapsed, count(engines + 1).__next__)
     ranks = backend.engines
     assert sum(engine.cap for engine in ranks) == max(cap, engines)
     limits = [engine.slots for engine in ranks]
