@@ -29,6 +29,7 @@ Host = Annotated[str | None, Option(help="Address to listen on; overrides server
 _PORT = "Port to listen on; 0 = any free port; overrides server.port."
 AdminUrl = Annotated[str, Option("--admin", help="URL of the admin port of a running gateway.", metavar="URL")]
 _ADMIN_URL = "http://127.0.0.1:8081"
+_RESTART_SECONDS = 150.0
 BackendName = Annotated[str, Argument(help="Name of the backend, as `gateway backends` shows it.")]
 Wait = Annotated[bool, Option("--wait", help="Return when its last request has ended.")]
 Port = Annotated[int | None, Option(min=0, max=65535, help=_PORT)]
@@ -84,13 +85,16 @@ def serve(
                 "any client that can reach this port can use the models",
                 err=True,
             )
-    from gateway import app as gateway_app
+    from gateway import process
     from gateway.config import ConfigError
+    from gateway.handover.successor import TakeoverRefused
 
     try:
-        gateway_app.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin), file)
+        process.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin), file)
     except ConfigError as error:
         _fail(str(error), INVALID)
+    except TakeoverRefused as error:
+        _fail(f"cannot take over: {error}", FAILED)
     except OSError as error:
         _fail(why_not_serving(error, config), FAILED)
 
@@ -274,6 +278,13 @@ def reload(
 
 
 @app.command()
+def restart(admin: AdminUrl = _ADMIN_URL) -> None:
+    """Replace a running gateway by a new process, which takes over its ports, clients and what it has learned."""
+    done = _ask_admin(admin, "/admin/restart", "POST", timeout_seconds=_RESTART_SECONDS)
+    typer.echo(f"process {done['pid']} serves; process {done['former_pid']} ends when its last response has ended")
+
+
+@app.command()
 def plan(
     model: Annotated[
         str, Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
@@ -415,14 +426,16 @@ def _get(
         raise OSError(str(error)) from None
 
 
-def _ask_admin(url: str, path: str, method: str = "GET", document: object = None) -> dict[str, Any]:
+def _ask_admin(
+    url: str, path: str, method: str = "GET", document: object = None, timeout_seconds: float = 30.0
+) -> dict[str, Any]:
     """The document at the path below the admin port's URL."""
     import orjson
 
     whole = url.rstrip("/") + path
     try:
         sent = None if document is None else orjson.dumps(document)
-        status, body = _get(whole, timeout_seconds=30.0, most_bytes=32 << 20, method=method, body=sent)
+        status, body = _get(whole, timeout_seconds, most_bytes=32 << 20, method=method, body=sent)
     except OSError as error:
         _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
     document = None

@@ -1,6 +1,7 @@
 """The admin port: gauges, the backends, the queue and dry runs of routing, for operators only."""
 
 import asyncio
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -28,6 +29,7 @@ from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
+from gateway.listeners import bind
 from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
@@ -197,7 +199,7 @@ class Overview:
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]
         engines = [verdict.engine for verdict in is_open]
-        least_loaded = min(engines, key=lambda engine: engine.load.in_flight / engine.slots, default=None)
+        least_loaded = min(engines, key=lambda engine: engine.load.in_flight / max(1, engine.slots), default=None)
         return {
             "model": demand.model,
             "policy": self.config.routing.policy,
@@ -344,12 +346,13 @@ class AdminPort:
     queue: Callable[[], Awaitable[dict[str, Any]]]
     prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
     routes: Sequence[web.RouteDef] = ()  # further ones
+    _sites: list[web.SockSite] = field(default_factory=list)
     _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int | None]:
-        """Serve while the block runs; yields the port, or None if it is disabled."""
+    async def listening(self, sockets: Sequence[socket.socket] = ()) -> AsyncIterator[int | None]:
+        """Serve at these bound sockets while the block runs; yields the port, or None if it is disabled."""
         if self.listen is None:
             yield None
             return
@@ -363,19 +366,29 @@ class AdminPort:
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         try:
-            await web.TCPSite(runner, self.listen.host, self.listen.port).start()
+            for each in sockets or await bind(self.listen.host, self.listen.port):
+                self._sites.append(web.SockSite(runner, each))
+                await self._sites[-1].start()
             yield int(runner.addresses[0][1])
         finally:
             await runner.cleanup()
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections. Those that are there are closed after their next answer."""
+        while self._sites:
+            await self._sites.pop().stop()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer errors, and refuse requests under other host names than those of the port."""
         try:
             check_sender(request, self.listen)
-            return await handler(request)
+            answer = await handler(request)
         except GatewayError as error:
-            return web.Response(body=render(error), status=error.status, content_type="application/json")
+            answer = web.Response(body=render(error), status=error.status, content_type="application/json")
+        if not self._sites:
+            answer.force_close()
+        return answer
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

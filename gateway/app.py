@@ -1,24 +1,19 @@
-"""The composition root: builds everything from the configuration, and runs it until a signal to stop."""
+"""The composition root: builds everything from the configuration, and runs it."""
 
 import asyncio
-import gc
 import math
-import os
 import secrets
-import signal
-import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import structlog
-import uvloop
+from aiohttp import web
 
 from gateway import BUILD, __version__
 from gateway.admin import AdminPort, Overview, QueueView
@@ -26,29 +21,32 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import watching
-from gateway.config import Config, ConfigError
+from gateway.config import Config
 from gateway.control import Control
 from gateway.discovery.follow import following
-from gateway.discovery.sources import configured_sources, several_addresses
+from gateway.discovery.sources import configured_sources
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
-from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.read import RequestReader
 from gateway.front.server import Server
+from gateway.front.stored_responses import StoredResponses
+from gateway.handover.snapshot import Knowledge
 from gateway.insights.families import Breathe
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.observe.log import AccessLog, LineWriter, PrefixHashes, logging_to
+from gateway.listeners import NOT_BOUND, Listeners
+from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
-from gateway.reload import FileWatch, Reloads
-from gateway.resources import MemoryBudget, fitted, raise_limit
+from gateway.reload import Reloads
+from gateway.resources import MemoryBudget
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
@@ -60,11 +58,12 @@ from gateway.tokenization.tokenization import Tokenization
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
-_IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Gateway:
     """Everything, put together; `running` runs it."""
+
+    _admin: AdminPort  # once it runs
 
     def __init__(
         self,
@@ -74,10 +73,12 @@ class Gateway:
         log: LineWriter | None = None,
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret`: of cache salts, from the process before this one."""
         self._load = load or (lambda: config)
         admission, routing, report = config.admission, config.routing, config.prefix_report
-        secret = config.auth.cache_salt_secret.encode() or secrets.token_bytes(32)
+        secret = config.auth.cache_salt_secret.encode() or secret or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
         self.config, self.clock, self.log = config, clock, log
         supervisor = self.supervisor = Supervisor(clock)
@@ -108,7 +109,7 @@ class Gateway:
         self.access_log: AccessLog | None = None
         if log_out is not None and config.server.access_log:
             prefixes = PrefixHashes(secret) if config.server.access_log_prefixes else None
-            self.access_log = AccessLog(log_out, clock, lambda: datetime.now(UTC).timestamp(), prefixes)
+            self.access_log = AccessLog(log_out, clock, _unix_seconds, prefixes)
         self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
         limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = [cache_state.learn, limit_changes.finished]
@@ -157,8 +158,9 @@ class Gateway:
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
         tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
+        stored = StoredResponses()
         self._new_reader = partial(
-            RequestReader, estimates=cache_state.estimates, stored=StoredResponses(), salt_secret=secret,
+            RequestReader, estimates=cache_state.estimates, stored=stored, salt_secret=secret,
             tokenized=tokenized,
         )  # fmt: skip
         report = self.prefix_report.samples if config.prefix_report.enabled else None
@@ -175,6 +177,9 @@ class Gateway:
         self.control = Control(self.membership, self.overview.backend, reloads)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
+        self.knowledge = Knowledge(
+            fleet, self.membership, cache_state, self.calibrations, queue, self.handler, stored, secret, _unix_seconds
+        )
 
     def follow(self, config: Config) -> None:
         """Take over what a running gateway can (`reload.APPLIED`). Requests in flight are not disturbed."""
@@ -253,8 +258,16 @@ class Gateway:
         )
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[int | None]:
-        """Serve while the block runs; yields the admin port. On exit, responses in progress are cut."""
+    async def running(
+        self,
+        listeners: Listeners = NOT_BOUND,
+        routes: Sequence[web.RouteDef] = (),
+        ready: Callable[[], Awaitable[None]] | None = None,
+    ) -> AsyncIterator[int | None]:
+        """Serve while the block runs; yields the admin port. On exit, responses in progress are cut.
+
+        `routes`: more of the admin port. `ready` is awaited before the first client is accepted.
+        """
         config, repeating, supervisor = self.config, self.supervisor.repeating, self.supervisor
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
@@ -272,88 +285,24 @@ class Gateway:
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             report = self._prepared_report if config.prefix_report.enabled else None
             shown = self.metrics.snapshot, self.overview.document, self.overview.route, self.queue_view.document
-            admin = await enter(AdminPort(config.server.admin, *shown, report, self.control.routes()).listening())
-            await enter(self.server.listening())
-            yield admin
+            all_routes = [*self.control.routes(), *routes]
+            admin = self._admin = AdminPort(config.server.admin, *shown, report, all_routes)
+            if ready is not None:
+                await ready()
+            admin_port = await enter(admin.listening(listeners.admin))
+            await enter(self.server.listening(listeners.main))
+            yield admin_port
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections, on either port. Those that are there go on."""
+        await self._admin.stop_listening()
+        self.server.stop_listening()
+
+
+def _unix_seconds() -> float:
+    return datetime.now(UTC).timestamp()
 
 
 def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
     """The one value of a metric without labels; 0 while there is no owner."""
     return [((), getattr(owner, attribute, 0))]
-
-
-async def _serve(
-    config: Config, out: BinaryIO, log_writer: LineWriter, load: Callable[[], Config], file: Path | None
-) -> None:
-    log = structlog.get_logger("gateway")
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    for number in _IGNORED_SIGNALS:
-        loop.add_signal_handler(number, partial(log.warning, "signal_ignored", signal=number.name))
-    if ignored := config.without_effect:
-        log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
-    if renamed := config.renamed:
-        log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
-    gateway = Gateway(config, out, log=log_writer, load=load)
-    hangups = asyncio.Event()
-    loop.add_signal_handler(signal.SIGHUP, hangups.set)
-    loop.set_exception_handler(lambda _, context: gateway.supervisor.on_loop_error(context))
-    async with gateway.running() as admin_port:
-        policy, port, backends = config.routing.policy, gateway.server.port, [each.name for each in config.backends]
-        log.info("serving", host=config.server.host, port=port, admin_port=admin_port, backends=backends, policy=policy)
-        gc.collect()
-        gc.freeze()
-        naming = loop.create_task(_warn_of_names(config))
-        async with AsyncExitStack() as stack:
-            enter, repeating = stack.enter_async_context, gateway.supervisor.repeating
-            await enter(repeating("reload", partial(_reload_on, hangups, gateway.reloads), 1.0))
-            if file is not None and config.config.watch:
-                await enter(repeating("config_watch", FileWatch(file, hangups.set).step, 1.0))
-            await stop.wait()
-        naming.cancel()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)  # a second one ends the process at once
-        log.info("draining", answering=gateway.server.answering)
-        await gateway.server.drain()
-    log.info("stopped")
-
-
-async def _warn_of_names(config: Config) -> None:
-    for warning in await several_addresses(config.backends):
-        structlog.get_logger("gateway").warning("backend_has_several_addresses", hint=warning)
-
-
-async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
-    """Reload when SIGHUP comes, and log what came of it."""
-    await hangups.wait()
-    hangups.clear()
-    log = structlog.get_logger("gateway")
-    try:
-        done = await reloads.reload()
-    except ConfigError as error:
-        log.error("reload_refused", reasons=str(error).splitlines(), hint="nothing was changed")
-    else:
-        changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
-        log.info("reloaded", changed=changed, needs_restart=restart)
-
-
-def serve(config: Config, load: Callable[[], Config], file: Path | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C, then drain; `load` reads the configuration, from `file`, again for a reload.
-
-    Raises OSError if a port is in use.
-    """
-    for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
-        signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
-    gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
-    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
-        limit = raise_limit()
-        uvloop.run(_serve(fitted(config, limit), out, log_writer, lambda: fitted(load(), limit), file))
-
-
-def _unbuffered(stream: TextIO | None) -> BinaryIO:
-    """The file of a standard stream; None = closed by the parent process."""
-    if stream is None:
-        return open(os.devnull, "wb", buffering=0)
-    return open(stream.fileno(), "wb", buffering=0, closefd=False)

@@ -385,6 +385,14 @@ class PrefixReportConfig(Section):
     show_text: bool = default(False, "Show excerpts of prompts; false = hashes, kinds and positions.")
 
 
+class StateConfig(Section):
+    """What the gateway has learned, kept on disk for its next start."""
+
+    path: str | None = default(
+        None, "Folder of a snapshot, written every minute and at the end; it holds secrets. null = none."
+    )
+
+
 class FileConfig(Section):
     """The configuration file itself."""
 
@@ -406,6 +414,7 @@ class Config(Section):
     auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
+    state: StateConfig = StateConfig()
 
     def embeds(self, how: Literal["coalesce", "cache"], model: str) -> bool:
         """The setting of this model's own section, or of the section for all models."""

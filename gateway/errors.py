@@ -152,6 +152,10 @@ class InternalError(GatewayError, status=500, code="internal_error", outcome="in
     """An internal error of the gateway (a bug)."""
 
 
+class RestartFailed(GatewayError, status=500, code="restart_failed"):
+    """The process that should take over did not; this one goes on."""
+
+
 class BackendError(GatewayError, status=502, code="backend_failed", outcome="backend_error"):
     """A backend failed. `retryable`: another backend may be tried if no data has reached the client."""
 

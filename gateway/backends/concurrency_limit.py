@@ -88,6 +88,11 @@ class Limiter:
         self._known_upper, self._start, self.upper = known, start, start
         self.limit = start if untouched else min(self.limit, start)
 
+    def start_from(self, limit: int, upper: int) -> None:
+        """Go on from what another process has learned, within the known bound."""
+        self.upper = upper if self._known_upper is None else self._known_upper
+        self.limit = min(limit, self.upper)
+
     def restarted(self, now: float) -> LimitChange | None:
         """Another process answers: forget what was learned."""
         self._last, self._ceiling, self._probe, self._before = None, None, 1, None

@@ -16,7 +16,7 @@ from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import UNREACHABLE_ERRNOS, Blame, HealthView, ProbeResult
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
-from gateway.routing.engine import Engine
+from gateway.routing.engine import Engine, EngineUse
 from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
@@ -133,6 +133,15 @@ class Fleet:
             for engine in backend.all_engines:
                 del self._owners[engine.index]
                 self._numbers.free(engine.index)
+
+    def share(self, parts: Mapping[int, EngineUse | None]) -> None:
+        """Use these parts of engines, by number, and all of the others: another process uses the rest."""
+        for backend in (*self.backends, *self.leaving):
+            for engine in backend.all_engines:
+                slots, tokens = engine.slots, engine.kv_cache_tokens
+                engine.share(parts.get(engine.index))
+                if (slots, tokens) != (engine.slots, engine.kv_cache_tokens):
+                    self._notify("backend_limit", self.on_limit, backend, None)
 
     def owner(self, index: int) -> Backend:
         """The backend of the engine with this number, while it exists."""

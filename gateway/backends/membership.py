@@ -4,6 +4,7 @@ Changes by hand stand until they are taken back by hand: a source that is read a
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, FleetChanges, Wanted
@@ -27,6 +28,17 @@ class Membership:
     def removed(self) -> list[str]:
         """Names that a source lists, and that were removed by hand."""
         return sorted(self._removed)
+
+    def by_hand(self) -> dict[str, Any]:
+        """The changes by hand; `restore` takes them."""
+        added = [config.model_dump(mode="json") for config in self._added.values()]
+        return {"added": added, "removed": sorted(self._removed), "drained": sorted(self._drained)}
+
+    def restore(self, by_hand: dict[str, Any]) -> None:
+        """Change by hand what another process has changed."""
+        self._added = {each["name"]: BackendConfig.model_validate(each) for each in by_hand["added"]}
+        self._removed, self._drained = set(by_hand["removed"]), set(by_hand["drained"])
+        self._apply()
 
     def origin(self, name: str) -> str:
         """The source that lists a backend, or `by hand`."""

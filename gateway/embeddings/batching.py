@@ -91,7 +91,7 @@ class ModelSizes:
         self.replicas, self.cap = len(engines), min(engine.cap for engine in engines)
         # A quarter of the slots is reserved for short requests. They count by the limits of now, not by the caps: a
         # piece that waits behind others of its list must wait here, because `max_wait_seconds` does not count here.
-        limits = [engine.slots for engine in engines]
+        limits = [max(1, engine.slots) for engine in engines]
         self.limit, self.bulk_share = min(limits), sum(limits) - sum(limits) // 4
         self.slots = _SLOTS_A_REPLICA * self.replicas
         self.context_tokens = min(filter(None, (each.context_tokens.get(model) for each in backends)), default=None)

@@ -7,9 +7,10 @@ llhttp leaves the body of such a request to the other protocol, so a second pars
 
 import asyncio
 import enum
+import os
 import socket
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any, Protocol, cast
 
@@ -128,6 +129,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._deaf = False  # nothing more is parsed: malformed, rejected, or closing
         self._task: asyncio.Task[None] | None = None
         self._is_beginning = False  # the task has not run yet
+        self._give: Callable[[int], None] | None = None  # gives the connection to another process once it is idle
 
     @property
     def address(self) -> str:
@@ -149,6 +151,22 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.write(data)
         return self.blocked
+
+    def give_when_idle(self, give: Callable[[int], None]) -> None:
+        """Give a copy of the socket to another process as soon as every request is answered, and close this one."""
+        self._give = give
+        self.look_idle()
+
+    def look_idle(self) -> None:
+        """Give the connection away now, if that is to be done, and nothing of it is in this process."""
+        transport = self._transport
+        if self._give is None or transport is None or transport.is_closing() or self._deaf or not self.idle:
+            return
+        if self._stash or transport.get_write_buffer_size():
+            return
+        self._deaf = True
+        self._give(os.dup(transport.get_extra_info("socket").fileno()))
+        transport.abort()
 
     def cut(self, error: GatewayError) -> None:
         """Abort whatever is in progress, with this error for the client."""
@@ -466,6 +484,8 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self.close()
         else:
             self._since = self._loop.time()
+            if self._give is not None:
+                self._loop.call_soon(self.look_idle)
         if self._stash and not self._pipelined:
             data = bytes(self._stash)
             self._stash.clear()

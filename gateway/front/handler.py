@@ -110,6 +110,26 @@ class Handler(RequestHandler):
                 limits[key.name].follow(key)
         self._rate_limits = limits
 
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """What each key with limits used lately; `restore` takes it."""
+        return {name: limits.account() for name, limits in self._rate_limits.items()}
+
+    def restore(self, accounts: dict[str, dict[str, float]], ago_seconds: float) -> None:
+        """Count what another process had counted so long ago."""
+        for name, account in accounts.items():
+            if name in self._rate_limits:
+                self._rate_limits[name].restore(account, ago_seconds)
+
+    def running(self) -> dict[str, int]:
+        """Requests that run and wait, by key with limits."""
+        running = {name: limits.running + limits.running_elsewhere for name, limits in self._rate_limits.items()}
+        return {name: count for name, count in running.items() if count}
+
+    def run_elsewhere(self, running: dict[str, int]) -> None:
+        """So many requests of these keys, and none of others, run in another process."""
+        for name, limits in self._rate_limits.items():
+            limits.running_elsewhere = running.get(name, 0)
+
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
         self._draining = True

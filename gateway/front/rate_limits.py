@@ -27,7 +27,7 @@ class Bucket:
 
     def resize(self, per_minute: int, now: float) -> None:
         """Follow another rate; what was used lately stays used."""
-        used = self.limit - self.level(now)
+        used = self.used(now)
         self.limit, self._per_second = per_minute, per_minute / 60
         self._level = per_minute - used
 
@@ -45,6 +45,12 @@ class Bucket:
         """Take this amount, also into debt; a negative one is given back."""
         self._level = min(self.limit, self.level(now) - amount)
 
+    def used(self, now: float) -> float:
+        return self.limit - self.level(now)
+
+    def use(self, amount: float, ago_seconds: float, now: float) -> None:
+        self.take(max(0.0, amount - ago_seconds * self._per_second), now)
+
     def headers(self, what: str, now: float) -> str:
         return (
             f"x-ratelimit-limit-{what}: {self.limit}\r\n"
@@ -58,6 +64,7 @@ class KeyLimits:
 
     def __init__(self, key: KeyConfig, clock: Callable[[], float]) -> None:
         self.running = 0
+        self.running_elsewhere = 0  # in another process, which ends
         self._clock = clock
         self._ended = ServiceRate()
         self._buckets: dict[str, Bucket] = {}
@@ -80,10 +87,20 @@ class KeyLimits:
         levels = [f"{bucket.level(self._clock()):.0f}/{bucket.limit}" for bucket in self._buckets.values()]
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}>"
 
+    def account(self) -> dict[str, float]:
+        """What was used lately, by rate; `restore` takes it."""
+        now = self._clock()
+        return {what: bucket.used(now) for what, bucket in self._buckets.items()}
+
+    def restore(self, account: dict[str, float], ago_seconds: float) -> None:
+        """Count what another process had used so long ago."""
+        for what, bucket in self._buckets.items():
+            bucket.use(account.get(what, 0.0), ago_seconds, self._clock())
+
     def charge(self, tokens: int) -> None:
         """Charge what a request is expected to need, or raise RateLimited; `correct` must follow when it ends."""
         now, amounts = self._clock(), {"requests": 1, "tokens": tokens}
-        if self._most_running is not None and self.running >= self._most_running:
+        if self._most_running is not None and self.running + self.running_elsewhere >= self._most_running:
             raise RateLimited(
                 f"Concurrency limit of {self._most_running} requests (running and queued) reached for this API key."
                 " Retry when one of them has completed.",

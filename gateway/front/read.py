@@ -1,12 +1,10 @@
-"""Bytes to a checked request: the few fields that the gateway acts on, its tenant and class, and stored responses."""
+"""Bytes to a checked request: the few fields that the gateway acts on, its tenant and class."""
 
 import hashlib
 import hmac
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
@@ -25,6 +23,7 @@ from gateway.front.json_body import (
     short_bytes,
     with_fields,
 )
+from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import (
@@ -101,39 +100,6 @@ def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_secon
         if 0 < seconds < math.inf:
             return None if 0 < comment_seconds < seconds else arrived_seconds + seconds
     return None
-
-
-_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
-_OPENING_BYTES = 512
-_MAX_RESPONSES = 65536
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant."""
-
-    backend: str
-    model: str
-    owner: tuple[str, str]
-
-
-class StoredResponses:
-    """The most recent responses."""
-
-    def __init__(self) -> None:
-        self._places: OrderedDict[str, Place] = OrderedDict()
-
-    def remember(self, opening: bytes, place: Place) -> None:
-        """Note the response with these first bytes. An id belongs to the first client that had it."""
-        if match := _ID.search(opening[:_OPENING_BYTES]):
-            self._places.setdefault(match[1].decode(), place)
-            if len(self._places) > _MAX_RESPONSES:
-                self._places.popitem(last=False)
-
-    def find(self, response_id: str, owner: tuple[str, str]) -> Place | None:
-        """The backend of this client's response; None if it is unknown, or another client's."""
-        place = self._places.get(response_id)
-        return place if place is not None and place.owner == owner else None
 
 
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model

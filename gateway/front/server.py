@@ -2,12 +2,13 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
+from gateway.listeners import bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
@@ -20,8 +21,6 @@ _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS h
 
 class Server:
     """Owner of the client connections."""
-
-    _server: asyncio.Server  # once it listens
 
     def __init__(
         self,
@@ -37,6 +36,7 @@ class Server:
         self.handler = handler
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
+        self._servers: list[asyncio.Server] = []  # once it listens
         self._connections: set[ClientConnection] = set()
         self.beginnings = Beginnings()
 
@@ -45,7 +45,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        return int(self._server.sockets[0].getsockname()[1])
+        return int(self._servers[0].sockets[0].getsockname()[1])
 
     @property
     def answering(self) -> int:
@@ -65,43 +65,58 @@ class Server:
         self._connections.discard(connection)
 
     @asynccontextmanager
-    async def listening(self) -> AsyncIterator[None]:
-        """Accept clients while the block runs; then abort the connections that are left."""
-        loop, config = asyncio.get_running_loop(), self.config
-        self._server = await loop.create_server(
-            lambda: ClientConnection(self, loop), config.host, config.port, backlog=_BACKLOG, reuse_address=True
-        )
-        if _UNSENT_OPTION is not None:
-            for listener in self._server.sockets:  # connections inherit it
-                listener.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
+    async def listening(self, sockets: Sequence[socket.socket] = ()) -> AsyncIterator[None]:
+        """Accept clients at these bound sockets while the block runs; then abort the connections that are left."""
+        loop = asyncio.get_running_loop()
+        for each in sockets or await bind(self.config.host, self.config.port):
+            if _UNSENT_OPTION is not None:  # connections inherit it
+                each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
+            listener = await loop.create_server(lambda: ClientConnection(self, loop), sock=each, backlog=_BACKLOG)
+            self._servers.append(listener)
         try:
             async with self._supervisor.repeating("client_watch", self._watch, _LOOK_SECONDS):
                 yield
         finally:
-            self._server.close()
+            self.stop_listening()
             await self._cut()
+
+    def stop_listening(self) -> None:
+        """Accept no more clients. Those that are connected stay."""
+        for server in self._servers:
+            server.close()
+
+    async def adopt(self, client: socket.socket) -> None:
+        """Take over the connection of a client from another process."""
+        loop = asyncio.get_running_loop()
+        await loop.connect_accepted_socket(lambda: ClientConnection(self, loop), client)
 
     async def drain(self) -> None:
         """Shut down without losing requests: not ready, still accepting, then only finish what is in progress."""
         self.handler.start_draining()
         await asyncio.sleep(self.config.drain_delay_seconds)
-        self._server.close()
-        await self._wait_for_clients(self.config.drain_timeout_seconds)
+        self.stop_listening()
+        await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.close)
 
-    async def _wait_for_clients(self, most_seconds: float) -> None:
-        """Close connections that have nothing more to do, until all are gone."""
+    async def give_away(self, give: Callable[[int], None]) -> None:
+        """Pass every client on to another process as soon as it waits for nothing, until all are gone."""
+        for connection in list(self._connections):
+            connection.give_when_idle(give)
+        await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.look_idle)
+
+    async def _wait_for_clients(self, most_seconds: float, part: Callable[[ClientConnection], None]) -> None:
+        """Part with connections that have nothing more to do, until all are gone."""
         deadline = self._clock() + most_seconds
         while self._connections and self._clock() < deadline:
             for connection in list(self._connections):
                 if connection.idle:
-                    connection.close()  # once its client has taken the answer
+                    part(connection)
             await asyncio.sleep(0.05)
 
     async def _cut(self) -> None:
         reason = "The gateway shut down before this response was complete. Retry the request."
         for connection in list(self._connections):
             connection.cut(Draining(reason, retry_after_seconds=1.0))
-        await self._wait_for_clients(_LOOK_SECONDS)
+        await self._wait_for_clients(_LOOK_SECONDS, ClientConnection.close)
         for connection in list(self._connections):
             connection.abort()  # its client does not read; closing would wait for it
         await asyncio.sleep(0)

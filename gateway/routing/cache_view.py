@@ -103,6 +103,16 @@ class _Record:
         self.used_bytes, self.blocks = used, blocks
         return evicted
 
+    def latest(self, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
+        """Keys and sizes of its runs, in the order of their use, up to the last; at most so many."""
+        found: list[tuple[tuple[int, ...], list[int]]] = []
+        run = self.ring.older
+        while run is not self.ring and len(found) < most:
+            found.append((run.keys, run.sizes))
+            run = run.older
+        found.reverse()
+        return found
+
     def remove(self, key: int) -> bool:
         """Remove the run of one block that has this key; returns whether there was one."""
         run = self.runs.get(key)
@@ -196,6 +206,13 @@ class PrefixIndex:
             holders[key] = holders.get(key, 0) | bit
         if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
             self._evict(backend)
+
+    def runs(self, backend: int, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
+        """Blocks that the backend last used together, and their sizes, up to the last used; at most so many runs.
+
+        The sizes are not copied: the last ones may be gone when they are read.
+        """
+        return self._records[backend].latest(most)
 
     def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
         """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
@@ -316,6 +333,12 @@ class HitAccuracy:
             return
         if self._on_change is not None:
             self._on_change(engine, share, share >= _GOOD_ENOUGH)
+
+    def start_from(self, engine: int, share: float) -> None:
+        """Go on from what another process has learned."""
+        self._shares[engine] = share
+        if share < _GOOD_ENOUGH:
+            self.lowered[engine] = share
 
     def reset(self, engine: int) -> None:
         """Forget what was learned: another process with another cache answers there."""

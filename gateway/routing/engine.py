@@ -188,9 +188,16 @@ _MOST_LOG_COST: Final = 3.0  # 20 times
 _SLOWNESS_STEP: Final = 0.05  # relative
 
 
+class EngineUse(NamedTuple):
+    """A part of an engine: sequences, and tokens of its KV cache."""
+
+    slots: int
+    kv_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine. `index` is unique among those that exist; `configure` and `resize` change its sizes."""
+    """An engine. `index` is unique among those that exist; `configure`, `resize` and `share` change its sizes."""
 
     index: int
     name: str  # of the backend
@@ -200,10 +207,13 @@ class Engine:
     kv_cache_tokens: int | None = None
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     caches_prefixes: bool = True
+    is_shared: bool = False  # another process has requests there, so it is never idle
     slowness: float = 1.0  # square root of its relative cost: full weight would overload fast engines
     load: EngineLoad = field(default_factory=EngineLoad)
     kv: KvLedger = field(default_factory=KvLedger)
     placed: int = 0
+    _whole: tuple[int, int | None] = (256, None)  # slots and KV tokens without another process
+    _part: EngineUse | None = None
     _log_cost: float = 0.0  # logarithm of its relative cost, as learned
     _paces: int = 0
     _terms: Terms | None = None
@@ -211,6 +221,7 @@ class Engine:
     _changes: int = -1
 
     def __post_init__(self) -> None:
+        self._whole = self.slots, self.kv_cache_tokens
         self._log_cost = 2 * math.log(self.slowness)
 
     @property
@@ -224,9 +235,40 @@ class Engine:
 
     def resize(self, slots: int, kv_cache_tokens: int | None) -> None:
         """Follow its sizes. A change voids what was computed from them."""
+        self._whole = slots, kv_cache_tokens
+        self._fit()
+
+    def share(self, part: EngineUse | None) -> None:
+        """Use at most this part of it, because another process uses the rest; None = all of it."""
+        self._part, tokens = part, self._whole[1]
+        self.is_shared = part is not None and part.slots < self.cap and (tokens is None or part.kv_tokens < tokens)
+        self._fit()
+
+    def _fit(self) -> None:
+        (slots, kv_cache_tokens), part = self._whole, self._part
+        if part is not None:
+            slots = min(slots, part.slots)
+            kv_cache_tokens = None if kv_cache_tokens is None else max(1, min(kv_cache_tokens, part.kv_tokens))
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
             self.load.changes += 1
+
+    @property
+    def whole(self) -> EngineUse:
+        """Its slots and KV tokens without another process; 0 tokens = unknown."""
+        slots, kv_cache_tokens = self._whole
+        return EngineUse(slots, kv_cache_tokens or 0)
+
+    def start_from(self, learned: tuple[float, int]) -> None:
+        """Go on from what another process has learned of its relative cost: `learned`."""
+        self._log_cost, self._paces = learned
+        self.slowness = self._slowness()
+        self.load.changes += 1
+
+    @property
+    def learned(self) -> tuple[float, int]:
+        """Logarithm of its relative cost, and the number of streams that showed it."""
+        return self._log_cost, self._paces
 
     def start_at(self, relative_cost: float) -> None:
         """Take another start value of its relative cost, in place of what was learned."""
@@ -238,10 +280,13 @@ class Engine:
         self._paces += 1
         weight = max(_LEAST_PACE_WEIGHT, 1 / (_PACES_BEFORE + self._paces))
         self._log_cost += weight * (min(_MOST_LOG_COST, max(-_MOST_LOG_COST, log_cost)) - self._log_cost)
-        slowness = math.exp(self._log_cost / 2) if abs(self._log_cost) > _EQUAL_LOG_COST else 1.0
+        slowness = self._slowness()
         if abs(slowness - self.slowness) > _SLOWNESS_STEP * self.slowness:
             self.slowness = slowness
             self.load.changes += 1
+
+    def _slowness(self) -> float:
+        return math.exp(self._log_cost / 2) if abs(self._log_cost) > _EQUAL_LOG_COST else 1.0
 
     def ahead_seconds(self, model: CostModel, now: float) -> float:
         """Prefill sent there before, plus expected interruptions of a new request's decoding by later prefills."""

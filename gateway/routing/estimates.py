@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from math import log, log2
-from typing import Final
+from typing import Any, Final
 
 from gateway.request import Demand, Usage
 from gateway.routing.engine import CostModel, Engine
@@ -110,6 +110,24 @@ class Estimates:
                 means.answers += 1
             means.output_tokens += (output_tokens - means.output_tokens) / means.answers
 
+    def learned(self) -> tuple[dict[str, tuple[float, float, int, int]], list[tuple[int, tuple[int, int]]]]:
+        """What `start_from` takes: means by model, and known prompts."""
+        means = {
+            model: (each.bytes_per_token, each.output_tokens, each.prompts, each.answers)
+            for model, each in self._means.items()
+        }
+        return means, list(self._known.items())
+
+    def start_from(
+        self, means: dict[str, tuple[float, float, int, int]], known: list[tuple[int, tuple[int, int]]]
+    ) -> None:
+        """Go on from what another process has learned."""
+        for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
+            mean = self._means[model] = _Means(bytes_per_token, output_tokens)
+            mean.prompts, mean.answers = prompts, answers
+        for key, (prompt_tokens, output_tokens) in known:
+            self._known[key] = prompt_tokens, output_tokens
+
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
         known = self._known
         if prompt_key in known:
@@ -146,6 +164,16 @@ class Calibrations:
         """The calibration of a model, to be read only."""
         return self._known.get(self._family(model), self._unknown)
 
+    def learned(self) -> dict[str, tuple[float, int, float, int]]:
+        """What `start_from` takes, by model."""
+        return {model: each.learned for model, each in self._known.items()}
+
+    def start_from(self, learned: dict[str, tuple[float, int, float, int]]) -> None:
+        """Go on from what another process has learned."""
+        for model, values in learned.items():
+            self._known[model] = Calibration(self._start)
+            self._known[model].start_from(*values)
+
     def learning(self, model: str) -> "Calibration":
         """The calibration to update, of a model that has engines."""
         family = self._family(model)
@@ -179,9 +207,22 @@ class Calibration:
         self._samples += 1
         weight = max(_LEAST_WEIGHT, 1 / (self._samples + 1))
         ratio = min(_CLIP[1], max(_CLIP[0], seconds / predicted_seconds))
-        b = self._b = min(_B_RANGE[1], max(_B_RANGE[0], self._b * ratio**weight))
-        if abs(b - self.model.b) > _STEP * self.model.b:
-            self._follow(CostModel(b, self.model.decode_weight, self.model.max_batched_tokens))
+        self._b = min(_B_RANGE[1], max(_B_RANGE[0], self._b * ratio**weight))
+        self._approach()
+
+    def _approach(self) -> None:
+        if abs(self._b - self.model.b) > _STEP * self.model.b:
+            self._follow(CostModel(self._b, self.model.decode_weight, self.model.max_batched_tokens))
+
+    @property
+    def learned(self) -> tuple[float, int, float, int]:
+        """What `start_from` takes, in its order."""
+        return self._b, self._samples, self._mean_pace, self._paces
+
+    def start_from(self, b: float, samples: int, mean_pace: float, paces: int) -> None:
+        """Go on from what another process has learned."""
+        self._b, self._samples, self._mean_pace, self._paces = b, samples, mean_pace, paces
+        self._approach()
 
     def streamed(self, engine: Engine, token_seconds: float, now: float) -> None:
         """Learn from a stream how slow its engine is, compared with the mean of all streams.
@@ -250,6 +291,17 @@ class _Lengths:
             self._unseen = 0
             self._estimate(share)
 
+    def learned(self) -> list[Any]:
+        """What `start_from` takes: plain numbers and lists of them."""
+        weights = self._ended.copy(), self._cut.copy(), self._weight
+        return [*weights, self.answers, self._mean_excess, self._prompts, self.excess_tokens]
+
+    def start_from(self, learned: list[Any], share: float) -> None:
+        """Go on from what another process has learned."""
+        self._ended, self._cut, self._weight, self.answers = learned[:4]
+        self._mean_excess, self._prompts, self.excess_tokens = learned[4:]
+        self._estimate(share)
+
     def exceeded(self, tokens: int) -> None:
         """A prompt had so many tokens more than estimated."""
         if self._prompts < _PROMPTS:
@@ -298,6 +350,21 @@ class OutputLengths:
 
     def __repr__(self) -> str:
         return f"<OutputLengths of {len(self._models)} models, {len(self._tenants)} tenants>"
+
+    def learned(self) -> list[tuple[str, str, list[Any]]]:
+        """What `start_from` takes: models, without a tenant, and tenants."""
+        models = [(model, "", each.learned()) for model, each in self._models.items()]
+        return [*models, *[(model, tenant, each.learned()) for (model, tenant), each in self._tenants.items()]]
+
+    def start_from(self, learned: list[tuple[str, str, list[Any]]]) -> None:
+        """Go on from what another process has learned."""
+        for model, tenant, values in learned:
+            known = _Lengths()
+            known.start_from(values, self._share)
+            if tenant:
+                self._tenants[model, tenant] = known
+            else:
+                self._models[model] = known
 
     def expected(self, model: str, tenant: str, limit: int | None) -> tuple[int, int]:
         """Tokens to reserve for an answer, and its margin: how many more it may have, at the high quantile.

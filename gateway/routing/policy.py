@@ -161,7 +161,7 @@ class LeastLoadedPolicy(Policy):
 
     def options(self, demand: Demand, engines: list[Engine], model: CostModel, now: float) -> Options:
         """Cost is the share of slots taken."""
-        return Options(engines, [engine.load.in_flight / engine.slots for engine in engines])
+        return Options(engines, [engine.load.in_flight / max(1, engine.slots) for engine in engines])
 
 
 class RoundRobinPolicy(Policy):

@@ -46,8 +46,8 @@ class Capacity:
             slots -= guarded_slots(slots)
             window, headroom = self._guarded_window(), headroom * (1 - 1 / _GUARDED_SHARE)
         if running >= slots:
-            return running == 0
-        if running and tokens:
+            return running == 0 and not engine.is_shared
+        if (running or engine.is_shared) and tokens:
             ledger, limit, block = engine.kv, headroom * tokens, engine.block_tokens
             spare = limit - ledger.taken_tokens - block
             is_short = spare < 0.0 or spare * spare < ledger.margins_squared
@@ -70,10 +70,11 @@ class Capacity:
             slots -= guarded_slots(slots)
             window, headroom = self._guarded_window(), headroom * (1 - 1 / _GUARDED_SHARE)
         if load.in_flight + wanted > slots:
-            return load.in_flight == 0 and wanted <= engine.cap  # larger than a slow start allows: it may run alone
+            is_idle = load.in_flight == 0 and not engine.is_shared
+            return is_idle and wanted <= engine.cap  # larger than a slow start allows: it may run alone
         if window < math.inf and load.pending and load.prefill_ahead_seconds(now) > window:
             return False
-        if load.in_flight == 0 or not engine.kv_cache_tokens:
+        if not engine.kv_cache_tokens or (load.in_flight == 0 and not engine.is_shared):
             return True
         output_tokens, margin_tokens = self.lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         return engine.kv.fits(demand, output_tokens, margin_tokens, headroom * engine.kv_cache_tokens, now)
@@ -196,7 +197,7 @@ class QueueScan:
 
     def _fullness(self, engine: Engine, demand: Demand) -> tuple[bool, float, int]:
         """Least for the engine that will have capacity for the request first."""
-        return not is_large_enough(engine, demand), engine.load.in_flight / engine.slots, engine.index
+        return not is_large_enough(engine, demand), engine.load.in_flight / max(1, engine.slots), engine.index
 
     def _is_guarded(self, ticket: Ticket) -> bool:
         tenants, demand = self.tenants, ticket.demand

@@ -295,6 +295,23 @@ class Tenants:
             tenant.served_tokens += more_tokens
             self.clocks[demand.batch].correct(tenant.shares[demand.batch], more_tokens)
 
+    def served(self) -> dict[str, Any]:
+        """What the tenants were served; `restore` takes it."""
+        tenants = [
+            (each.name, each.weight, *[share.end for share in each.shares], each.served_tokens)
+            for each in self._by_name.values()
+        ]
+        return {"now": [clock.now for clock in self.clocks], "tenants": tenants}
+
+    def restore(self, served: dict[str, Any]) -> None:
+        """Go on from what tenants were served by another process. To be called before the first request."""
+        for clock, now in zip(self.clocks, served["now"], strict=True):
+            clock.now = now
+        for name, weight, interactive, batch, served_tokens in served["tenants"]:
+            tenant = Tenant(name, weight, [Share(weight, interactive), Share(weight, batch)])
+            tenant.served_tokens = served_tokens
+            self._by_name[name] = tenant
+
     def queued(self, tenant: Tenant, *, batch: bool) -> None:
         self.waiting_tenants += not tenant.waiting
         tenant.waiting += 1

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from math import ceil, inf
-from typing import Final
+from typing import Any, Final
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
@@ -307,6 +307,15 @@ class Queue:
                 self._tenants = busy
             tenants = self._tenants[model] = Tenants()
         return tenants
+
+    def served(self) -> dict[str, Any]:
+        """What tenants were served, by model; `restore` takes it."""
+        return {model: tenants.served() for model, tenants in self._tenants.items()}
+
+    def restore(self, served: dict[str, Any]) -> None:
+        """Go on from what tenants were served by another process."""
+        for model, tenants in served.items():
+            self.tenants(model).restore(tenants)
 
     def waiting(self, model: str) -> int:
         queue = self._queues.get(model)

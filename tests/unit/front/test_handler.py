@@ -30,8 +30,9 @@ from gateway.errors import (
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
-from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.read import RequestReader
 from gateway.front.reply import ClientResponse
+from gateway.front.stored_responses import StoredResponses
 from gateway.front.uploads import Upload
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, Kind, UpstreamResult

@@ -5,7 +5,8 @@ import pytest
 
 from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.read import MEDIA_TOKENS, Place, RequestReader, StoredResponses, upstream_headers
+from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
+from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Sent

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.config import BackendConfig, Config
 from gateway.feedback import Learning
-from gateway.front.read import MEDIA_TOKENS, RequestReader, StoredResponses
+from gateway.front.read import MEDIA_TOKENS, RequestReader
+from gateway.front.stored_responses import StoredResponses
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine

@@ -1,0 +1,50 @@
+"""Which backend stores a response: it alone can look it up, cancel it, or continue it."""
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+
+_ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
+_OPENING_BYTES = 512
+_MAX_RESPONSES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant."""
+
+    backend: str
+    model: str
+    owner: tuple[str, str]
+
+
+class StoredResponses:
+    """The most recent responses."""
+
+    def __init__(self) -> None:
+        self._places: OrderedDict[str, Place] = OrderedDict()
+        self.noted = 0  # in all
+
+    def remember(self, opening: bytes, place: Place) -> None:
+        """Note the response with these first bytes. An id belongs to the first client that had it."""
+        if match := _ID.search(opening[:_OPENING_BYTES]):
+            self.restore([(match[1].decode(), place)])
+
+    def since(self, noted: int) -> list[tuple[str, Place]]:
+        """Those noted after the first `noted` ones, the latest first; `restore` takes them."""
+        return list(islice(reversed(self._places.items()), self.noted - noted))
+
+    def restore(self, places: Iterable[tuple[str, Place]]) -> None:
+        """Note responses, the latest first; those that are known stay."""
+        for response_id, place in reversed([*places]):
+            self.noted += response_id not in self._places
+            self._places.setdefault(response_id, place)
+            if len(self._places) > _MAX_RESPONSES:
+                self._places.popitem(last=False)
+
+    def find(self, response_id: str, owner: tuple[str, str]) -> Place | None:
+        """The backend of this client's response; None if it is unknown, or another client's."""
+        place = self._places.get(response_id)
+        return place if place is not None and place.owner == owner else None

@@ -1,0 +1,166 @@
+"""A connection between two processes of the gateway: messages, each with open files, over a Unix socket.
+
+The address is an abstract one, which is seen in the same network namespace alone, as the ports are. Only a process of
+the same user, or of root, may connect.
+"""
+
+import asyncio
+import hashlib
+import os
+import socket
+import struct
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+_MOST_BYTES = 1 << 18
+_SEND_BUFFER_BYTES = 1 << 20
+MOST_FILES = 200  # of one message; the kernel takes 253
+_PEER = struct.Struct("3i")  # pid, uid, gid
+
+
+class Message(NamedTuple):
+    """A message, and the open files that came with it."""
+
+    content: dict[str, Any]
+    files: list[int]
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+
+
+def address_of(file: Path | None, host: str, port: int) -> bytes:
+    """Where the gateway that serves this file at this address waits for the next one; without a file, this process."""
+    name = f"{os.getuid()} {file.resolve() if file else os.getpid()} {host} {port}".encode()
+    return b"\0vllm-batching-gateway-" + hashlib.sha256(name).hexdigest()[:32].encode()
+
+
+def listen(address: bytes) -> socket.socket:
+    """Raises OSError if another process waits there."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(address)
+        listener.listen(4)
+        listener.setblocking(False)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def connect(address: bytes) -> "Channel | None":
+    """A channel to the process that waits there; None = there is none of this user."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(address)
+    except OSError:
+        connection.close()
+        return None
+    channel = Channel(connection)
+    if not channel.is_own:
+        channel.close()
+        return None
+    return channel
+
+
+class Channel:
+    """One end. `post` keeps the order, and keeps what the other end does not read yet."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        self._socket = connection
+        self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
+        self._is_closed = False
+
+    @property
+    def is_own(self) -> bool:
+        """Whether the other end is a process of the same user, or of root."""
+        options = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return _PEER.unpack(options)[1] in (os.getuid(), 0)
+
+    @property
+    def pid(self) -> int:
+        """The process at the other end."""
+        options = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+        return int(_PEER.unpack(options)[0])
+
+    def post(self, content: dict[str, Any], files: Sequence[int] = ()) -> None:
+        """Send a message soon. Its files are closed here once they are sent, or the other end is gone."""
+        self._unsent.append((msgspec.msgpack.encode(content), files))
+        if len(self._unsent) == 1:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._unsent:
+            data, files = self._unsent[0]
+            try:
+                if self._is_closed:
+                    raise BrokenPipeError
+                socket.send_fds(self._socket, [data], files)
+            except BlockingIOError:
+                asyncio.get_running_loop().add_writer(self._socket, self._writable)
+                return
+            except OSError:
+                self._is_closed = True
+            self._unsent.popleft()
+            for file in files:
+                os.close(file)
+
+    def _writable(self) -> None:
+        asyncio.get_running_loop().remove_writer(self._socket)
+        self._flush()
+
+    async def receive(self) -> Message | None:
+        """The next message; None = the other end is gone."""
+        loop = asyncio.get_running_loop()
+        while not self._is_closed:
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(MOST_FILES * 4))
+            except BlockingIOError:
+                await self._readable(loop)
+                continue
+            except OSError:
+                return None
+            files = [file for _, kind, given in ancillary if kind == socket.SCM_RIGHTS for file in _files(given)]
+            if not data:
+                return None
+            return Message(msgspec.msgpack.decode(data), files)
+        return None
+
+    async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        ready: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            if not ready.done():
+                ready.set_result(None)
+
+        loop.add_reader(self._socket, wake)
+        try:
+            await ready
+        finally:
+            loop.remove_reader(self._socket)
+
+    def close(self) -> None:
+        """Close this end; the other one notices it. Only the first call counts."""
+        if self._socket.fileno() < 0:
+            return
+        with suppress(RuntimeError):  # no loop runs: nothing was registered
+            loop = asyncio.get_running_loop()
+            loop.remove_writer(self._socket)
+            loop.remove_reader(self._socket)
+        self._is_closed = True
+        self._flush()
+        self._socket.close()
+
+
+def _files(given: bytes) -> "array[int]":
+    files = array("i")
+    files.frombytes(given[: len(given) - len(given) % files.itemsize])
+    return files

@@ -1,0 +1,137 @@
+"""The process that serves, and lets another one take over. `successor` has the conversation."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from gateway.handover.channel import Channel, listen
+from gateway.handover.slots import SlotSharing
+from gateway.handover.snapshot import FORMAT, Knowledge, in_memory
+from gateway.handover.successor import PROTOCOL
+from gateway.listeners import Listeners
+from gateway.routing.engine import EngineUse
+
+log = structlog.get_logger("gateway")
+
+
+class Serving(Protocol):
+    """What the gateway does for a handover."""
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections, on either port. Those that are there go on."""
+
+
+@dataclass
+class Predecessor:
+    """Waits for the process that takes over. `began` is set once it has.
+
+    `addresses`: as configured, by port (`main`, `admin`), with the sockets in `listeners`.
+    """
+
+    knowledge: Knowledge
+    sharing: SlotSharing
+    serving: Serving
+    addresses: dict[str, tuple[str, int]]
+    listeners: Listeners
+    breathe: Callable[[], None]
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    successor_pid: int = 0
+    _channel: Channel | None = None
+    _reported: tuple[int, dict[str, int]] = (0, {})  # number of the last needs, and requests by key
+    _sent_stored: int = 0  # responses that the other process knows
+
+    @asynccontextmanager
+    async def waiting(self, address: bytes) -> AsyncIterator[None]:
+        """Let another process take over while the block runs."""
+        try:
+            listener = listen(address)
+        except OSError as error:
+            log.warning("no_handover", reason=f"another process waits for its successor: {error.strerror}")
+            yield
+            return
+        task = asyncio.get_running_loop().create_task(self._accept(listener), name="handover")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            listener.close()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while not self.began.is_set():
+            connection, _ = await loop.sock_accept(listener)
+            channel = Channel(connection)
+            try:
+                await self._talk(channel, listener)
+            except Exception as error:
+                log.exception("handover_failed", error=str(error))
+            finally:
+                if self._channel is not channel:
+                    channel.close()
+
+    async def _talk(self, channel: Channel, listener: socket.socket) -> None:
+        hello = await channel.receive() if channel.is_own else None
+        if hello is None:
+            return
+        if hello.content["protocol"] != PROTOCOL:
+            channel.post({"is": "refusal", "reason": "its version cannot hand over to this one; stop it first"})
+            return
+        log.info("handing_over", pid=channel.pid)
+        await self._offer(channel, with_snapshot=hello.content["format"] == FORMAT)
+        ready = await channel.receive()
+        if ready is None:
+            log.error("handover_failed", pid=channel.pid, hint="the new process ended; this one goes on")
+            return
+        self.successor_pid = channel.pid
+        listener.close()  # the other process waits for its own successor from now on
+        await self.serving.stop_listening()
+        self._channel = channel
+        self.sharing.hand_over()
+        self._post("go")
+        self.began.set()
+
+    async def _offer(self, channel: Channel, *, with_snapshot: bool) -> None:
+        offered = [("main", each) for each in self.listeners.main] + [("admin", each) for each in self.listeners.admin]
+        files = [os.dup(each.fileno()) for _, each in offered]
+        if with_snapshot:
+            sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted
+            files.append(await asyncio.to_thread(in_memory, sections, self.breathe))
+        names = [name for name, _ in offered]
+        channel.post({"is": "offer", "addresses": self.addresses, "listeners": names}, files)
+
+    def _post(self, kind: str) -> None:
+        assert self._channel is not None
+        knowledge, sharing = self.knowledge, self.sharing
+        stored, self._sent_stored = knowledge.stored.since(self._sent_stored), knowledge.stored.noted
+        self._reported = sharing.number, knowledge.handler.running()
+        news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
+        self._channel.post({"is": kind, **news})
+
+    def report(self) -> None:
+        """Report what is needed to the process that took over, if that has changed."""
+        if self._channel is not None and self._reported != (self.sharing.number, self.knowledge.handler.running()):
+            self._post("needs")
+
+    def give_client(self, file: int) -> None:
+        """Pass the connection of a client on to the process that took over."""
+        assert self._channel is not None
+        self._channel.post({"is": "client"}, [file])
+
+    async def follow(self) -> None:
+        """Use what the process that took over lends, until it ends or this is cancelled."""
+        assert self._channel is not None
+        try:
+            while (message := await self._channel.receive()) is not None:
+                if message.content["is"] == "lent":
+                    lent = {key: EngineUse(*use) for key, use in message.content["lent"].items()}
+                    self.sharing.borrow(message.content["number"], lent)
+            self.sharing.go_on_alone()
+        finally:
+            self._channel.close()

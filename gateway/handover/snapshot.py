@@ -1,0 +1,224 @@
+"""What a gateway knows, for the one that comes after it: caches, estimates, accounts, shares, changes by hand.
+
+A snapshot is a file of sections, each with its length before it. Taking one reads the owners of the state on the event
+loop in short steps. What is long (the records of caches) is only listed there, and packed in a thread.
+"""
+
+import asyncio
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from gateway.backends.facts import Facts
+from gateway.backends.fleet import Fleet
+from gateway.backends.membership import Membership
+from gateway.feedback import CacheState
+from gateway.front.handler import Handler
+from gateway.front.stored_responses import Place, StoredResponses
+from gateway.handover.slots import engines_by_key
+from gateway.routing.estimates import Calibrations
+from gateway.scheduling.wait_queue import Queue
+
+FORMAT = 1  # changes with what a section holds
+FILE_NAME = "gateway.snapshot"
+_MAGIC = b"gateway snapshot "
+_MOST_RUNS = 100_000  # of an engine, the last used ones: more would hold up the event loop
+_MOST_SECTION_BYTES = 1 << 30
+Run = tuple[tuple[int, ...], list[int]]
+
+
+class SnapshotError(Exception):
+    """A snapshot cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """The owners of what a snapshot holds."""
+
+    fleet: Fleet
+    membership: Membership
+    cache_state: CacheState
+    calibrations: Calibrations
+    queue: Queue
+    handler: Handler
+    stored: StoredResponses
+    secret: bytes  # of cache salts
+    unix_seconds: Callable[[], float]
+
+    async def take(self) -> dict[str, Any]:
+        """All sections. `records` has to be packed by `written`."""
+        sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret}
+        for name, read in (
+            ("by_hand", self.membership.by_hand),
+            ("backends", self._backends),
+            ("estimates", self.cache_state.estimates.learned),
+            ("lengths", self.cache_state.output_lengths.learned),
+            ("calibrations", self.calibrations.learned),
+            ("served", self.queue.served),
+            ("accounts", self.handler.accounts),
+            ("stored", partial(self.stored.since, 0)),
+        ):
+            sections[name] = read()
+            await asyncio.sleep(0)
+        records: dict[str, list[Run]] = {}
+        for key, _, engine in [*engines_by_key(self.fleet.backends)]:
+            records[key] = self.cache_state.index.runs(engine.index, _MOST_RUNS)
+            await asyncio.sleep(0)
+        return sections | {"records": records}
+
+    def _backends(self) -> dict[str, Any]:
+        accuracy = self.cache_state.hit_accuracy
+        return {
+            backend.config.url: {
+                "facts": backend.facts,
+                "limit": (backend.limiter.limit, backend.limiter.upper),
+                "engines": [(*engine.learned, accuracy.share(engine.index)) for engine in backend.all_engines],
+            }
+            for backend in self.fleet.backends
+        }
+
+    def restore(self, sections: dict[str, Any], *, same_engines: bool) -> None:
+        """Take over all sections. `same_engines`: the engines are known not to have been restarted since.
+
+        To be called before the gateway serves. Backends that are not in the fleet any more are left out.
+        """
+        ago_seconds = max(0.0, self.unix_seconds() - sections["unix_seconds"])
+        self.membership.restore(sections["by_hand"])
+        known = self._restore_backends(sections["backends"], same_engines=same_engines)
+        self.cache_state.estimates.start_from(*sections["estimates"])
+        self.cache_state.output_lengths.start_from(sections["lengths"])
+        self.calibrations.start_from(sections["calibrations"])
+        self.cache_state.follow_sizes()
+        for key, _, engine in engines_by_key(self.fleet.backends):
+            if key in sections["records"] and engine.index in known:
+                for keys, edges in _runs(sections["records"][key]):
+                    self.cache_state.index.record(engine.index, keys, edges)
+        self.queue.restore(sections["served"])
+        self.handler.restore(sections["accounts"], ago_seconds)
+        self.restore_stored(sections["stored"])
+
+    def restore_stored(self, stored: list[Any]) -> None:
+        """Take over where responses are stored."""
+        self.stored.restore([(name, msgspec.convert(place, Place)) for name, place in stored])
+
+    def _restore_backends(self, backends: dict[str, Any], *, same_engines: bool) -> set[int]:
+        """Returns the engines whose caches are what they were, unless a later look at them shows another process."""
+        known: set[int] = set()
+        for backend in self.fleet.backends:
+            if (saved := backends.get(backend.config.url)) is None:
+                continue
+            facts = msgspec.convert(saved["facts"], Facts)
+            self.fleet.learned(backend, facts)
+            backend.limiter.start_from(*saved["limit"])
+            for engine, (log_cost, paces, share) in zip(backend.all_engines, saved["engines"], strict=False):
+                engine.start_from((log_cost, paces))
+                self.cache_state.hit_accuracy.start_from(engine.index, share)
+                if same_engines or facts.process_start_seconds is not None:
+                    known.add(engine.index)
+        return known
+
+
+def write(sections: dict[str, Any], out: BinaryIO, breathe: Callable[[], None]) -> None:
+    """Write a snapshot, section by section, in a thread. `breathe` lets the event loop run."""
+    out.write(_MAGIC + f"{FORMAT}\n".encode())
+    for name, content in sections.items():
+        if name != "records":
+            _put(out, [name, content])
+            breathe()
+    for key, runs in sections["records"].items():
+        _put(out, ["records", key, _packed(runs, breathe)])
+        breathe()
+    out.flush()
+
+
+def in_memory(sections: dict[str, Any], breathe: Callable[[], None]) -> int:
+    """The snapshot as a file descriptor of a file that is nowhere on disk."""
+    file = os.memfd_create("gateway-snapshot", os.MFD_CLOEXEC)
+    with open(os.dup(file), "wb") as out:
+        write(sections, out, breathe)
+    return file
+
+
+def _put(out: BinaryIO, section: list[Any]) -> None:
+    data = msgspec.msgpack.encode(section)
+    out.write(len(data).to_bytes(8, "big"))
+    out.write(data)
+
+
+def _packed(runs: Iterable[Run], breathe: Callable[[], None]) -> list[bytes]:
+    lengths, keys, sizes = array("I"), array("Q"), array("I")
+    for run_keys, run_sizes in runs:
+        run_sizes = run_sizes[:]  # its last ones may go meanwhile
+        lengths.append(len(run_sizes))
+        keys.extend(run_keys[: len(run_sizes)])
+        sizes.extend(run_sizes)
+        breathe()
+    return [lengths.tobytes(), keys.tobytes(), sizes.tobytes()]
+
+
+def _runs(packed: list[bytes]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Keys and edges of each run."""
+    lengths, keys, sizes = array("I", packed[0]), array("Q", packed[1]), array("I", packed[2])
+    start = 0
+    for length in lengths:
+        end, edge, edges = start + length, 0, list[int]()
+        for size in sizes[start:end]:
+            edge += size
+            edges.append(edge)
+        if length:
+            yield tuple(keys[start:end]), tuple(edges)
+        start = end
+
+
+def read(source: BinaryIO) -> dict[str, Any]:
+    """The sections of a snapshot. Raises SnapshotError."""
+    head = source.readline(64)
+    if not head.startswith(_MAGIC):
+        raise SnapshotError("it is not a snapshot")
+    if head[len(_MAGIC) :].strip() != str(FORMAT).encode():
+        raise SnapshotError("another version of the gateway wrote it")
+    sections: dict[str, Any] = {"records": {}}
+    try:
+        while size := source.read(8):
+            length = int.from_bytes(size, "big")
+            data = source.read(length) if length <= _MOST_SECTION_BYTES else b""
+            if len(data) < length or len(size) < 8 or not data:
+                raise SnapshotError("it is incomplete")
+            name, *content = msgspec.msgpack.decode(data)
+            if name == "records":
+                sections["records"][content[0]] = content[1]
+            else:
+                sections[name] = content[0]
+    except (msgspec.DecodeError, ValueError, OSError) as error:
+        raise SnapshotError(f"it cannot be read: {error}") from error
+    return sections
+
+
+def save(sections: dict[str, Any], folder: Path, breathe: Callable[[], None]) -> None:
+    """Replace the snapshot in a folder, which is made if it is missing. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    new = folder / f"{FILE_NAME}.{os.getpid()}.new"
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as out:
+            write(sections, out, breathe)
+            os.fsync(out.fileno())
+        new.replace(folder / FILE_NAME)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+def load(folder: Path) -> dict[str, Any] | None:
+    """The snapshot of a folder; None = there is none. Raises SnapshotError."""
+    try:
+        with (folder / FILE_NAME).open("rb") as source:
+            return read(source)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SnapshotError(str(error)) from error

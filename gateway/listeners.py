@@ -1,0 +1,82 @@
+"""The sockets that the gateway listens on: bound here, passed by systemd, or taken over; and systemd's notifications.
+
+systemd's side is described in sd_listen_fds(3) and sd_notify(3).
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from gateway.config import Listen, ServerConfig
+
+_FIRST_FILE = 3
+_ADMIN_NAME = "admin"  # FileDescriptorName= of the admin port's sockets
+
+
+class Listeners(NamedTuple):
+    """Bound sockets of the main port and of the admin port; none = not bound yet."""
+
+    main: list[socket.socket]
+    admin: list[socket.socket]
+
+    def close(self) -> None:
+        for each in (*self.main, *self.admin):
+            each.close()
+
+
+NOT_BOUND = Listeners([], [])
+
+
+async def bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for each address of the host, on which nothing listens yet. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(asyncio.Protocol, host, port, reuse_address=True, start_serving=False)
+    try:
+        return [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+    finally:
+        server.close()
+
+
+async def bind_all(server: ServerConfig, have: Listeners) -> Listeners:
+    """Bind what is not there yet. Raises OSError."""
+    main, admin = have
+    try:
+        main = main or await bind(server.host, server.port)
+        if server.admin is not None:
+            admin = admin or await bind(server.admin.host, server.admin.port)
+    except OSError:
+        Listeners(main, admin).close()
+        raise
+    return Listeners(main, admin)
+
+
+def of_systemd(environment: MutableMapping[str, str]) -> Listeners:
+    """The sockets that systemd passed to this process. The variables are removed: they are not for its children."""
+    process, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
+    names = environment.pop("LISTEN_FDNAMES", "").split(":")
+    found = Listeners([], [])
+    if process != str(os.getpid()) or not count.isdigit():
+        return found
+    for number in range(int(count)):
+        each = socket.socket(fileno=_FIRST_FILE + number)
+        os.set_inheritable(each.fileno(), False)
+        (found.admin if names[number : number + 1] == [_ADMIN_NAME] else found.main).append(each)
+    return found
+
+
+def has_same_address(one: Listen | ServerConfig | None, host: str, port: int) -> bool:
+    """Whether a port is configured at this address."""
+    return one is not None and (one.host, one.port) == (host, port)
+
+
+def notify_systemd(environment: Mapping[str, str], state: str) -> None:
+    """Report a state to systemd, if it started this process: `READY=1`, `STOPPING=1`, `MAINPID=N`."""
+    address = environment.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.connect("\0" + address[1:] if address.startswith("@") else address)
+        manager.send(state.encode())

@@ -1,0 +1,301 @@
+"""The life of the process: it takes over or starts cold, serves, reloads, hands over or drains, and stops."""
+
+import asyncio
+import gc
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO
+
+import structlog
+import uvloop
+
+from gateway.admin import breather
+from gateway.app import Gateway
+from gateway.backends.fleet import Fleet
+from gateway.config import Config, ConfigError
+from gateway.discovery.sources import several_addresses
+from gateway.handover.channel import address_of
+from gateway.handover.predecessor import Predecessor
+from gateway.handover.restart import TAKES_OVER, Restart
+from gateway.handover.slots import SlotSharing
+from gateway.handover.snapshot import SnapshotError, load, save
+from gateway.handover.successor import Successor, take_over
+from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd
+from gateway.observe.log import LineWriter, logging_to
+from gateway.reload import FileWatch, Reloads
+from gateway.resources import fitted, raise_limit
+
+_IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+_SNAPSHOT_SECONDS = 60.0
+_KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
+_LOOK_SECONDS = 0.02
+_SHARE_SECONDS = 0.05
+
+
+class Life:
+    """One process, from its start to its end. `file`: the configuration's, if it has one."""
+
+    def __init__(self, config: Config, load_config: Callable[[], Config], file: Path | None) -> None:
+        self._config = config
+        self._load_config = load_config
+        self._file = file
+        self._log = structlog.get_logger("gateway")
+        self._stop = asyncio.Event()
+        self._hangups = asyncio.Event()
+        server = config.server
+        given = os.environ.pop(TAKES_OVER, "")
+        self._address = bytes.fromhex(given) if given else address_of(file, server.host, server.port)
+        self._may_take_over = bool(given) or (file is not None and server.port != 0)
+
+    async def live(self, out: BinaryIO, log_writer: LineWriter) -> None:
+        """Serve until a signal to stop, or until another process has taken over. Raises OSError or TakeoverRefused."""
+        self._heed_signals()
+        successor = await take_over(self._address) if self._may_take_over else None
+        try:
+            inherited = successor.listeners(self._config.server) if successor else of_systemd(os.environ)
+            listeners = await bind_all(self._config.server, inherited)
+            known = await successor.snapshot() if successor else await self._from_disk()
+            secret = known["secret"] if known else None
+            gateway = Gateway(self._config, out, log=log_writer, load=self._load_config, secret=secret)
+            asyncio.get_running_loop().set_exception_handler(
+                lambda _, context: gateway.supervisor.on_loop_error(context)
+            )
+            if known:
+                gateway.knowledge.restore(known, same_engines=successor is not None)
+            await self._run(gateway, listeners, successor)
+        finally:
+            if successor is not None:
+                successor.close()
+        self._log.info("stopped")
+
+    def _heed_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        for number in _IGNORED_SIGNALS:
+            loop.add_signal_handler(number, partial(self._log.warning, "signal_ignored", signal=number.name))
+        loop.add_signal_handler(signal.SIGHUP, self._hangups.set)
+
+    async def _from_disk(self) -> dict[str, Any] | None:
+        folder = self._config.state.path
+        try:
+            return await asyncio.to_thread(load, Path(folder)) if folder is not None else None
+        except SnapshotError as error:
+            self._log.warning("snapshot_ignored", folder=folder, reason=str(error))
+            return None
+
+    async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
+        config, server = self._config, self._config.server
+        addresses = {"main": (server.host, server.port)}
+        if server.admin is not None:
+            addresses["admin"] = server.admin.host, server.admin.port
+        lengths, kv_headroom = gateway.cache_state.output_lengths, config.admission.kv_headroom
+        sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, kv_headroom)
+        predecessor = Predecessor(gateway.knowledge, sharing, gateway, addresses, listeners, breather())
+        handover = Handover(gateway, sharing, predecessor, successor)
+        restart = Restart(self._load_config, self._address, predecessor)
+        async with gateway.running(listeners, restart.routes(), handover.take_place) as admin_port:
+            self._log_start(gateway, admin_port)
+            notify_systemd(os.environ, "READY=1")
+            gc.collect()
+            gc.freeze()
+            async with handover.sharing_slots():
+                async with self._serving(gateway), predecessor.waiting(self._address):
+                    await _first(self._stop.wait(), predecessor.began.wait())
+                if predecessor.began.is_set():
+                    await handover.hand_over()
+                    return
+                loop = asyncio.get_running_loop()
+                for number in (signal.SIGTERM, signal.SIGINT):
+                    loop.remove_signal_handler(number)  # a second one ends the process at once
+                notify_systemd(os.environ, "STOPPING=1")
+                self._log.info("draining", answering=gateway.server.answering)
+                await gateway.server.drain()
+                if config.state.path is not None:
+                    await _save(gateway, Path(config.state.path))
+
+    def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
+        config, log = self._config, self._log
+        if ignored := config.without_effect:
+            log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
+        if renamed := config.renamed:
+            log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
+        log.info(
+            "serving",
+            host=config.server.host,
+            port=gateway.server.port,
+            admin_port=admin_port,
+            backends=[each.name for each in gateway.fleet.backends],
+            policy=config.routing.policy,
+        )
+
+    @asynccontextmanager
+    async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
+        """What is done beside serving, until the process ends or hands over."""
+        config, repeating = self._config, gateway.supervisor.repeating
+        async with _task(_warn_of_names(config)), AsyncExitStack() as stack:
+            enter = stack.enter_async_context
+            await enter(repeating("reload", partial(_reload_on, self._hangups, gateway.reloads), 1.0))
+            if self._file is not None and config.config.watch:
+                await enter(repeating("config_watch", FileWatch(self._file, self._hangups.set).step, 1.0))
+            if config.state.path is not None:
+                snapshots = Snapshots(gateway, Path(config.state.path))
+                await enter(repeating("snapshot", snapshots.step, _SNAPSHOT_SECONDS))
+            yield
+
+
+class Handover:
+    """What passes between this process, the one before it and the one after it, as far as there are."""
+
+    def __init__(
+        self, gateway: Gateway, sharing: SlotSharing, predecessor: Predecessor, successor: Successor | None
+    ) -> None:
+        self._gateway = gateway
+        self._sharing = sharing
+        self._predecessor = predecessor  # this process as that of the one after it
+        self._successor = successor  # this process as that of the one before it
+        self._before_has_ended = asyncio.Event()
+        self._log = structlog.get_logger("gateway")
+
+    async def take_place(self) -> None:
+        """Wait until the backends are known, then take the place of the process before, if there is one."""
+        if self._successor is None:
+            return
+        gateway, loop = self._gateway, asyncio.get_running_loop()
+        until = loop.time() + _KNOWN_SECONDS
+        while not _is_known(gateway.fleet) and loop.time() < until:  # noqa: ASYNC110 - nothing signals first probes
+            await asyncio.sleep(_LOOK_SECONDS)
+
+        def heard(news: dict[str, Any]) -> None:
+            gateway.handler.run_elsewhere(news["running"])
+            gateway.knowledge.restore_stored(news["stored"])
+
+        await self._successor.go(self._sharing, heard)
+
+    @asynccontextmanager
+    async def sharing_slots(self) -> AsyncIterator[None]:
+        """Share slots with the process before while the block runs, and take its clients."""
+        async with _task(self._follow_before()), self._gateway.supervisor.repeating("sharing", self._share, 1.0):
+            yield
+
+    async def _follow_before(self) -> None:
+        if self._successor is not None:
+            await self._successor.follow(self._adopt)
+        self._before_has_ended.set()
+
+    async def _adopt(self, client: socket.socket) -> None:
+        if self._predecessor.began.is_set():
+            self._predecessor.give_client(client.detach())
+        else:
+            await self._gateway.server.adopt(client)
+
+    async def _share(self) -> None:
+        if self._before_has_ended.is_set():
+            await self._predecessor.began.wait()
+        await asyncio.sleep(_SHARE_SECONDS)
+        self._sharing.step()
+        self._predecessor.report()
+        if self._successor is not None:
+            self._successor.report()
+
+    async def hand_over(self) -> None:
+        """Another process serves: end what is in flight with the slots that it lends, and pass the clients on."""
+        server, pid = self._gateway.server, self._predecessor.successor_pid
+        notify_systemd(os.environ, f"MAINPID={pid}")
+        self._log.info("handed_over", pid=pid, answering=server.answering)
+        async with _task(self._predecessor.follow()):
+            await server.give_away(self._predecessor.give_client)
+            await self._before_has_ended.wait()
+
+
+@asynccontextmanager
+async def _task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Do this in the background while the block runs."""
+    task = asyncio.get_running_loop().create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+class Snapshots:
+    """Writes a snapshot now and then."""
+
+    def __init__(self, gateway: Gateway, folder: Path) -> None:
+        self._gateway = gateway
+        self._folder = folder
+
+    async def step(self) -> None:
+        """Wait a minute, and write one."""
+        await asyncio.sleep(_SNAPSHOT_SECONDS)
+        await _save(self._gateway, self._folder)
+
+
+async def _save(gateway: Gateway, folder: Path) -> None:
+    sections = await gateway.knowledge.take()
+    try:
+        await asyncio.to_thread(save, sections, folder, breather())
+    except OSError as error:
+        structlog.get_logger("gateway").error("snapshot_failed", folder=str(folder), reason=str(error))
+
+
+def _is_known(fleet: Fleet) -> bool:
+    return all(each.health.state == "down" or (each.health.ever_up and each.facts.models) for each in fleet.backends)
+
+
+async def _first(*events: Coroutine[Any, Any, object]) -> None:
+    tasks = [asyncio.get_running_loop().create_task(event) for event in events]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
+
+
+async def _warn_of_names(config: Config) -> None:
+    for warning in await several_addresses(config.backends):
+        structlog.get_logger("gateway").warning("backend_has_several_addresses", hint=warning)
+
+
+async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
+    """Reload when SIGHUP comes, and log what came of it."""
+    await hangups.wait()
+    hangups.clear()
+    log = structlog.get_logger("gateway")
+    try:
+        done = await reloads.reload()
+    except ConfigError as error:
+        log.error("reload_refused", reasons=str(error).splitlines(), hint="nothing was changed")
+    else:
+        changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
+        log.info("reloaded", changed=changed, needs_restart=restart)
+
+
+def serve(config: Config, load_config: Callable[[], Config], file: Path | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C, then drain; `load_config` reads the configuration, from `file`, for a reload.
+
+    Raises OSError if a port is in use, and TakeoverRefused.
+    """
+    for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
+        signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
+    gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
+    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
+        limit = raise_limit()
+        life = partial(Life, fitted(config, limit), lambda: fitted(load_config(), limit), file)
+        uvloop.run(_live(life, out, log_writer))
+
+
+async def _live(life: Callable[[], Life], out: BinaryIO, log_writer: LineWriter) -> None:
+    await life().live(out, log_writer)
+
+
+def _unbuffered(stream: TextIO | None) -> BinaryIO:
+    """The file of a standard stream; None = closed by the parent process."""
+    if stream is None:
+        return open(os.devnull, "wb", buffering=0)
+    return open(stream.fileno(), "wb", buffering=0, closefd=False)

@@ -1,0 +1,80 @@
+"""Messages with open files between two processes."""
+
+import asyncio
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.handover.channel import Channel, address_of, connect, listen
+
+
+@pytest.fixture
+async def ends() -> AsyncIterator[tuple[Channel, Channel]]:
+    one, other = (Channel(each) for each in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    yield one, other
+    one.close()
+    other.close()
+
+
+async def test_messages_arrive_in_order_with_their_files(ends: tuple[Channel, Channel], tmp_path: Path) -> None:
+    one, other = ends
+    (tmp_path / "file").write_text("content")
+    one.post({"is": "first", "use": (1, 2)}, [os.open(tmp_path / "file", os.O_RDONLY)])
+    one.post({"is": "second"})
+    first, second = await other.receive(), await other.receive()
+    assert first is not None
+    assert second is not None
+    assert first.content == {"is": "first", "use": [1, 2]}
+    assert os.read(first.files[0], 100) == b"content"
+    first.close()
+    assert (second.content, second.files) == ({"is": "second"}, [])
+
+
+async def test_what_the_other_end_does_not_read_yet_is_kept(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    for number in range(500):
+        one.post({"number": number, "text": "x" * 5000})
+    await asyncio.sleep(0)
+    for number in range(500):
+        message = await other.receive()
+        assert message is not None
+        assert message.content["number"] == number
+
+
+async def test_an_end_that_is_closed_is_noticed_and_files_are_closed(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    waiting = asyncio.create_task(other.receive())
+    await asyncio.sleep(0)
+    one.close()
+    assert await waiting is None
+    reader, writer = os.pipe()
+    other.post({"is": "late"}, [writer])
+    assert os.read(reader, 1) == b""  # the writing end is closed
+    os.close(reader)
+    one.close()  # twice is as good as once
+
+
+async def test_only_one_process_waits_at_an_address(tmp_path: Path) -> None:
+    address = address_of(tmp_path / "gateway.yaml", "127.0.0.1", 8080)
+    assert connect(address) is None
+    listener = listen(address)
+    with pytest.raises(OSError, match="in use"):
+        listen(address)
+    channel = connect(address)
+    assert channel is not None
+    assert channel.is_own
+    assert channel.pid == os.getpid()
+    channel.close()
+    listener.close()
+    assert connect(address) is None
+
+
+def test_another_file_or_port_is_another_address(tmp_path: Path) -> None:
+    one = tmp_path / "one.yaml"
+    (tmp_path / "link.yaml").symlink_to(one)
+    addresses = {address_of(one, "h", 1), address_of(one, "h", 2), address_of(tmp_path / "two.yaml", "h", 1)}
+    assert len(addresses) == 3
+    assert address_of(tmp_path / "link.yaml", "h", 1) in addresses
