@@ -264,7 +264,7 @@ class Gateway:
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
-            await enter(following(self.sources, self.membership.follow, supervisor))
+            await enter(following(self.sources, self.membership.follow, supervisor, self.random))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))

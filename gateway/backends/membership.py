@@ -33,6 +33,10 @@ class Membership:
         listing = [source for source, listed in self._sources.items() if name in listed]
         return listing[0] if listing else BY_HAND
 
+    def zone(self, name: str) -> str:
+        """Where a backend runs, by the first source that lists it; empty = not known."""
+        return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
+
     def follow(self, source: str, listed: Iterable[Wanted]) -> FleetChanges:
         """A source lists exactly these backends now. A backend that was added by hand is the source's once listed."""
         self._sources[source] = {each.config.name: each for each in listed}

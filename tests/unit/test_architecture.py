@@ -105,7 +105,7 @@ LAYERS: dict[str, set[str]] = {
 EDGES = {
     "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.vllm_api", "cli.check",
     "compiled", "control",
-    "config_file", "discovery.follow", "discovery.sources", "dispatch",
+    "config_file", "discovery.follow", "discovery.kubernetes", "discovery.listings", "discovery.sources", "dispatch",
     "embeddings.batcher", "embeddings.batching", "embeddings.kinds",
     "embeddings.waiter", "front.connection", "front.handler",
     "front.http_request", "front.json_body", "front.server", "front.uploads", "kv_events.endpoints", "kv_events.feed",
