@@ -37,8 +37,7 @@ class KubernetesEndpoints:
     def __init__(
         self, config: KubernetesDiscovery, settings: DiscoveredBackend, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        keys = config.model_dump(exclude_defaults=True)
-        self.name = "kubernetes " + ", ".join(f"{key} {value}" for key, value in keys.items())
+        self.name = _name_of(config)
         self._config = config
         self._settings = settings.model_dump(exclude_defaults=True)
         self._clock = clock
@@ -144,6 +143,14 @@ class KubernetesEndpoints:
         client, self._client = self._client, None
         if client is not None:
             await client.close()
+
+
+def _name_of(config: KubernetesDiscovery) -> str:
+    place = f"{config.namespace}/" if config.namespace else ""
+    port = "" if config.port is None else f":{config.port}"
+    others = config.model_dump(include={"tls", "zone", "kubeconfig"}, exclude_defaults=True)
+    target = f"kubernetes {place}{config.service or f'({config.selector})'}{port}"
+    return ", ".join([target, *(f"{key} {value}" for key, value in others.items())])
 
 
 def _existing(file: str) -> str:

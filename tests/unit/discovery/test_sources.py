@@ -97,12 +97,16 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
     sections = {
         "file": "backends.yaml",
         "dns": [{"name": "vllm.example", "port": 8000}],
-        "kubernetes": [{"service": "vllm"}, {"service": "vllm", "port": "8001", "zone": "a"}],
+        "kubernetes": [
+            {"service": "vllm"},
+            {"service": "vllm", "namespace": "models", "port": "8001", "zone": "a"},
+            {"selector": "app=vllm", "port": "http", "kubeconfig": "other"},
+        ],
     }
     config = parse({"discovery": sections})
     assert [each.name for each in configured_sources(config.discovery)] == [
         "file backends.yaml", "dns vllm.example",
-        "kubernetes service vllm", "kubernetes service vllm, port 8001, zone a",
+        "kubernetes vllm", "kubernetes models/vllm:8001, zone a", "kubernetes (app=vllm):http, kubeconfig other",
     ]  # fmt: skip
     monkeypatch.setattr("gateway.discovery.sources.find_spec", lambda _: None)
     for key, extra in (("dns", "discovery"), ("kubernetes", "kubernetes")):
