@@ -107,7 +107,7 @@ class DnsName:
     """Every address of a name is a backend: its A and AAAA records, or the hosts and ports of its SRV records."""
 
     def __init__(self, config: DnsDiscovery, settings: DiscoveredBackend) -> None:
-        self.name = f"dns {config.name}"
+        self.name = f"dns {config.name}" + (f":{config.port}" if config.port else "")
         self._config = config
         self._settings = settings.model_dump(exclude_defaults=True)
         self._resolver: dns.asyncresolver.Resolver | None = None

@@ -96,7 +96,7 @@ async def test_a_name_without_an_answer_is_an_error(rcode: dns.rcode.Rcode) -> N
 def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     sections = {
         "file": "backends.yaml",
-        "dns": [{"name": "vllm.example", "port": 8000}],
+        "dns": [{"name": "vllm.example", "port": 8000}, {"name": "vllm.example", "port": 8001}],
         "kubernetes": [
             {"service": "vllm"},
             {"service": "vllm", "namespace": "models", "port": "8001", "zone": "a"},
@@ -105,7 +105,7 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
     }
     config = parse({"discovery": sections})
     assert [each.name for each in configured_sources(config.discovery)] == [
-        "file backends.yaml", "dns vllm.example",
+        "file backends.yaml", "dns vllm.example:8000", "dns vllm.example:8001",
         "kubernetes vllm", "kubernetes models/vllm:8001, zone a", "kubernetes (app=vllm):http, kubeconfig other",
     ]  # fmt: skip
     monkeypatch.setattr("gateway.discovery.sources.find_spec", lambda _: None)
