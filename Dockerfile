@@ -3,7 +3,8 @@
 # Any base with python3 (3.11 or later) and CA certificates will do: --build-arg BASE_IMAGE=... The builder has the same
 # Python with its venv module and headers, and a C compiler: --build-arg BUILDER_IMAGE=...
 # Without compiled modules (docs/builds.md): --build-arg GATEWAY_PURE=1
-# Backends from DNS, and tokenizers of models for exact routing: --build-arg EXTRAS='discovery tokenizer'
+# Backends from DNS or Kubernetes, and tokenizers of models for exact routing:
+#   --build-arg EXTRAS='discovery kubernetes tokenizer'
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
 ARG BUILDER_IMAGE=python:3.13

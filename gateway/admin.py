@@ -148,6 +148,7 @@ class Overview:
             "name": backend.name,
             "url": backend.config.url,
             "from": self.membership.origin(backend.name),
+            "zone": self.membership.zone(backend.name) or None,
             "state": backend.health.state,
             "state_reason": _state_reason(backend, self.clock()),
             "state_seconds": None if since is None else round(self.clock() - since, 1),

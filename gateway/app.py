@@ -177,8 +177,18 @@ class Gateway:
         self.control = Control(self.membership, self.overview.backend, reloads)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
+        sources = [source.name for source in self.sources]
         self.knowledge = Knowledge(
-            fleet, self.membership, cache_state, self.calibrations, queue, self.handler, stored, secret, _unix_seconds
+            fleet,
+            self.membership,
+            sources,
+            cache_state,
+            self.calibrations,
+            queue,
+            self.handler,
+            stored,
+            secret,
+            _unix_seconds,
         )
 
     def follow(self, config: Config) -> None:
@@ -277,7 +287,7 @@ class Gateway:
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
             await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
-            await enter(following(self.sources, self.membership.follow, supervisor))
+            await enter(following(self.sources, self.membership.follow, supervisor, self.random))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))

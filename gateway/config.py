@@ -24,6 +24,14 @@ _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MAX_HOST_LENGTH = 253
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
+_LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
+_LABEL_VALUE = r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?"
+_LABEL_RULE = (
+    rf"\s*(!?{_LABEL_KEY}|{_LABEL_KEY}\s*(=|==|!=)\s*{_LABEL_VALUE}"
+    rf"|{_LABEL_KEY}\s+(in|notin)\s*\(\s*{_LABEL_VALUE}(\s*,\s*{_LABEL_VALUE})*\s*\))\s*"
+)
+_SELECTOR = re.compile(rf"{_LABEL_RULE}(,{_LABEL_RULE})*", re.ASCII)
 
 
 class ConfigError(Exception):
@@ -147,7 +155,7 @@ KvEvents = Annotated[  # YAML reads an unquoted `off` as false
 
 
 class DiscoveredBackend(Section):
-    """Settings of every backend that DNS finds."""
+    """Settings of every backend that DNS or Kubernetes finds."""
 
     api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
     max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
@@ -201,12 +209,61 @@ class DnsDiscovery(Section):
         return self
 
 
+class KubernetesDiscovery(Section):
+    """EndpointSlices in Kubernetes, each of whose pods is a backend."""
+
+    service: str = default("", "Name of the Service; alternative to `selector`.", pattern=rf"^({_LABEL})?$")
+    selector: str = default(
+        "", "Label selector of EndpointSlices, which have their Service's labels; alternative to `service`."
+    )
+    namespace: str = default(
+        "", "Namespace; empty = that of the kubeconfig or of the pod, else default.", pattern=rf"^({_LABEL})?$"
+    )
+    port: int | str | None = default(
+        None, "Port of the pods, by number or by its name in the Service; null = the only one."
+    )
+    tls: bool = default(False, "Use https.")
+    zone: str = default("", "Only endpoints of this zone; empty = all.", max_length=63)
+    kubeconfig: str = default("", "Path of a kubeconfig file; empty = the service account of the gateway's own pod.")
+
+    @field_validator("selector")
+    @classmethod
+    def _is_a_label_selector(cls, selector: str) -> str:
+        if selector and not _SELECTOR.fullmatch(selector):
+            raise ValueError("must be a label selector, such as app=vllm or app in (vllm,vllm-canary)")
+        return selector
+
+    @field_validator("port")
+    @classmethod
+    def _is_a_number_or_a_name(cls, port: int | str | None) -> int | str | None:
+        if isinstance(port, str) and port.isdecimal():
+            port = int(port)  # of an environment variable
+        is_valid = re.fullmatch(_LABEL, port) if isinstance(port, str) else port is None or 0 < port < 65536
+        if not is_valid:
+            raise ValueError("must be a number from 1 to 65535, or a name of lower-case letters, digits and -")
+        return port
+
+    @model_validator(mode="after")
+    def _has_one_way_to_find_slices(self) -> Self:
+        if bool(self.service) == bool(self.selector):
+            raise ValueError("set either service or selector")
+        return self
+
+
 class DiscoveryConfig(Section):
     """Backends that are found while the gateway runs, besides those of `backends`."""
 
     file: str | None = default(None, "YAML file with a list like `backends`; read again when it changes. null = none.")
     dns: tuple[DnsDiscovery, ...] = default((), "Names in DNS, asked again when their records expire (30 s at most).")
-    backend: DiscoveredBackend = default(DiscoveredBackend(), "Settings of every backend that DNS finds.")
+    kubernetes: tuple[KubernetesDiscovery, ...] = default((), "EndpointSlices in Kubernetes, followed by a watch.")
+    backend: DiscoveredBackend = default(DiscoveredBackend(), "Settings of every backend that DNS or Kubernetes finds.")
+
+    @field_validator("kubernetes")
+    @classmethod
+    def _has_distinct_entries(cls, entries: tuple[KubernetesDiscovery, ...]) -> tuple[KubernetesDiscovery, ...]:
+        if len(set(entries)) < len(entries):
+            raise ValueError("two entries are the same; remove one of them")
+        return entries
 
 
 class RoutingConfig(Section):
@@ -388,9 +445,7 @@ class PrefixReportConfig(Section):
 class StateConfig(Section):
     """What the gateway has learned, kept on disk for its next start."""
 
-    path: str | None = default(
-        None, "Folder of a snapshot, written every minute and at the end; it holds secrets. null = none."
-    )
+    path: str | None = default(None, "Folder of a snapshot, written once a minute; has secrets. null = none.")
 
 
 class FileConfig(Section):
@@ -436,7 +491,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:
-        if not (self.backends or self.discovery.file or self.discovery.dns):
+        found = self.discovery
+        if not (self.backends or found.file or found.dns or found.kubernetes):
             raise ValueError("backends is empty, and discovery has no source: list at least one backend")
         names = [backend.name for backend in self.backends]
         if twice := sorted({name for name in names if names.count(name) > 1}):

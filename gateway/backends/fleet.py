@@ -24,10 +24,12 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A backend that the fleet should have. `draining`: why it gets no new requests; empty = it gets them."""
+    """A backend that the fleet should have. `draining`: why it gets no new requests; empty = it gets them. `zone`:
+    where it runs, as far as its source knows."""
 
     config: BackendConfig
     draining: str = ""
+    zone: str = ""
 
 
 @dataclass(slots=True)

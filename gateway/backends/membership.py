@@ -3,7 +3,7 @@
 Changes by hand stand until they are taken back by hand: a source that is read again does not undo them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from gateway.backends.backend import Backend
@@ -12,6 +12,7 @@ from gateway.config import BackendConfig
 from gateway.errors import BackendExists, BackendNotFound
 
 BY_HAND = "by hand"
+_FILE = "file"
 
 
 class Membership:
@@ -19,7 +20,7 @@ class Membership:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self._sources = {"file": {backend.name: Wanted(backend.config) for backend in fleet.backends}}
+        self._sources = {_FILE: {backend.name: Wanted(backend.config) for backend in fleet.backends}}
         self._added: dict[str, BackendConfig] = {}
         self._removed: set[str] = set()
         self._drained: set[str] = set()
@@ -29,21 +30,38 @@ class Membership:
         """Names that a source lists, and that were removed by hand."""
         return sorted(self._removed)
 
-    def by_hand(self) -> dict[str, Any]:
-        """The changes by hand; `restore` takes them."""
-        added = [config.model_dump(mode="json") for config in self._added.values()]
-        return {"added": added, "removed": sorted(self._removed), "drained": sorted(self._drained)}
+    def state(self) -> dict[str, Any]:
+        """The changes by hand, and what discovery has found; `restore` takes them."""
+        return {
+            "added": [_dumped(Wanted(config)) for config in self._added.values()],
+            "removed": sorted(self._removed),
+            "drained": sorted(self._drained),
+            "found": {
+                source: [_dumped(each) for each in listed.values()]
+                for source, listed in self._sources.items()
+                if source != _FILE
+            },
+        }
 
-    def restore(self, by_hand: dict[str, Any]) -> None:
-        """Change by hand what another process has changed."""
-        self._added = {each["name"]: BackendConfig.model_validate(each) for each in by_hand["added"]}
-        self._removed, self._drained = set(by_hand["removed"]), set(by_hand["drained"])
+    def restore(self, state: dict[str, Any], sources: Collection[str]) -> None:
+        """Change by hand what another process has changed, and begin with what these sources listed there."""
+        for source in sources:
+            found = [_loaded(each) for each in state["found"].get(source, ())]
+            self._sources[source] = {each.config.name: each for each in found}
+        listed = {name for names in self._sources.values() for name in names}
+        added = [_loaded(each).config for each in state["added"]]
+        self._added = {config.name: config for config in added if config.name not in listed}
+        self._removed, self._drained = set(state["removed"]) & listed, set(state["drained"])
         self._apply()
 
     def origin(self, name: str) -> str:
         """The source that lists a backend, or `by hand`."""
         listing = [source for source, listed in self._sources.items() if name in listed]
         return listing[0] if listing else BY_HAND
+
+    def zone(self, name: str) -> str:
+        """Where a backend runs, by the first source that lists it; empty = not known."""
+        return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
 
     def follow(self, source: str, listed: Iterable[Wanted]) -> FleetChanges:
         """A source lists exactly these backends now. A backend that was added by hand is the source's once listed."""
@@ -124,3 +142,12 @@ class Membership:
         for name in self._drained & wanted.keys():
             wanted[name] = Wanted(wanted[name].config, BY_HAND)
         return wanted
+
+
+def _dumped(wanted: Wanted) -> list[Any]:
+    return [wanted.config.model_dump(mode="json"), wanted.draining, wanted.zone]
+
+
+def _loaded(dumped: list[Any]) -> Wanted:
+    config, draining, zone = dumped
+    return Wanted(BackendConfig.model_validate(config), draining, zone)

@@ -10,7 +10,8 @@ from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import Answers, survey
 from gateway.config import Config
-from gateway.discovery.sources import DiscoveryError, configured_sources, several_addresses
+from gateway.discovery.listings import DiscoveryError, first_listing
+from gateway.discovery.sources import configured_sources, several_addresses
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
 
@@ -41,11 +42,12 @@ async def with_discovered(config: Config) -> tuple[Config, list[str]]:
     backends, problems = {backend.name: backend for backend in config.backends}, list[str]()
     for source in configured_sources(config.discovery):
         try:
-            listed, _ = await source.read()
+            listing = await first_listing(source)
         except DiscoveryError as error:
             problems.append(f"discovery: {error}")
         else:
-            backends = {backend.name: backend for backend in listed} | backends
+            problems += [f"discovery: {listing.problem}"] if listing.problem else []
+            backends = {each.config.name: each.config for each in listing.backends if not each.draining} | backends
     return config.model_copy(update={"backends": tuple(backends.values())}), problems
 
 

@@ -1,1 +1,1 @@
-"""Finds backends: a file that changes, or the addresses of a name in DNS."""
+"""Finds backends: a file that changes, the addresses of a name in DNS, or the pods of a Service in Kubernetes."""

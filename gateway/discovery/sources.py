@@ -1,24 +1,22 @@
-"""Sources of backends that change while the gateway runs: each gives snapshots of all the backends that it knows.
-
-A source that fails keeps its last snapshot: backends that are gone fail their probes, and a resolver that is down stops
-no traffic.
-"""
+"""The sources of the configuration, and those that are asked again and again: a watched file, a name in DNS."""
 
 import asyncio
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from gateway.backends.fleet import Wanted
 from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
 from gateway.config_file import mistakes_with_lines, substitute, version_of
+from gateway.discovery.listings import BackendSource, DiscoveryError, Listing, polled
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -29,30 +27,27 @@ _TIMEOUT_SECONDS = 5.0
 _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
 
 
-class DiscoveryError(Exception):
-    """A source could not be read; the message says why."""
-
-
-class BackendSource(Protocol):
-    """One source. `name` is that of the backends' origin."""
-
-    name: str
-
-    async def read(self) -> tuple[Sequence[BackendConfig], float]:
-        """All backends, and the seconds until they should be read again. Raises DiscoveryError."""
-
-
 def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
     """The sources of the configuration. Raises ConfigError for what is not installed."""
     sources: list[BackendSource] = []
     if config.file is not None:
         sources.append(WatchedFile(Path(config.file)))
-    if config.dns and find_spec("dns") is None:
-        raise ConfigError(
-            "discovery.dns: requires a package that is not installed: pip install 'vllm-batching-gateway[discovery]'"
-        )
-    sources += [DnsName(each, config.backend) for each in config.dns]
+    if config.dns:
+        _require("dns", "discovery.dns", extra="discovery")
+        sources += [DnsName(each, config.backend) for each in config.dns]
+    if config.kubernetes:
+        _require("kubernetes_asyncio", "discovery.kubernetes", extra="kubernetes")
+        from gateway.discovery.kubernetes import KubernetesEndpoints  # of a package that few need, and 60 MiB
+
+        sources += [KubernetesEndpoints(each, config.backend) for each in config.kubernetes]
     return sources
+
+
+def _require(module: str, key: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise ConfigError(
+            f"{key}: requires a package that is not installed: pip install 'vllm-batching-gateway[{extra}]'"
+        )
 
 
 async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:
@@ -71,7 +66,7 @@ async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:
     counts = await asyncio.gather(*map(addresses, listed))
     return [
         f"{backend.url} has {count} addresses, but counts as one backend, with one cap and one prefix record."
-        " Use discovery.dns, so that each address is a backend."
+        " Use discovery.dns or discovery.kubernetes, so that each address is a backend."
         for backend, count in zip(listed, counts, strict=True)
         if count > 1
     ]
@@ -84,12 +79,15 @@ class WatchedFile:
         self.name = f"file {file}"
         self._file = file
         self._version: tuple[int, ...] = ()
-        self._backends: tuple[BackendConfig, ...] = ()
+        self._listing = Listing(())
 
-    async def read(self) -> tuple[Sequence[BackendConfig], float]:
-        """What the file lists. Raises DiscoveryError."""
+    def listings(self) -> AsyncGenerator[Listing, None]:
+        return polled(self.read)
+
+    async def read(self) -> tuple[Listing, float]:
+        """What the file lists, and the seconds until it is looked at again. Raises DiscoveryError."""
         await asyncio.to_thread(self._read)
-        return self._backends, _FILE_SECONDS
+        return self._listing, _FILE_SECONDS
 
     def _read(self) -> None:
         try:
@@ -102,20 +100,23 @@ class WatchedFile:
             raise DiscoveryError(mistakes_with_lines(self._file, text, error)) from error
         except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
             raise DiscoveryError(f"{self._file}: {error}") from error
-        self._version, self._backends = version, backends
+        self._version, self._listing = version, Listing(tuple(map(Wanted, backends)))
 
 
 class DnsName:
     """Every address of a name is a backend: its A and AAAA records, or the hosts and ports of its SRV records."""
 
     def __init__(self, config: DnsDiscovery, settings: DiscoveredBackend) -> None:
-        self.name = f"dns {config.name}"
+        self.name = f"dns {config.name}" + (f":{config.port}" if config.port else "")
         self._config = config
         self._settings = settings.model_dump(exclude_defaults=True)
         self._resolver: dns.asyncresolver.Resolver | None = None
 
-    async def read(self) -> tuple[Sequence[BackendConfig], float]:
-        """The backends at the name's addresses, for as long as the records are valid. Raises DiscoveryError."""
+    def listings(self) -> AsyncGenerator[Listing, None]:
+        return polled(self.read)
+
+    async def read(self) -> tuple[Listing, float]:
+        """The backends at the name's addresses, and the seconds that they are valid. Raises DiscoveryError."""
         import dns.exception
 
         resolver = self._resolver = self._resolver or self._new_resolver()
@@ -127,10 +128,11 @@ class DnsName:
                 addresses, seconds = await self._addresses(resolver, config.name)
                 addresses = [f"{host}:{config.port}" for host in addresses]
             scheme = "https" if config.tls else "http"
-            found = [BackendConfig(url=f"{scheme}://{address}", **self._settings) for address in sorted(set(addresses))]
+            urls = [f"{scheme}://{address}" for address in sorted(set(addresses))]
+            found = tuple(Wanted(BackendConfig(url=url, **self._settings)) for url in urls)
         except (dns.exception.DNSException, OSError, ValidationError) as error:
             raise DiscoveryError(f"{config.name}: {error}") from error
-        return found, min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
+        return Listing(found), min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
 
     def _new_resolver(self) -> "dns.asyncresolver.Resolver":
         import dns.asyncresolver

@@ -7,7 +7,7 @@ loop in short steps. What is long (the records of caches) is only listed there, 
 import asyncio
 import os
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ class Knowledge:
 
     fleet: Fleet
     membership: Membership
+    sources: Collection[str]  # of discovery, by name
     cache_state: CacheState
     calibrations: Calibrations
     queue: Queue
@@ -55,7 +56,7 @@ class Knowledge:
         """All sections. `records` has to be packed by `written`."""
         sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret}
         for name, read in (
-            ("by_hand", self.membership.by_hand),
+            ("membership", self.membership.state),
             ("backends", self._backends),
             ("estimates", self.cache_state.estimates.learned),
             ("lengths", self.cache_state.output_lengths.learned),
@@ -89,7 +90,7 @@ class Knowledge:
         To be called before the gateway serves. Backends that are not in the fleet any more are left out.
         """
         ago_seconds = max(0.0, self.unix_seconds() - sections["unix_seconds"])
-        self.membership.restore(sections["by_hand"])
+        self.membership.restore(sections["membership"], self.sources)
         known = self._restore_backends(sections["backends"], same_engines=same_engines)
         self.cache_state.estimates.start_from(*sections["estimates"])
         self.cache_state.output_lengths.start_from(sections["lengths"])

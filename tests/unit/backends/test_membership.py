@@ -162,6 +162,25 @@ def test_one_server_is_one_backend_whatever_sources_call_it(scene: MakeScene) ->
     assert list(s.fleet.by_name) == ["a", "b", "d.example:8000", "c"]  # a removal ends with the listing
 
 
+def test_the_zone_of_a_backend_is_what_its_first_source_says(scene: MakeScene) -> None:
+    made = membership(scene(2))
+    made.follow("kubernetes", [Wanted(config("b"), zone="zone-b"), Wanted(config("c"), zone="zone-c")])
+    made.follow("dns", [Wanted(config("c"))])
+    assert [made.zone(name) for name in "abcx"] == ["", "", "zone-c", ""]
+
+
+def test_one_that_a_source_drains_gets_nothing_new_and_keeps_what_is_known_of_it(scene: MakeScene) -> None:
+    s = scene(2)
+    made = membership(s)
+    backend = s.fleet.by_name["a"]
+    made.follow("file", [Wanted(config("a"), "not ready"), Wanted(config("b"))])
+    assert (s.serving(), backend.draining) == ("b", "not ready")
+    made.undrain("a")
+    assert backend.draining == "not ready"
+    made.follow("file", [Wanted(config("a")), Wanted(config("b"))])
+    assert (s.serving(), s.fleet.by_name["a"], backend.slow_since_seconds) == ("ab", backend, None)
+
+
 def test_numbers_of_engines_are_used_again_but_not_soon(scene: MakeScene) -> None:
     s = scene(2)
     made = membership(s)
