@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from gateway.config import Listen, ServerConfig
 
+BACKLOG = 4096
 _FIRST_FILE = 3
 _ADMIN_NAME = "admin"  # FileDescriptorName= of the admin port's sockets
 
@@ -31,13 +32,22 @@ NOT_BOUND = Listeners([], [])
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for each address of the host, on which nothing listens yet. Raises OSError."""
+    """A listening socket for each address of the host; clients wait until they are accepted. Raises OSError."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(asyncio.Protocol, host, port, reuse_address=True, start_serving=False)
     try:
-        return [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
+        bound = [socket.socket(fileno=os.dup(each.fileno())) for each in server.sockets]
     finally:
         server.close()
+    try:
+        for each in bound:
+            each.listen(BACKLOG)
+    except OSError as error:  # another process has bound the port at the same time
+        address = bound[0].getsockname()[:2]
+        for each in bound:
+            each.close()
+        raise OSError(error.errno, f"error while attempting to bind on address {address}: {error.strerror}") from error
+    return bound
 
 
 async def bind_all(server: ServerConfig, have: Listeners) -> Listeners:

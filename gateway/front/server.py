@@ -8,12 +8,11 @@ from contextlib import asynccontextmanager
 from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
-from gateway.listeners import bind
+from gateway.listeners import BACKLOG, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
-_BACKLOG = 4096
 _READ_BYTES = 65536
 _UNSENT_BYTES = 131072  # buffered by the kernel for a client, besides data in flight
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
@@ -38,6 +37,7 @@ class Server:
         self._supervisor = supervisor or Supervisor(clock)
         self._servers: list[asyncio.Server] = []  # once it listens
         self._connections: set[ClientConnection] = set()
+        self._give: Callable[[int], None] | None = None  # gives a client to the process that took over
         self.beginnings = Beginnings()
 
     def __repr__(self) -> str:
@@ -59,6 +59,8 @@ class Server:
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""
         self._connections.add(connection)
+        if self._give is not None:  # adopted while another process takes over from this one
+            asyncio.get_running_loop().call_soon(connection.give_when_idle, self._give)
         return len(self._connections) <= self.config.max_connections
 
     def disconnected(self, connection: ClientConnection) -> None:
@@ -71,7 +73,7 @@ class Server:
         for each in sockets or await bind(self.config.host, self.config.port):
             if _UNSENT_OPTION is not None:  # connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
-            listener = await loop.create_server(lambda: ClientConnection(self, loop), sock=each, backlog=_BACKLOG)
+            listener = await loop.create_server(lambda: ClientConnection(self, loop), sock=each, backlog=BACKLOG)
             self._servers.append(listener)
         try:
             async with self._supervisor.repeating("client_watch", self._watch, _LOOK_SECONDS):
@@ -99,6 +101,7 @@ class Server:
 
     async def give_away(self, give: Callable[[int], None]) -> None:
         """Pass every client on to another process as soon as it waits for nothing, until all are gone."""
+        self._give = give
         for connection in list(self._connections):
             connection.give_when_idle(give)
         await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.look_idle)
