@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
@@ -117,6 +117,7 @@ class Life:
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
+                await handover.wait_for_before(server.drain_timeout_seconds)
                 if config.state.path is not None:
                     await _save(gateway, Path(config.state.path))
 
@@ -203,6 +204,12 @@ class Handover:
         self._predecessor.report()
         if self._successor is not None:
             self._successor.report()
+
+    async def wait_for_before(self, most_seconds: float) -> None:
+        """Wait until the process before has ended its streams: whatever supervises both may end it with this one."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_seconds):
+                await self._before_has_ended.wait()
 
     async def hand_over(self) -> None:
         """Another process serves: end what is in flight with the slots that it lends, and pass the clients on."""

@@ -61,17 +61,20 @@ class Knowledge:
             ("estimates", self.cache_state.estimates.learned),
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
-            ("served", self.queue.served),
             ("accounts", self.handler.accounts),
             ("stored", partial(self.stored.since, 0)),
         ):
             sections[name] = read()
             await asyncio.sleep(0)
+        served: dict[str, Any] = {}
+        for model, tenants in self.queue.all_tenants():
+            served[model] = tenants.served()
+            await asyncio.sleep(0)
         records: dict[str, list[Run]] = {}
         for key, _, engine in [*engines_by_key(self.fleet.backends)]:
             records[key] = self.cache_state.index.runs(engine.index, _MOST_RUNS)
             await asyncio.sleep(0)
-        return sections | {"records": records}
+        return sections | {"served": served, "records": records}
 
     def _backends(self) -> dict[str, Any]:
         accuracy = self.cache_state.hit_accuracy
@@ -100,7 +103,8 @@ class Knowledge:
             if key in sections["records"] and engine.index in known:
                 for keys, edges in _runs(sections["records"][key]):
                     self.cache_state.index.record(engine.index, keys, edges)
-        self.queue.restore(sections["served"])
+        for model, served in sections["served"].items():
+            self.queue.tenants(model).restore(served)
         self.handler.restore(sections["accounts"], ago_seconds)
         self.restore_stored(sections["stored"])
 

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from math import ceil, inf
-from typing import Any, Final
+from typing import Final
 
 from gateway.errors import DeadlineUnmeetable, QueueFull
 from gateway.request import Demand
@@ -308,14 +308,9 @@ class Queue:
             tenants = self._tenants[model] = Tenants()
         return tenants
 
-    def served(self) -> dict[str, Any]:
-        """What tenants were served, by model; `restore` takes it."""
-        return {model: tenants.served() for model, tenants in self._tenants.items()}
-
-    def restore(self, served: dict[str, Any]) -> None:
-        """Go on from what tenants were served by another process."""
-        for model, tenants in served.items():
-            self.tenants(model).restore(tenants)
+    def all_tenants(self) -> list[tuple[str, Tenants]]:
+        """The tenants of each model."""
+        return list(self._tenants.items())
 
     def waiting(self, model: str) -> int:
         queue = self._queues.get(model)

@@ -51,7 +51,7 @@ def well() -> Iterator[str]:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
     """What `gateway serve` would have served."""
     configs: list[Config] = []
-    monkeypatch.setattr("gateway.app.serve", lambda config, load, file: configs.append(config))  # noqa: ARG005
+    monkeypatch.setattr("gateway.process.serve", lambda config, load, file: configs.append(config))  # noqa: ARG005
     return configs
 
 
