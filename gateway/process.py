@@ -61,18 +61,26 @@ class Life:
             inherited = successor.listeners(self._config.server) if successor else of_systemd(os.environ)
             listeners = await bind_all(self._config.server, inherited)
             known = await successor.snapshot() if successor else await self._from_disk()
-            secret = known["secret"] if known else None
-            gateway = Gateway(self._config, out, log=log_writer, load=self._load_config, secret=secret)
+            build = partial(Gateway, self._config, out, log=log_writer, load=self._load_config)
+            gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
             asyncio.get_running_loop().set_exception_handler(
                 lambda _, context: gateway.supervisor.on_loop_error(context)
             )
-            if known:
-                gateway.knowledge.restore(known, same_engines=successor is not None)
             await self._run(gateway, listeners, successor)
         finally:
             if successor is not None:
                 successor.close()
         self._log.info("stopped")
+
+    def _with_knowledge(self, build: Callable[..., Gateway], known: dict[str, Any], *, same_engines: bool) -> Gateway:
+        """A gateway that begins with a snapshot; one without it if it cannot be used."""
+        try:
+            gateway = build(secret=known["secret"])
+            gateway.knowledge.restore(known, same_engines=same_engines)
+        except Exception as error:
+            self._log.exception("snapshot_ignored", reason=f"it cannot be used ({type(error).__name__})")
+            return build()
+        return gateway
 
     def _heed_signals(self) -> None:
         loop = asyncio.get_running_loop()

@@ -42,6 +42,33 @@ class Facts:
     process_start_seconds: float | None = None  # Unix time
     can_admin: bool = False  # vLLM's development endpoints answer
 
+    def plain(self) -> list[Any]:
+        """The same as lists, dictionaries and single values; `of_plain` takes them."""
+        cards = [[card.id, card.root, card.parent, card.max_model_len, dict(card.raw)] for card in self.models]
+        sources = self.kv_event_sources
+        return [
+            self.version,
+            cards,
+            self.block_size_tokens,
+            self.kv_cache_tokens,
+            self.prefix_caching,
+            self.max_num_seqs,
+            self.engines,
+            None
+            if sources is None
+            else [[s.rank, s.publisher, s.endpoint, s.replay_endpoint, s.topic] for s in sources],
+            self.process_start_seconds,
+            self.can_admin,
+        ]
+
+    @classmethod
+    def of_plain(cls, plain: list[Any]) -> "Facts":
+        """Facts that another process has read."""
+        version, cards, block_size, kv_cache, caches, seqs, engines, sources, start, can_admin = plain
+        models = tuple(ModelCard(*card) for card in cards)
+        events = None if sources is None else tuple(KvEventSource(*source) for source in sources)
+        return cls(version, models, block_size, kv_cache, caches, seqs, engines, events, start, can_admin)
+
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:

@@ -109,7 +109,7 @@ class Predecessor:
     def _post(self, kind: str) -> None:
         assert self._channel is not None
         knowledge, sharing = self.knowledge, self.sharing
-        stored, self._sent_stored = knowledge.stored.since(self._sent_stored), knowledge.stored.noted
+        stored, self._sent_stored = knowledge.stored_since(self._sent_stored), knowledge.stored.noted
         self._reported = sharing.number, knowledge.handler.running()
         news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
         self._channel.post({"is": kind, **news})

@@ -62,7 +62,7 @@ class Knowledge:
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
             ("accounts", self.handler.accounts),
-            ("stored", partial(self.stored.since, 0)),
+            ("stored", partial(self.stored_since, 0)),
         ):
             sections[name] = read()
             await asyncio.sleep(0)
@@ -80,7 +80,7 @@ class Knowledge:
         accuracy = self.cache_state.hit_accuracy
         return {
             backend.config.url: {
-                "facts": backend.facts,
+                "facts": backend.facts.plain(),
                 "limit": (backend.limiter.limit, backend.limiter.upper),
                 "engines": [(*engine.learned, accuracy.share(engine.index)) for engine in backend.all_engines],
             }
@@ -110,7 +110,12 @@ class Knowledge:
 
     def restore_stored(self, stored: list[Any]) -> None:
         """Take over where responses are stored."""
-        self.stored.restore([(name, msgspec.convert(place, Place)) for name, place in stored])
+        places = [(name, Place(backend, model, (key, tenant))) for name, (backend, model, (key, tenant)) in stored]
+        self.stored.restore(places)
+
+    def stored_since(self, noted: int) -> list[Any]:
+        """Where responses are stored that were noted after the first `noted` ones; `restore_stored` takes them."""
+        return [(name, (place.backend, place.model, place.owner)) for name, place in self.stored.since(noted)]
 
     def _restore_backends(self, backends: dict[str, Any], *, same_engines: bool) -> set[int]:
         """Returns the engines whose caches are what they were, unless a later look at them shows another process."""
@@ -118,7 +123,7 @@ class Knowledge:
         for backend in self.fleet.backends:
             if (saved := backends.get(backend.config.url)) is None:
                 continue
-            facts = msgspec.convert(saved["facts"], Facts)
+            facts = Facts.of_plain(saved["facts"])
             self.fleet.learned(backend, facts)
             backend.limiter.start_from(*saved["limit"])
             for engine, (log_cost, paces, share) in zip(backend.all_engines, saved["engines"], strict=False):

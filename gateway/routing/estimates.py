@@ -118,15 +118,13 @@ class Estimates:
         }
         return means, list(self._known.items())
 
-    def start_from(
-        self, means: dict[str, tuple[float, float, int, int]], known: list[tuple[int, tuple[int, int]]]
-    ) -> None:
+    def start_from(self, means: dict[str, Any], known: list[Any]) -> None:
         """Go on from what another process has learned."""
         for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
             mean = self._means[model] = _Means(bytes_per_token, output_tokens)
             mean.prompts, mean.answers = prompts, answers
-        for key, (prompt_tokens, output_tokens) in known:
-            self._known[key] = prompt_tokens, output_tokens
+        for key, (prompt_tokens, answer_tokens) in known:
+            self._known[key] = prompt_tokens, answer_tokens
 
     def remember(self, prompt_key: int, prompt_tokens: int, output_tokens: int) -> None:
         known = self._known
@@ -168,7 +166,7 @@ class Calibrations:
         """What `start_from` takes, by model."""
         return {model: each.learned for model, each in self._known.items()}
 
-    def start_from(self, learned: dict[str, tuple[float, int, float, int]]) -> None:
+    def start_from(self, learned: dict[str, Any]) -> None:
         """Go on from what another process has learned."""
         for model, values in learned.items():
             self._known[model] = Calibration(self._start)
@@ -356,7 +354,7 @@ class OutputLengths:
         models = [(model, "", each.learned()) for model, each in self._models.items()]
         return [*models, *[(model, tenant, each.learned()) for (model, tenant), each in self._tenants.items()]]
 
-    def start_from(self, learned: list[tuple[str, str, list[Any]]]) -> None:
+    def start_from(self, learned: list[Any]) -> None:
         """Go on from what another process has learned."""
         for model, tenant, values in learned:
             known = _Lengths()

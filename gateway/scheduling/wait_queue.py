@@ -309,7 +309,7 @@ class Queue:
         return tenants
 
     def all_tenants(self) -> list[tuple[str, Tenants]]:
-        """The tenants of each model."""
+        """The tenants of each model that has had requests."""
         return list(self._tenants.items())
 
     def waiting(self, model: str) -> int:
