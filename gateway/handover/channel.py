@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+PROTOCOL = 1  # of the conversation; changes with its messages
 _MOST_BYTES = 1 << 18
 _SEND_BUFFER_BYTES = 1 << 20
 MOST_FILES = 200  # of one message; the kernel takes 253

@@ -10,10 +10,9 @@ from typing import Protocol
 
 import structlog
 
-from gateway.handover.channel import Channel, listen
+from gateway.handover.channel import PROTOCOL, Channel, listen
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import FORMAT, Knowledge, in_memory
-from gateway.handover.successor import PROTOCOL
 from gateway.listeners import Listeners
 from gateway.routing.engine import EngineUse
 

@@ -14,13 +14,12 @@ from typing import Any
 import structlog
 
 from gateway.config import ServerConfig
-from gateway.handover.channel import Channel, Message, connect
+from gateway.handover.channel import PROTOCOL, Channel, Message, connect
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import FORMAT, SnapshotError, read
 from gateway.listeners import Listeners, has_same_address
 from gateway.routing.engine import EngineUse
 
-PROTOCOL = 1
 _OFFER_SECONDS = 60.0
 
 log = structlog.get_logger("gateway")
