@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender
+from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender, own_hosts
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
@@ -242,8 +242,14 @@ class QueueView:
     ) -> None:
         self._queue = queue
         self._models = models
-        self._labels = set(list(names)[:_MOST_LABELS])
+        self._labels: set[str] = set()
         self._clock = clock
+        self.follow(names)
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Take over the names of other tenants; labels that exist stay."""
+        for name in names:
+            self._label(name)
 
     def add_gauges(self, metrics: Metrics) -> None:
         metrics.gauge(
@@ -328,13 +334,13 @@ def _class(batch: bool) -> str:
     return "batch" if batch else "interactive"
 
 
-@dataclass(frozen=True)
+@dataclass
 class AdminPort:
     """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
 
     What may take seconds is made in a thread, one at a time, of what was copied on the event loop: metrics of the
     `snapshot`; the prefix report by the function that `prepare` returns for the last seconds (None = all samples).
-    Without `prepare` the report is disabled: 404.
+    If it returns none, the report is disabled: 404.
     """
 
     listen: Listen | None
@@ -342,10 +348,14 @@ class AdminPort:
     backends: Callable[[], dict[str, Any]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
-    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
     routes: Sequence[web.RouteDef] = ()  # further ones
     _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def follow(self, listen: Listen | None) -> None:
+        """Take over the names that the port is known by; where it listens stays."""
+        self.listen = listen
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int | None]:
@@ -372,7 +382,7 @@ class AdminPort:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer errors, and refuse requests under other host names than those of the port."""
         try:
-            check_sender(request, self.listen)
+            check_sender(request, own_hosts(self.listen))
             return await handler(request)
         except GatewayError as error:
             return web.Response(body=render(error), status=error.status, content_type="application/json")
@@ -393,8 +403,6 @@ class AdminPort:
         return as_json(await self.route(await body_of(request), request.query.get("path", "")))
 
     async def _prefixes(self, request: web.Request) -> web.Response:
-        if self.prepare is None:
-            return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
         try:
             minutes = float(request.query.get("minutes", "0"))
         except ValueError:
@@ -402,4 +410,7 @@ class AdminPort:
         if not 0 <= minutes < 1e6:
             return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with self._reporting:
-            return as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
+            make = self.prepare(minutes * 60 or None)
+            if make is None:
+                return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
+            return as_json(await asyncio.to_thread(make, breather()))

@@ -2,8 +2,10 @@
 
 import hashlib
 import re
+from collections import Counter
 from contextlib import suppress
 from functools import cached_property
+from importlib.util import find_spec
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
@@ -78,6 +80,11 @@ def _checked_origin(url: str) -> str:
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise ValueError("must be scheme, host and port only, without path, query or user")
     return url.rstrip("/")
+
+
+def _check_installed(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise ValueError(f"requires packages that are not installed: pip install 'vllm-batching-gateway[{extra}]'")
 
 
 def _positive_or_auto(value: int | str) -> int | str:
@@ -193,6 +200,11 @@ class DnsDiscovery(Section):
         "IP address and port of a DNS server, such as 127.0.0.1:8600; empty = those of the system.",
         pattern=r"^([0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})?$",
     )
+
+    @model_validator(mode="after")
+    def _is_installed(self) -> Self:
+        _check_installed("dns", "discovery")
+        return self
 
     @model_validator(mode="after")
     def _has_a_port_unless_records_have_it(self) -> Self:
@@ -332,12 +344,14 @@ class AuthConfig(Section):
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
         owners: dict[bytes, str] = {}
+        names = set[str]()
         for key in self.keys:
-            if key.name in owners.values():
+            if key.name in names:
                 raise ValueError(f"duplicate key name {key.name!r}; key names must be unique")
             if key.digest in owners:
                 raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
             owners[key.digest] = key.name
+            names.add(key.name)
         return self
 
 
@@ -357,6 +371,13 @@ class ModelConfig(Section):
         "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and usage in batches.",
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _is_installed(cls, source: str) -> str:
+        if source:
+            _check_installed("transformers", "tokenizer")
+        return source
 
 
 class ModelsConfig(Section):
@@ -429,7 +450,7 @@ class Config(Section):
     def _has_distinct_backends(self) -> Self:
         if not (self.backends or self.discovery.file or self.discovery.dns):
             raise ValueError("backends is empty, and discovery has no source: list at least one backend")
-        names = [backend.name for backend in self.backends]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        names = Counter(backend.name for backend in self.backends)
+        if twice := sorted(name for name, times in names.items() if times > 1):
             raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
         return self

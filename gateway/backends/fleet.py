@@ -115,6 +115,15 @@ class Fleet:
         self._rebuild(must_notify=True)
         return changes
 
+    def follow_settings(self, health: HealthConfig, admission: AdmissionConfig) -> None:
+        """Take over other settings of health and limits. What is known of the backends stays."""
+        if (health, admission) == (self._health, self._admission):
+            return
+        self._health, self._admission = health, admission
+        for backend in (*self.backends, *self.leaving):
+            backend.follow(health, admission)
+        self._rebuild(must_notify=True)
+
     def _new(self, config: BackendConfig) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)

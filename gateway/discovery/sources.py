@@ -9,7 +9,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
@@ -34,7 +33,7 @@ class DiscoveryError(Exception):
 
 
 class BackendSource(Protocol):
-    """One source. `name` is that of the backends' origin."""
+    """One source. `name` is that of the backends' origin. Sources that list the same are equal."""
 
     name: str
 
@@ -43,14 +42,9 @@ class BackendSource(Protocol):
 
 
 def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
-    """The sources of the configuration. Raises ConfigError for what is not installed."""
     sources: list[BackendSource] = []
     if config.file is not None:
         sources.append(WatchedFile(Path(config.file)))
-    if config.dns and find_spec("dns") is None:
-        raise ConfigError(
-            "discovery.dns: requires a package that is not installed: pip install 'vllm-batching-gateway[discovery]'"
-        )
     sources += [DnsName(each, config.backend) for each in config.dns]
     return sources
 
@@ -86,6 +80,12 @@ class WatchedFile:
         self._version: tuple[int, ...] = ()
         self._backends: tuple[BackendConfig, ...] = ()
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatchedFile) and other._file == self._file
+
+    def __hash__(self) -> int:
+        return hash(self._file)
+
     async def read(self) -> tuple[Sequence[BackendConfig], float]:
         """What the file lists. Raises DiscoveryError."""
         await asyncio.to_thread(self._read)
@@ -113,6 +113,12 @@ class DnsName:
         self._config = config
         self._settings = settings.model_dump(exclude_defaults=True)
         self._resolver: dns.asyncresolver.Resolver | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DnsName) and (other._config, other._settings) == (self._config, self._settings)
+
+    def __hash__(self) -> int:
+        return hash(self._config)
 
     async def read(self) -> tuple[Sequence[BackendConfig], float]:
         """The backends at the name's addresses, for as long as the records are valid. Raises DiscoveryError."""

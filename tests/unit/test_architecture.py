@@ -95,7 +95,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "control": {"admin_http", "backends", "config", "config_file", "errors", "reload"},
     "reload": {"config", "config_file"},
-    "discovery": {"backends.fleet", "config", "config_file", "supervisor"},
+    "discovery": {"backends.fleet", "backends.membership", "config", "config_file", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},

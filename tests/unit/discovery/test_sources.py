@@ -89,9 +89,9 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
     dns_config = {"name": "vllm.example", "port": 8000}
     config = parse({"discovery": {"file": "backends.yaml", "dns": [dns_config]}})
     assert [each.name for each in configured_sources(config.discovery)] == ["file backends.yaml", "dns vllm.example"]
-    monkeypatch.setattr("gateway.discovery.sources.find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match=r"vllm-batching-gateway\[discovery\]"):
-        configured_sources(config.discovery)
+    monkeypatch.setattr("gateway.config.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"discovery\.dns\.0: .*vllm-batching-gateway\[discovery\]"):
+        parse({"discovery": {"dns": [dns_config]}})
 
 
 @pytest.mark.parametrize("wrong", [{"name": "a"}, {"name": "a", "record": "srv", "port": 1}])
