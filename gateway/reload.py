@@ -1,8 +1,9 @@
 """A reload: the configuration is read again, checked as a whole, and applied in one step, or nothing changes."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +76,7 @@ def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 _LOOK_SECONDS = 1.0
+_SWITCH_SECONDS = 0.0002
 
 
 class FileWatch:
@@ -97,6 +99,17 @@ class FileWatch:
                     self._changed()
 
 
+@contextmanager
+def _yielding() -> Iterator[None]:
+    """Let the event loop have the interpreter soon, again and again: else it waits 5 ms for each of its callbacks."""
+    usual_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_seconds)
+
+
 class Reloads:
     """Owner of the configuration that is in effect. `load` reads it anew, in a thread; `apply` makes the gateway follow
     it."""
@@ -110,14 +123,19 @@ class Reloads:
     async def reload(self) -> dict[str, Any]:
         """Apply what has changed. What needs a restart stays as it is, and is listed. Raises ConfigError."""
         async with self._one_at_a_time:
-            read, found = await asyncio.to_thread(self._read)
-            applied = [each.as_dict() for each in found if each.applies]
-            if applied:
-                self.config = read
-                self._apply(read)
-            return {"changed": applied, "needs_restart": [each.as_dict() for each in found if not each.applies]}
+            new, changes = await asyncio.to_thread(self._read)
+            if changes["changed"]:
+                self.config = new
+                self._apply(new)
+            return changes
 
-    def _read(self) -> tuple[Config, list[ConfigChange]]:
-        """The configuration to follow, and all that differs."""
-        new = self._load()
-        return applicable(self.config, new), differences(self.config, new)
+    def _read(self) -> tuple[Config, dict[str, Any]]:
+        """The configuration to follow, and the answer that lists what differs: all that can be done beside the loop."""
+        with _yielding():
+            read = self._load()
+            found = differences(self.config, read)
+        changes = {
+            "changed": [each.as_dict() for each in found if each.applies],
+            "needs_restart": [each.as_dict() for each in found if not each.applies],
+        }
+        return applicable(self.config, read), changes

@@ -20,6 +20,7 @@ from gateway.routing.engine import Engine
 from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
+_FORGOTTEN = 16  # backends at once, so that requests do not wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +136,8 @@ class Fleet:
         backend.draining = why
 
     def let_go(self) -> None:
-        """Forget the backends that leave, where nothing is in flight any more. To be called now and then."""
-        for backend in [each for each in self.leaving if not each.in_flight]:
+        """Forget backends that leave, where nothing is in flight any more, a few at a time. To be called often."""
+        for backend in [each for each in self.leaving if not each.in_flight][:_FORGOTTEN]:
             self.leaving = tuple(each for each in self.leaving if each is not backend)
             self._notify("backend_leave", self.on_leave, backend)
             for engine in backend.all_engines:

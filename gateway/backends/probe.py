@@ -23,7 +23,7 @@ from gateway.supervisor import Supervisor
 
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
-_APART_SECONDS = 0.002  # between the first probes of backends that come together
+_APART_SECONDS = 0.05  # between the first probes of backends that join others: asking them delays no request
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 _REQUIRED = ("/health", MODELS_PATH)
 
@@ -78,10 +78,10 @@ class BackendWatches:
 
     def _follow_fleet(self) -> None:
         new = [backend for backend in self._fleet.backends if backend not in self._watches]
-        for number, backend in enumerate(new):  # not all in one turn of the loop
+        for number, backend in enumerate(new):
             watch = BackendWatch(backend, self._fleet, self._config, self._client, self._clock, self._random)
             self._watches[backend] = watch
-            running = watch.run(self._supervisor, number * _APART_SECONDS)
+            running = watch.run(self._supervisor, number * _APART_SECONDS if backend.joins_others else 0.0)
             self._tasks[backend] = asyncio.create_task(running, name="backend_watch")
 
     def _doubt(self, backend: Backend) -> None:

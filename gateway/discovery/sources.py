@@ -17,7 +17,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
-from gateway.config_file import mistakes_with_lines, substitute, version_of
+from gateway.config_file import LOADER, mistakes_with_lines, substitute, version_of
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -97,7 +97,7 @@ class WatchedFile:
             if version == self._version:
                 return
             text = self._file.read_text(encoding="utf-8")
-            backends = _BACKENDS.validate_python(substitute(yaml.safe_load(text) or [], dict(os.environ)))
+            backends = _BACKENDS.validate_python(substitute(yaml.load(text, Loader=LOADER) or [], dict(os.environ)))
         except ValidationError as error:
             raise DiscoveryError(mistakes_with_lines(self._file, text, error)) from error
         except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
