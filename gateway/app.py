@@ -178,6 +178,7 @@ class Gateway:
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
+        self.finished.settle()  # they ended under the old settings of the logs
         self.config, admission, server, report = config, config.admission, config.server, config.prefix_report
         headers, holds = server.response_headers, admission.hold_without_backend
         self.watches.follow(config.health)

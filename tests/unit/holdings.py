@@ -54,10 +54,10 @@ class Holdings:
             self.add(value.func, f"{path}.func")
             self.add([*value.args, value.keywords], f"{path}.arguments")
         elif isinstance(value, MethodType):
-            self.found[path] = value.__func__.__qualname__
+            self.found[path] = value.__func__.__name__
             self.add(value.__self__, f"{path}.self")
-        elif isinstance(value, Callable) and hasattr(value, "__qualname__"):  # type: ignore[arg-type]
-            self.found[path] = value.__qualname__
+        elif isinstance(value, Callable) and hasattr(value, "__name__"):  # type: ignore[arg-type]
+            self.found[path] = value.__name__
         elif type(value).__module__.startswith("gateway."):
             for name in attributes_of(value):
                 if name not in self._ignored and hasattr(value, name):
