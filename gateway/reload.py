@@ -86,12 +86,14 @@ class FileWatch:
         self._file = file
         self._changed = changed
         self._is_on = is_on
-        self._version = version_of(file)
+        self._version: tuple[int, ...] = ()
+        with suppress(OSError):
+            self._version = version_of(file)
 
     async def step(self) -> None:
         """Wait, and look once. A file that is missing is not read: it may be about to be replaced."""
         await asyncio.sleep(_LOOK_SECONDS)
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             version = await asyncio.to_thread(version_of, self._file)
             if version != self._version:
                 self._version = version

@@ -1,13 +1,14 @@
 """A configuration that is read again: what differs, what is applied, and what needs a restart."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config import Config, ConfigError
 from gateway.config_file import parse
-from gateway.reload import NEEDS_RESTART, Reloads, applicable, differences
+from gateway.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
 
 KEY = {"name": "team-a", "key": "sk-secret-a"}
 
@@ -94,3 +95,21 @@ def test_a_configuration_that_is_wrong_changes_nothing() -> None:
         assert followed == []
 
     asyncio.run(main())
+
+
+async def test_a_file_is_watched_only_while_the_configuration_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.reload._LOOK_SECONDS", 0.0)
+    file, changes, is_on = tmp_path / "gateway.yaml", list[int](), [False]
+    watch = FileWatch(file, lambda: changes.append(1), lambda: is_on[0])  # it is not there yet
+    file.write_text("a: 1")
+    await watch.step()
+    assert changes == []
+    is_on[0] = True
+    await watch.step()
+    assert changes == []  # it was changed before it was watched
+    file.write_text("a: 22")
+    for _ in range(2):
+        await watch.step()
+    assert changes == [1]

@@ -283,3 +283,20 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(
             "chat", document, "string", [*module.Feature]
         )
+
+
+async def test_tokenizers_follow_a_reload_and_one_that_stays_remains_verified() -> None:
+    async with tokenizing(tokenizes()) as (tokenization, _):
+        await until_judged(tokenization)
+        state = tokenization._models["m"]
+        tokenization.follow(ModelsConfig(m=ModelConfig(tokenizer="x"), n=ModelConfig(tokenizer="y")))
+        assert tokenization._models["m"] is state
+        assert "m" in tokenization
+        assert tokenization.configured("n")
+        tokenization.follow(ModelsConfig())
+        assert not tokenization.is_used
+        while tokenization._process._process is not None:
+            await asyncio.sleep(0.01)
+        tokenization.follow(MODELS)
+        assert "m" not in tokenization
+        assert await until_judged(tokenization) == {"b0": "verified"}
