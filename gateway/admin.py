@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender
+from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender, own_hosts
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
@@ -245,8 +245,14 @@ class QueueView:
     ) -> None:
         self._queue = queue
         self._models = models
-        self._labels = set(list(names)[:_MOST_LABELS])
+        self._labels: set[str] = set()
         self._clock = clock
+        self.follow(names)
+
+    def follow(self, names: Iterable[str]) -> None:
+        """Take over the names of other tenants; labels that exist stay."""
+        for name in names:
+            self._label(name)
 
     def add_gauges(self, metrics: Metrics) -> None:
         metrics.gauge(
@@ -331,13 +337,13 @@ def _class(batch: bool) -> str:
     return "batch" if batch else "interactive"
 
 
-@dataclass(frozen=True)
+@dataclass
 class AdminPort:
     """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
 
     What may take seconds is made in a thread, one at a time, of what was copied on the event loop: metrics of the
     `snapshot`; the prefix report by the function that `prepare` returns for the last seconds (None = all samples).
-    Without `prepare` the report is disabled: 404.
+    If it returns none, the report is disabled: 404.
     """
 
     listen: Listen | None
@@ -345,14 +351,20 @@ class AdminPort:
     backends: Callable[[], dict[str, Any]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
-    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None = None
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
     routes: Sequence[web.RouteDef] = ()  # further ones
     _sites: list[web.SockSite] = field(default_factory=list)
     _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def follow(self, listen: Listen | None) -> None:
+        """Take over the names that the port is known by; where it listens stays."""
+        self.listen = listen
+
     @asynccontextmanager
-    async def listening(self, sockets: Sequence[socket.socket] = ()) -> AsyncIterator[int | None]:
+    async def listening(
+        self, sockets: Sequence[socket.socket] = (), routes: Sequence[web.RouteDef] = ()
+    ) -> AsyncIterator[int | None]:
         """Serve at these bound sockets while the block runs; yields the port, or None if it is disabled."""
         if self.listen is None:
             yield None
@@ -363,7 +375,7 @@ class AdminPort:
         app.router.add_get("/admin/queue", self._queue)
         app.router.add_get("/admin/prefixes", self._prefixes)
         app.router.add_post("/admin/route", self._route)
-        app.router.add_routes(self.routes)
+        app.router.add_routes([*self.routes, *routes])
         runner = web.AppRunner(app, access_log=None, handle_signals=False)
         await runner.setup()
         try:
@@ -383,7 +395,7 @@ class AdminPort:
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Answer errors, and refuse requests under other host names than those of the port."""
         try:
-            check_sender(request, self.listen)
+            check_sender(request, own_hosts(self.listen))
             answer = await handler(request)
         except GatewayError as error:
             answer = web.Response(body=render(error), status=error.status, content_type="application/json")
@@ -407,8 +419,6 @@ class AdminPort:
         return as_json(await self.route(await body_of(request), request.query.get("path", "")))
 
     async def _prefixes(self, request: web.Request) -> web.Response:
-        if self.prepare is None:
-            return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
         try:
             minutes = float(request.query.get("minutes", "0"))
         except ValueError:
@@ -416,4 +426,7 @@ class AdminPort:
         if not 0 <= minutes < 1e6:
             return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
         async with self._reporting:
-            return as_json(await asyncio.to_thread(self.prepare(minutes * 60 or None), breather()))
+            make = self.prepare(minutes * 60 or None)
+            if make is None:
+                return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
+            return as_json(await asyncio.to_thread(make, breather()))

@@ -22,9 +22,8 @@ _BODY_SECONDS = 10.0
 _SAFE_METHODS = ("GET", "HEAD")
 
 
-def check_sender(request: web.Request, listen: Listen | None) -> None:
+def check_sender(request: web.Request, names: Collection[str]) -> None:
     """Raises HostNotAllowed or OriginNotAllowed for what a web page in a browser may have sent."""
-    names = own_hosts(listen)
     for host in request.headers.getall("host", ()):
         if not is_own_host(host, names):
             raise HostNotAllowed(

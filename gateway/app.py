@@ -20,11 +20,10 @@ from gateway.admin import AdminPort, Overview, QueueView
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
-from gateway.backends.probe import watching
-from gateway.config import Config
+from gateway.backends.probe import BackendWatches
+from gateway.config import Config, RoutingConfig
 from gateway.control import Control
-from gateway.discovery.follow import following
-from gateway.discovery.sources import configured_sources
+from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
@@ -63,8 +62,6 @@ _SIZES_EVERY = 50
 class Gateway:
     """Everything, put together; `running` runs it."""
 
-    _admin: AdminPort  # once it runs
-
     def __init__(
         self,
         config: Config,
@@ -77,8 +74,8 @@ class Gateway:
     ) -> None:
         """`secret`: of cache salts, from the process before this one."""
         self._load = load or (lambda: config)
-        admission, routing, report = config.admission, config.routing, config.prefix_report
-        secret = config.auth.cache_salt_secret.encode() or secret or secrets.token_bytes(32)
+        admission, report = config.admission, config.prefix_report
+        self._random_secret = secret or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
         self.config, self.clock, self.log = config, clock, log
         supervisor = self.supervisor = Supervisor(clock)
@@ -86,58 +83,62 @@ class Gateway:
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
         self.membership = Membership(fleet)
-        self.sources = configured_sources(config.discovery)
-        cache_state = self.cache_state = CacheState(config, fleet, clock)
+        self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
+        cache_state = self.cache_state = CacheState(config.routing, fleet, clock)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
-        cost_model = CostModel(routing.seconds_per_prefill_token, routing.decode_weight)
-        calibrations = self.calibrations = Calibrations(cost_model, fleet.family)
-        holds, starvation_seconds = admission.hold_without_backend, routing.starvation_seconds
-        window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
-        settings = SchedulerSettings(
-            routing.aging, admission.kv_headroom, routing.scan, starvation_seconds, holds, window_seconds
-        )
+        calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
+        self._policies: dict[str, Policy] = {
+            "prefix": PrefixPolicy(cache_state.hit_predictor, cache_state.estimates, Affinity()),
+            "least_loaded": LeastLoadedPolicy(),
+            "round_robin": RoundRobinPolicy(),
+        }
+        policy, settings = self._policies[config.routing.policy], _scheduler_settings(config)
         scheduler = self.scheduler = Scheduler(
-            fleet.candidates, self._policy(), queue, cache_state.output_lengths, calibrations, settings
+            fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
         )
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
         self.access_log: AccessLog | None = None
-        if log_out is not None and config.server.access_log:
-            prefixes = PrefixHashes(secret) if config.server.access_log_prefixes else None
-            self.access_log = AccessLog(log_out, clock, _unix_seconds, prefixes)
-        self.prefix_report = PrefixReport(clock(), random, show_text=report.show_text, holders=cache_state.holders)
+        if log_out is not None:
+            self.access_log = AccessLog(log_out, clock, _unix_seconds)
+            self.access_log.follow(self._prefix_hashes(config), enabled=config.server.access_log)
+        self.prefix_report = PrefixReport(clock(), random, holders=cache_state.holders)
+        self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
-        consumers = [cache_state.learn, limit_changes.finished]
-        if report.enabled:
-            consumers.append(self.prefix_report.finished)
+        consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
         batch_consumers = [self.metrics.finished, *([self.access_log.add] if self.access_log else [])]
         self.finished = RecordBatcher(supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
-        self._build_front(secret)
+        self._build_front()
         self._listen_to_fleet()
         self._add_gauges()
 
-    def _policy(self) -> Policy:
-        match self.config.routing.policy:
-            case "prefix":
-                return PrefixPolicy(self.cache_state.hit_predictor, self.cache_state.estimates, Affinity())
-            case "least_loaded":
-                return LeastLoadedPolicy()
-            case "round_robin":
-                return RoundRobinPolicy()
+    def _secret(self, config: Config) -> bytes:
+        return config.auth.cache_salt_secret.encode() or self._random_secret
 
-    def _build_front(self, secret: bytes) -> None:
+    def _prefix_hashes(self, config: Config) -> PrefixHashes | None:
+        return PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
+
+    def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
+        """A reader of requests; what one for dry runs reads is not in the prefix report."""
+        report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
+        tokenized = self.tokenization if self.tokenization.is_used else ()
+        secret, estimates = self._secret(config), self.cache_state.estimates
+        return RequestReader(config, estimates, self._stored_responses, secret, tokenized, report)
+
+    def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
         scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
-        dispatcher = Dispatcher(
+        dispatcher = self.dispatcher = Dispatcher(
             fleet, broker, self.relay.send, retries, self.metrics, response_headers=headers, holds=holds
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
@@ -157,48 +158,54 @@ class Gateway:
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
-        tokenized = tokenization if any(model.tokenizer for model in config.models.by_name.values()) else ()
-        stored = StoredResponses()
-        self._new_reader = partial(
-            RequestReader, estimates=cache_state.estimates, stored=stored, salt_secret=secret,
-            tokenized=tokenized,
-        )  # fmt: skip
-        report = self.prefix_report.samples if config.prefix_report.enabled else None
-        reader = self.reader = self._new_reader(config, report=report)
+        self._stored_responses = StoredResponses()
+        reader = self.reader = self._new_reader(config)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-        dry = self._new_reader(config)  # what it reads is not in the prefix report
         state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
-        self.overview = Overview(config, *state, dry, clock)
+        self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._load, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
-        sources = [source.name for source in self.sources]
+        shown = self.metrics.snapshot, self.overview.document, self.overview.route, self.queue_view.document
+        self.admin_port = AdminPort(config.server.admin, *shown, self._prepared_report, self.control.routes())
         self.knowledge = Knowledge(
-            fleet,
-            self.membership,
-            sources,
-            cache_state,
-            self.calibrations,
-            queue,
-            self.handler,
-            stored,
-            secret,
-            _unix_seconds,
-        )
+            fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
+            self._stored_responses, self._random_secret, _unix_seconds,
+        )  # fmt: skip
 
     def follow(self, config: Config) -> None:
-        """Take over what a running gateway can (`reload.APPLIED`). Requests in flight are not disturbed."""
-        report = self.prefix_report.samples if config.prefix_report.enabled else None
-        self.reader = self._new_reader(config, report=report)
+        """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
+        self.finished.settle()  # they ended under the old settings of the logs
+        self.config, admission, server, report = config, config.admission, config.server, config.prefix_report
+        headers, holds = server.response_headers, admission.hold_without_backend
+        self.watches.follow(config.health)
+        self.relay.follow(config.upstream, admission.comment_seconds)
+        self.dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        self.cache_state.follow(config.routing)
+        self.calibrations.follow(_cost_model(config.routing))
+        self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
+        self.scheduler.follow(_scheduler_settings(config), self._policies[config.routing.policy])
+        self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
+        self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
+        self.embedding_cache.follow(config)
+        self.tokenization.follow(config.models)
+        self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
+        if self.access_log is not None:
+            self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
+        self.reader = self._new_reader(config)
         self.handler.follow(config, self.reader)
-        self.server.follow(config.server)
-        self.overview.follow(config, self._new_reader(config))
+        self.server.follow(server)
+        self.overview.follow(config, self._new_reader(config, is_dry=True))
+        self.queue_view.follow([key.name for key in config.auth.keys])
+        self.admin_port.follow(server.admin)
+        self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
+        self.discovery.follow(config.discovery)
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
@@ -219,7 +226,9 @@ class Gateway:
         for backend in self.fleet.backends:
             self.kv_events.follow(backend.name, plan(backend).sources)
 
-    def _prepared_report(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]]:
+    def _prepared_report(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
+        if not self.prefix_report.is_enabled:
+            return None
         self.finished.settle()
         return partial(make_report, self.prefix_report.snapshot(self.clock(), window_seconds))
 
@@ -229,6 +238,9 @@ class Gateway:
             self.finished.settle()
             with self.supervisor.guard("backend_leave"):
                 self.fleet.let_go()  # after the records of its last requests
+            with self.supervisor.guard("trim"):
+                self.cache_state.index.trim()
+                self.embedding_cache.trim()
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
                     self.cache_state.follow_sizes()  # bytes per token have been learned
@@ -278,7 +290,7 @@ class Gateway:
 
         `routes`: more of the admin port. `ready` is awaited before the first client is accepted.
         """
-        config, repeating, supervisor = self.config, self.supervisor.repeating, self.supervisor
+        repeating = self.supervisor.repeating
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             if self.access_log is not None:
@@ -286,31 +298,43 @@ class Gateway:
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
-            await enter(watching(self.fleet, config.health, self.clock, self.random, supervisor))
-            await enter(following(self.sources, self.membership.follow, supervisor, self.random))
+            await enter(self.watches)
+            await enter(self.discovery)
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
             stack.callback(self.finished.settle)
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
-            report = self._prepared_report if config.prefix_report.enabled else None
-            shown = self.metrics.snapshot, self.overview.document, self.overview.route, self.queue_view.document
-            all_routes = [*self.control.routes(), *routes]
-            admin = self._admin = AdminPort(config.server.admin, *shown, report, all_routes)
             if ready is not None:
                 await ready()
-            admin_port = await enter(admin.listening(listeners.admin))
+            admin = await enter(self.admin_port.listening(listeners.admin, routes))
             await enter(self.server.listening(listeners.main))
-            yield admin_port
+            yield admin
 
     async def stop_listening(self) -> None:
         """Accept no more connections, on either port. Those that are there go on."""
-        await self._admin.stop_listening()
+        await self.admin_port.stop_listening()
         self.server.stop_listening()
 
 
 def _unix_seconds() -> float:
     return datetime.now(UTC).timestamp()
+
+
+def _cost_model(routing: RoutingConfig) -> CostModel:
+    return CostModel(routing.seconds_per_prefill_token, routing.decode_weight)
+
+
+def _scheduler_settings(config: Config) -> SchedulerSettings:
+    routing, admission, window_seconds = config.routing, config.admission, config.routing.prefill_window_seconds
+    return SchedulerSettings(
+        routing.aging,
+        admission.kv_headroom,
+        routing.scan,
+        routing.starvation_seconds,
+        admission.hold_without_backend,
+        math.inf if window_seconds is None else window_seconds,
+    )
 
 
 def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:

@@ -2,28 +2,33 @@
 
 import hashlib
 import re
-from contextlib import suppress
+from collections import Counter
 from functools import cached_property
-from ipaddress import ip_address
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-T = TypeVar("T")
-_MOST_SECONDS = 1e8  # three years: timers take no more
-Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
-SecondsOrZero = Annotated[float, Field(ge=0, le=_MOST_SECONDS)]
-Count = Annotated[int, Field(gt=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
+from gateway.config_values import (
+    BackendUrl,
+    Count,
+    CountOrAuto,
+    Endpoint,
+    Fraction,
+    HostName,
+    ListenHost,
+    Seconds,
+    SecondsOrZero,
+    Section,
+    check_installed,
+    default,
+)
+
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
     "|x-(api-key|data-parallel-rank|request-id)"
 )
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
-_TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
-_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-_MAX_HOST_LENGTH = 253
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
 _LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?"
@@ -36,69 +41,6 @@ _SELECTOR = re.compile(rf"{_LABEL_RULE}(,{_LABEL_RULE})*", re.ASCII)
 
 class ConfigError(Exception):
     """The configuration is invalid; the message names the key and the reason."""
-
-
-def default(value: T, description: str, **rules: Any) -> T:
-    """A key with a default. `rules` limits its values further than their type does."""
-    return cast(T, Field(value, description=description, **rules))
-
-
-class Section(BaseModel):
-    """A part of the file: unknown keys are refused, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-def _checked_host(host: str) -> str:
-    """The host, if it is an IP address or a name that can be looked up."""
-    with suppress(ValueError):
-        ip_address(host)
-        return host
-    name = host.removesuffix(".")
-    if len(name) > _MAX_HOST_LENGTH or not all(map(_HOST_LABEL.fullmatch, name.split("."))):
-        raise ValueError(f"{host!r} is not a host name (labels of 1 to 63 letters, digits, - or _; at most 253 in all)")
-    return host
-
-
-def _checked_endpoint(endpoint: str) -> str:
-    if not _TCP.fullmatch(endpoint):
-        raise ValueError("must look like tcp://host:port")
-    if not 0 < int(endpoint.rpartition(":")[2]) < 65536:
-        raise ValueError("the port must be a number from 1 to 65535")
-    if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
-        _checked_host(host.removeprefix("[").removesuffix("]"))
-    return endpoint
-
-
-def _checked_origin(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError("must look like http://host:port")
-    if not url.isprintable():
-        raise ValueError("must not contain control characters")
-    try:
-        port = parts.port
-    except ValueError:
-        port = 0
-    if port == 0:
-        raise ValueError("the port must be a number from 1 to 65535")
-    _checked_host(parts.hostname)
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
-        raise ValueError("must be scheme, host and port only, without path, query or user")
-    return url.rstrip("/")
-
-
-def _positive_or_auto(value: int | str) -> int | str:
-    if isinstance(value, int) and value < 1:
-        raise ValueError("must be at least 1, or auto")
-    return value
-
-
-ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
-HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
-Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
-CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
-BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
 
 
 class Listen(Section):
@@ -203,6 +145,11 @@ class DnsDiscovery(Section):
     )
 
     @model_validator(mode="after")
+    def _is_installed(self) -> Self:
+        check_installed("dns", "discovery")
+        return self
+
+    @model_validator(mode="after")
     def _has_a_port_unless_records_have_it(self) -> Self:
         if (self.port is None) != (self.record == "srv"):
             raise ValueError("set port for `record: a`, and not for `record: srv`")
@@ -242,6 +189,11 @@ class KubernetesDiscovery(Section):
         if not is_valid:
             raise ValueError("must be a number from 1 to 65535, or a name of lower-case letters, digits and -")
         return port
+
+    @model_validator(mode="after")
+    def _is_installed(self) -> Self:
+        check_installed("kubernetes_asyncio", "kubernetes")
+        return self
 
     @model_validator(mode="after")
     def _has_one_way_to_find_slices(self) -> Self:
@@ -389,12 +341,14 @@ class AuthConfig(Section):
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
         owners: dict[bytes, str] = {}
+        names = set[str]()
         for key in self.keys:
-            if key.name in owners.values():
+            if key.name in names:
                 raise ValueError(f"duplicate key name {key.name!r}; key names must be unique")
             if key.digest in owners:
                 raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
             owners[key.digest] = key.name
+            names.add(key.name)
         return self
 
 
@@ -414,6 +368,13 @@ class ModelConfig(Section):
         "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and usage in batches.",
     )
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _is_installed(cls, source: str) -> str:
+        if source:
+            check_installed("transformers", "tokenizer")
+        return source
 
 
 class ModelsConfig(Section):
@@ -494,7 +455,7 @@ class Config(Section):
         found = self.discovery
         if not (self.backends or found.file or found.dns or found.kubernetes):
             raise ValueError("backends is empty, and discovery has no source: list at least one backend")
-        names = [backend.name for backend in self.backends]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        names = Counter(backend.name for backend in self.backends)
+        if twice := sorted(name for name, times in names.items() if times > 1):
             raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
         return self

@@ -4,13 +4,14 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import yaml
 from pydantic import ValidationError
 
 from gateway.config import Config, ConfigError
 
+LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be: a reload reads beside requests
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _PLAINLY = {
     "extra_forbidden": "unknown key",
@@ -78,7 +79,7 @@ def mistakes(error: ValidationError) -> list[tuple[tuple[int | str, ...], str]]:
 
 def mistakes_with_lines(file: Path, text: str, error: ValidationError) -> str:
     """The mistakes, one a line, with file and line; those of the command line's values have no line."""
-    root, lines = yaml.compose(text, Loader=yaml.SafeLoader), []
+    root, lines = yaml.compose(text, Loader=LOADER), []
     for place, what in mistakes(error):
         line = line_of(root, place)
         where = f"{file}:{line}: " if line else ""
@@ -122,7 +123,7 @@ def load(
     if file is not None:
         try:
             text = file.read_text(encoding="utf-8")
-            document = yaml.safe_load(text) or {}
+            document = yaml.load(text, Loader=LOADER) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigError(f"{file}: {why}") from error

@@ -36,9 +36,15 @@ class RetryBudget:
     """Each request earns a fraction of a retry; a few are available from the start."""
 
     def __init__(self, config: UpstreamConfig) -> None:
-        self._fraction = config.retry_budget_fraction
-        self._tokens = float(config.retry_budget_min)
-        self._ceiling = max(_MAX_SAVED * self._fraction, self._tokens)
+        self._minimum = self._tokens = 0.0
+        self.follow(config)
+
+    def follow(self, config: UpstreamConfig) -> None:
+        """Take over another budget; what was spent stays spent."""
+        self._fraction, minimum = config.retry_budget_fraction, float(config.retry_budget_min)
+        self._ceiling = max(_MAX_SAVED * self._fraction, minimum)
+        self._tokens = min(self._ceiling, max(0.0, self._tokens + minimum - self._minimum))
+        self._minimum = minimum
 
     def earn(self) -> None:
         """A request was sent the first time."""
@@ -135,6 +141,11 @@ class Dispatcher:
         self._metrics = metrics
         self._response_headers = response_headers
         self._holds = holds
+
+    def follow(self, upstream: UpstreamConfig, *, response_headers: bool, holds: bool) -> None:
+        """Take over other settings, for the next attempts of requests in flight, too."""
+        self._budget.follow(upstream)
+        self._response_headers, self._holds = response_headers, holds
 
     async def dispatch(self, request: InferenceRequest, reply: Sink, record: Record) -> UpstreamResult:
         """Answer the request through `reply`; `record` is filled in on the way.

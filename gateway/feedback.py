@@ -9,7 +9,7 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
-from gateway.config import Config
+from gateway.config import RoutingConfig
 from gateway.observe.metrics import Counter
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
@@ -73,13 +73,11 @@ class Learning:
 class CacheState:
     """Owner of the gateway's record of caches, of the engines' own view by KV events, and of hit accuracy."""
 
-    def __init__(self, config: Config, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float]) -> None:
         self._fleet = fleet
-        self._capacity_factor = config.routing.index_capacity_factor
-        max_blocks = config.routing.index_memory_bytes // BLOCK_MEMORY_BYTES
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
-        self.index = PrefixIndex([], max_blocks)
+        self.index = PrefixIndex([])
         self.exact = ExactIndex()
         self._stale_events = StaleEventDetector()
         self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive
@@ -89,6 +87,12 @@ class CacheState:
         self.hit_predictor = HitPredictor(self.index, self.hit_accuracy, self.exact)
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self._log = structlog.get_logger("gateway")
+        self.follow(config)
+
+    def follow(self, config: RoutingConfig) -> None:
+        """Take over other sizes of the own record, whose blocks stay as far as they fit."""
+        self._capacity_factor = config.index_capacity_factor
+        self.index.follow(config.index_memory_bytes // BLOCK_MEMORY_BYTES)
         self.follow_sizes()
 
     def learn(self, record: Record) -> None:

@@ -99,12 +99,12 @@ class Life:
             return None
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
-        config, server = self._config, self._config.server
+        server = self._config.server
         addresses = {"main": (server.host, server.port)}
         if server.admin is not None:
             addresses["admin"] = server.admin.host, server.admin.port
-        lengths, kv_headroom = gateway.cache_state.output_lengths, config.admission.kv_headroom
-        sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, kv_headroom)
+        lengths = gateway.cache_state.output_lengths
+        sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, gateway, addresses, listeners, breather())
         handover = Handover(gateway, sharing, predecessor, successor)
         restart = Restart(self._load_config, self._address, predecessor)
@@ -125,9 +125,8 @@ class Life:
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
-                await handover.wait_for_before(server.drain_timeout_seconds)
-                if config.state.path is not None:
-                    await _save(gateway, Path(config.state.path))
+                await handover.wait_for_before(gateway.config.server.drain_timeout_seconds)
+                await _save(gateway)
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log
@@ -147,15 +146,14 @@ class Life:
     @asynccontextmanager
     async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
         """What is done beside serving, until the process ends or hands over."""
-        config, repeating = self._config, gateway.supervisor.repeating
-        async with _task(_warn_of_names(config)), AsyncExitStack() as stack:
+        repeating = gateway.supervisor.repeating
+        async with _task(_warn_of_names(self._config)), AsyncExitStack() as stack:
             enter = stack.enter_async_context
             await enter(repeating("reload", partial(_reload_on, self._hangups, gateway.reloads), 1.0))
-            if self._file is not None and config.config.watch:
-                await enter(repeating("config_watch", FileWatch(self._file, self._hangups.set).step, 1.0))
-            if config.state.path is not None:
-                snapshots = Snapshots(gateway, Path(config.state.path))
-                await enter(repeating("snapshot", snapshots.step, _SNAPSHOT_SECONDS))
+            if self._file is not None:
+                watch = FileWatch(self._file, self._hangups.set, lambda: gateway.config.config.watch)
+                await enter(repeating("config_watch", watch.step, 1.0))
+            await enter(repeating("snapshot", partial(_save_later, gateway), _SNAPSHOT_SECONDS))
             yield
 
 
@@ -240,25 +238,21 @@ async def _task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-class Snapshots:
-    """Writes a snapshot now and then."""
-
-    def __init__(self, gateway: Gateway, folder: Path) -> None:
-        self._gateway = gateway
-        self._folder = folder
-
-    async def step(self) -> None:
-        """Wait a minute, and write one."""
-        await asyncio.sleep(_SNAPSHOT_SECONDS)
-        await _save(self._gateway, self._folder)
+async def _save_later(gateway: Gateway) -> None:
+    await asyncio.sleep(_SNAPSHOT_SECONDS)
+    await _save(gateway)
 
 
-async def _save(gateway: Gateway, folder: Path) -> None:
+async def _save(gateway: Gateway) -> None:
+    """Write a snapshot, if the configuration wants any."""
+    folder = gateway.config.state.path
+    if folder is None:
+        return
     sections = await gateway.knowledge.take()
     try:
-        await asyncio.to_thread(save, sections, folder, breather())
+        await asyncio.to_thread(save, sections, Path(folder), breather())
     except OSError as error:
-        structlog.get_logger("gateway").error("snapshot_failed", folder=str(folder), reason=str(error))
+        structlog.get_logger("gateway").error("snapshot_failed", folder=folder, reason=str(error))
 
 
 def _is_known(fleet: Fleet) -> bool:

@@ -1,27 +1,19 @@
 """A reload: the configuration is read again, checked as a whole, and applied in one step, or nothing changes."""
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import BaseModel
 
 from gateway.config import Config
 from gateway.config_file import version_of
 
 _SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
-# What a running gateway can take over: whole sections, or keys of them.
-APPLIED = (
-    "backends", "auth.keys", "models.aliases", "admission.tenant_header", "server.max_body_bytes",
-    "server.max_upload_bytes", "server.memory_budget_bytes", "server.max_connections", "server.max_json_depth",
-    "server.max_json_containers", "server.max_json_strings", "server.max_json_values", "server.allow_media_urls",
-    "server.max_sequences", "server.header_timeout_seconds", "server.body_timeout_seconds",
-    "server.body_grace_seconds", "server.body_min_bytes_per_second", "server.keep_alive_seconds",
-    "server.write_stall_seconds", "server.drain_delay_seconds", "server.drain_timeout_seconds",
-)  # fmt: skip
+# Where the gateway listens: all that a running gateway cannot change.
+NEEDS_RESTART = ("server.host", "server.port", "server.admin", "server.admin.host", "server.admin.port")
 
 
 class ConfigChange(NamedTuple):
@@ -34,7 +26,7 @@ class ConfigChange(NamedTuple):
     @property
     def applies(self) -> bool:
         """Whether a running gateway can take it over."""
-        return any(self.path == each or self.path.startswith(f"{each}.") for each in APPLIED)
+        return self.path not in NEEDS_RESTART
 
     def as_dict(self) -> dict[str, Any]:
         return self._asdict()
@@ -46,16 +38,14 @@ def differences(old: Config, new: Config) -> list[ConfigChange]:
 
 
 def applicable(old: Config, new: Config) -> Config:
-    """The old configuration with those values of the new one that a running gateway can take over."""
-    sections: dict[str, Any] = {}
-    for path in APPLIED:
-        section, _, key = path.partition(".")
-        value = getattr(new, section)
-        if key:
-            before: BaseModel = sections.get(section, getattr(old, section))
-            value = before.model_copy(update={key: getattr(value, key)})
-        sections[section] = value
-    return old.model_copy(update=sections)
+    """The new configuration with the listening addresses of the old one."""
+    was, admin = old.server, new.server.admin
+    if was.admin is None or admin is None:
+        admin = was.admin
+    else:
+        admin = admin.model_copy(update={"host": was.admin.host, "port": was.admin.port})
+    server = new.server.model_copy(update={"host": was.host, "port": was.port, "admin": admin})
+    return new.model_copy(update={"server": server})
 
 
 def _plain(config: Config) -> dict[str, Any]:
@@ -86,24 +76,40 @@ def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 _LOOK_SECONDS = 1.0
+_SWITCH_SECONDS = 0.0002
 
 
 class FileWatch:
-    """Looks at a file again and again, and calls `changed` when it has changed."""
+    """Looks at a file again and again, and calls `changed` when it has changed while `is_on`."""
 
-    def __init__(self, file: Path, changed: Callable[[], None]) -> None:
+    def __init__(self, file: Path, changed: Callable[[], None], is_on: Callable[[], bool]) -> None:
         self._file = file
         self._changed = changed
-        self._version = version_of(file)
+        self._is_on = is_on
+        self._version: tuple[int, ...] = ()
+        with suppress(OSError):
+            self._version = version_of(file)
 
     async def step(self) -> None:
         """Wait, and look once. A file that is missing is not read: it may be about to be replaced."""
         await asyncio.sleep(_LOOK_SECONDS)
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             version = await asyncio.to_thread(version_of, self._file)
             if version != self._version:
                 self._version = version
-                self._changed()
+                if self._is_on():
+                    self._changed()
+
+
+@contextmanager
+def _yielding() -> Iterator[None]:
+    """Let the event loop have the interpreter soon, again and again: else it waits 5 ms for each of its callbacks."""
+    usual_seconds = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(usual_seconds)
 
 
 class Reloads:
@@ -111,7 +117,7 @@ class Reloads:
     it."""
 
     def __init__(self, config: Config, load: Callable[[], Config], apply: Callable[[Config], None]) -> None:
-        self._config = config
+        self.config = config
         self._load = load
         self._apply = apply
         self._one_at_a_time = asyncio.Lock()
@@ -119,16 +125,19 @@ class Reloads:
     async def reload(self) -> dict[str, Any]:
         """Apply what has changed. What needs a restart stays as it is, and is listed. Raises ConfigError."""
         async with self._one_at_a_time:
-            config = await asyncio.to_thread(self._load)
-            found = await asyncio.to_thread(differences, self._config, config)
-            return self._take(config, found)
+            new, changes = await asyncio.to_thread(self._read)
+            if changes["changed"]:
+                self.config = new
+                self._apply(new)
+            return changes
 
-    def _take(self, config: Config, found: list[ConfigChange]) -> dict[str, Any]:
-        applied = [each for each in found if each.applies]
-        if applied:
-            self._config = applicable(self._config, config)
-            self._apply(self._config)
-        return {
-            "changed": [each.as_dict() for each in applied],
+    def _read(self) -> tuple[Config, dict[str, Any]]:
+        """The configuration to follow, and the answer that lists what differs: all that can be done beside the loop."""
+        with _yielding():
+            read = self._load()
+            found = differences(self.config, read)
+        changes = {
+            "changed": [each.as_dict() for each in found if each.applies],
             "needs_restart": [each.as_dict() for each in found if not each.applies],
         }
+        return applicable(self.config, read), changes

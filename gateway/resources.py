@@ -57,6 +57,10 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
+    def follow(self, limit_bytes: int) -> None:
+        """Take over another limit; what is held stays held."""
+        self.limit_bytes = limit_bytes
+
     def __repr__(self) -> str:
         return f"<MemoryBudget {self.used_bytes} of {self.limit_bytes} bytes>"
 

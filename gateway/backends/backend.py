@@ -10,7 +10,7 @@ from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
 from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1
@@ -94,6 +94,13 @@ class Backend:
                 engine.start_at(config.relative_cost)
         self.config = config
         self.learn(self.facts)
+
+    def follow(self, health: HealthConfig, admission: AdmissionConfig) -> None:
+        """Take over the settings of all backends. A slow start goes on, if there still are any."""
+        self.health.follow(health)
+        self.limiter.follow(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
+        self.slow_start_seconds = health.slow_start_seconds
+        self.start_slowly(self.slow_since_seconds)
 
     def start_slowly(self, since_seconds: float | None) -> None:
         """Begin a slow start, if the configuration wants any; None = end it."""

@@ -79,6 +79,13 @@ class Limiter:
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
+    def follow(self, *, adaptive: bool, itl_objective_seconds: float | None) -> None:
+        """Take over other settings. What was learned stays, but for the limit of one that is not adaptive any more."""
+        self._adaptive = adaptive
+        self._objective = itl_objective_seconds or math.inf
+        if not adaptive:
+            self.limit, self._ceiling, self._before = self.upper, None, None
+
     def bind(self, known: int | None, engines: int) -> None:
         """Set the upper bound, configured or reported; None = learn it, beginning at vLLM's default."""
         start = known or DEFAULT_MAX_NUM_SEQS * engines

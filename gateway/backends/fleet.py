@@ -20,6 +20,7 @@ from gateway.routing.engine import Engine, EngineUse
 from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
+_FORGOTTEN = 16  # backends at once, so that requests do not wait for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,15 @@ class Fleet:
         self._rebuild(must_notify=True)
         return changes
 
+    def follow_settings(self, health: HealthConfig, admission: AdmissionConfig) -> None:
+        """Take over other settings of health and limits. What is known of the backends stays."""
+        if (health, admission) == (self._health, self._admission):
+            return
+        self._health, self._admission = health, admission
+        for backend in (*self.backends, *self.leaving):
+            backend.follow(health, admission)
+        self._rebuild(must_notify=True)
+
     def _new(self, config: BackendConfig) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
@@ -128,8 +138,8 @@ class Fleet:
         backend.draining = why
 
     def let_go(self) -> None:
-        """Forget the backends that leave, where nothing is in flight any more. To be called now and then."""
-        for backend in [each for each in self.leaving if not each.in_flight]:
+        """Forget backends that leave, where nothing is in flight any more, a few at a time. To be called often."""
+        for backend in [each for each in self.leaving if not each.in_flight][:_FORGOTTEN]:
             self.leaving = tuple(each for each in self.leaving if each is not backend)
             self._notify("backend_leave", self.on_leave, backend)
             for engine in backend.all_engines:

@@ -113,9 +113,8 @@ class Health:
     """The state of one backend. `now` is a monotonic time in seconds, never decreasing."""
 
     def __init__(self, config: HealthConfig, random: Random) -> None:
-        self._config = config
         self._random = random
-        self._grace_seconds = config.probe_interval_seconds * config.fall
+        self.follow(config)
         self.state: State = "unknown"
         self.probe_error: str | None = None  # why the last probe did not succeed
         self.late = False  # the last probe timed out, and no response bytes came meanwhile
@@ -130,6 +129,11 @@ class Health:
         self._failures = self._doublings = 0  # failed requests in a row; ejections of late
         self._unwell = self._is_ejected = self._fatal = self._on_probation = False
         self._ejected_at = self._returned_at = -math.inf
+
+    def follow(self, config: HealthConfig) -> None:
+        """Take over other settings. An ejection ends when it was to end."""
+        self._config = config
+        self._grace_seconds = config.probe_interval_seconds * config.fall
 
     @property
     def gone(self) -> bool:

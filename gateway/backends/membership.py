@@ -15,6 +15,9 @@ BY_HAND = "by hand"
 _FILE = "file"
 
 
+_FILE = "file"  # the source that is the configuration
+
+
 class Membership:
     """Owner of what the sources list and of what was changed by hand. Every change is applied to the fleet at once."""
 
@@ -66,6 +69,16 @@ class Membership:
     def follow(self, source: str, listed: Iterable[Wanted]) -> FleetChanges:
         """A source lists exactly these backends now. A backend that was added by hand is the source's once listed."""
         self._sources[source] = {each.config.name: each for each in listed}
+        return self._sources_changed()
+
+    def keep_sources(self, names: Iterable[str]) -> None:
+        """There are no other sources any more than these and the configuration: what others listed leaves."""
+        kept = {_FILE, *names}
+        if gone := self._sources.keys() - kept:
+            self._sources = {name: listed for name, listed in self._sources.items() if name not in gone}
+            self._sources_changed()
+
+    def _sources_changed(self) -> FleetChanges:
         known = {name for names in self._sources.values() for name in names}
         self._added = {name: config for name, config in self._added.items() if name not in known}
         self._removed &= known

@@ -6,11 +6,11 @@ the outcome of requests change which backends get traffic; a failed scrape only 
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import structlog
 
@@ -23,54 +23,75 @@ from gateway.supervisor import Supervisor
 
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
+_APART_SECONDS = 0.05  # between the first probes of backends that join others: asking them delays no request
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 _REQUIRED = ("/health", MODELS_PATH)
 
 log = structlog.get_logger()
 
 
-@asynccontextmanager
-async def watching(
-    fleet: Fleet, config: HealthConfig, clock: Clock, random: Random, supervisor: Supervisor | None = None
-) -> AsyncIterator[None]:
-    """Watch all backends of the fleet while the block runs."""
-    supervisor = supervisor or Supervisor(clock)
-    watches: dict[Backend, BackendWatch] = {}
-    tasks: dict[Backend, asyncio.Task[None]] = {}
-    async with ControlClient(config.probe_timeout_seconds, clock) as client, AsyncExitStack() as stack:
+class BackendWatches:
+    """Watches all backends of the fleet inside its `async with` block."""
 
-        def follow() -> None:
-            for backend in fleet.backends:
-                if backend not in watches:
-                    watch = watches[backend] = BackendWatch(backend, fleet, config, client, clock, random)
-                    tasks[backend] = asyncio.create_task(watch.run(supervisor), name="backend_watch")
+    def __init__(
+        self, fleet: Fleet, config: HealthConfig, clock: Clock, random: Random, supervisor: Supervisor | None = None
+    ) -> None:
+        self._fleet = fleet
+        self._config = config
+        self._clock = clock
+        self._random = random
+        self._supervisor = supervisor or Supervisor(clock)
+        self._client = ControlClient(config.probe_timeout_seconds, clock)
+        self._watches: dict[Backend, BackendWatch] = {}
+        self._tasks: dict[Backend, asyncio.Task[None]] = {}
+        self._stack = AsyncExitStack()
 
-        def doubt(backend: Backend) -> None:
-            if backend in watches:  # a request without a slot may end after its backend has left
-                watches[backend].probe_soon()
-
-        def leave(backend: Backend) -> None:
-            del watches[backend]
-            tasks[backend].cancel()
-            tasks[backend].add_done_callback(lambda _: tasks.pop(backend))
-
+    async def __aenter__(self) -> Self:
+        await self._stack.enter_async_context(self._client)
         listening: tuple[tuple[list[Any], Callable[..., None]], ...] = (
-            (fleet.on_change, follow),
-            (fleet.on_leave, leave),
-            (fleet.on_probe_wanted, doubt),
-            (fleet.on_restart, lambda backend: watches[backend].ask_everything()),
+            (self._fleet.on_change, self._follow_fleet),
+            (self._fleet.on_leave, self._leave),
+            (self._fleet.on_probe_wanted, self._doubt),
+            (self._fleet.on_restart, lambda backend: self._watches[backend].ask_everything()),
         )
         for listeners, listener in listening:
             listeners.append(listener)
-            stack.callback(listeners.remove, listener)
-        follow()
-        try:
-            yield
-        finally:
-            ending = [*tasks.values()]
-            for task in ending:
-                task.cancel()
-            await asyncio.gather(*ending, return_exceptions=True)
+            self._stack.callback(listeners.remove, listener)
+        self._follow_fleet()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        ending = [*self._tasks.values()]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        await self._stack.aclose()
+
+    def follow(self, config: HealthConfig) -> None:
+        """Take over other intervals and timeouts. Each backend is asked again within the new intervals."""
+        if config == self._config:
+            return
+        self._config = config
+        self._client.follow(config.probe_timeout_seconds)
+        for watch in self._watches.values():
+            watch.follow(config)
+
+    def _follow_fleet(self) -> None:
+        new = [backend for backend in self._fleet.backends if backend not in self._watches]
+        for number, backend in enumerate(new):
+            watch = BackendWatch(backend, self._fleet, self._config, self._client, self._clock, self._random)
+            self._watches[backend] = watch
+            running = watch.run(self._supervisor, number * _APART_SECONDS if backend.joins_others else 0.0)
+            self._tasks[backend] = asyncio.create_task(running, name="backend_watch")
+
+    def _doubt(self, backend: Backend) -> None:
+        if backend in self._watches:  # a request without a slot may end after its backend has left
+            self._watches[backend].probe_soon()
+
+    def _leave(self, backend: Backend) -> None:
+        del self._watches[backend]
+        self._tasks[backend].cancel()
+        self._tasks[backend].add_done_callback(lambda _: self._tasks.pop(backend))
 
 
 @dataclass(eq=False)
@@ -93,13 +114,25 @@ class BackendWatch:
     _logged_probe_error: str | None = None
     _logged_reasons: dict[str, str] = field(default_factory=dict)
 
-    async def run(self, supervisor: Supervisor) -> None:
-        """Watch the backend until this is cancelled."""
+    async def run(self, supervisor: Supervisor, pause_seconds: float = 0.0) -> None:
+        """Watch the backend, after a pause, until this is cancelled."""
+        await asyncio.sleep(pause_seconds)
         async with AsyncExitStack() as stack:
             for step in (self.probe, self.ask_facts, self.scrape):
                 repeating = supervisor.repeating("backend_watch", step, self.config.probe_interval_seconds)
                 await stack.enter_async_context(repeating)
             await asyncio.Event().wait()
+
+    def follow(self, config: HealthConfig) -> None:
+        """Take over other intervals: what was to come later than they allow comes at some time within them."""
+        loop, before, self.config = asyncio.get_running_loop(), self.config, config
+        for event, was, seconds in (
+            (self._probe_wanted, before.probe_interval_seconds, config.probe_interval_seconds),
+            (self._scrape_wanted, before.probe_interval_seconds, config.probe_interval_seconds),
+            (self._facts_wanted, before.refresh_seconds, config.refresh_seconds),
+        ):
+            if seconds < was:
+                loop.call_later(self.random.uniform(0.0, seconds), event.set)
 
     def probe_soon(self) -> None:
         """Probe soon and, if that is answered, read the models."""

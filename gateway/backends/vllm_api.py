@@ -65,6 +65,9 @@ class ControlClient:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
 
+    def follow(self, timeout_seconds: float) -> None:
+        self._timeout_seconds = timeout_seconds
+
     async def __aenter__(self) -> Self:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True),

@@ -1,14 +1,18 @@
 """Keeps the fleet like its sources: what each lists is applied whenever it changes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from random import Random
+from typing import Self
 
 import structlog
 
 from gateway.backends.fleet import FleetChanges, Wanted
+from gateway.backends.membership import Membership
+from gateway.config import DiscoveryConfig
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing
+from gateway.discovery.sources import configured_sources
 from gateway.supervisor import Supervisor
 
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 10.0  # before a source that failed is started again; doubles
@@ -28,6 +32,16 @@ class SourceFollower:
         self._listed: tuple[Wanted, ...] | None = None
         self._complaint = ""
         self._retry_seconds = _LEAST_RETRY_SECONDS
+        self._is_wanted = True
+
+    def stop(self) -> None:
+        """Pass on nothing from now on."""
+        self._is_wanted = False
+
+    async def run(self, supervisor: Supervisor) -> None:
+        """Follow the source until this is cancelled."""
+        async with supervisor.repeating("discovery", self.step, _MOST_RETRY_SECONDS):
+            await asyncio.Event().wait()
 
     async def step(self) -> None:
         """Apply what the source lists until it fails, and wait before it is started again."""
@@ -43,7 +57,7 @@ class SourceFollower:
 
     def _apply(self, listing: Listing) -> None:
         self._complain(listing.problem)
-        if listing.backends != self._listed:
+        if listing.backends != self._listed and self._is_wanted:
             self._listed = listing.backends
             changes = self._follow(self._source.name, listing.backends)
             log.info("discovered", source=self._source.name, added=changes.added, removed=changes.removed)
@@ -55,13 +69,49 @@ class SourceFollower:
         self._complaint = reason
 
 
-@asynccontextmanager
-async def following(
-    sources: Sequence[BackendSource], follow: Follow, supervisor: Supervisor, random: Random
-) -> AsyncIterator[None]:
-    """Follow all sources while the block runs."""
-    async with AsyncExitStack() as stack:
-        for source in sources:
-            step = SourceFollower(source, follow, random).step
-            await stack.enter_async_context(supervisor.repeating("discovery", step, _MOST_RETRY_SECONDS))
-        yield
+class Discovery:
+    """Follows all configured sources inside its `async with` block."""
+
+    def __init__(self, config: DiscoveryConfig, membership: Membership, supervisor: Supervisor, random: Random) -> None:
+        self._membership = membership
+        self._supervisor = supervisor
+        self._random = random
+        self._sources = configured_sources(config)
+        self._following: dict[BackendSource, tuple[SourceFollower, asyncio.Task[None]]] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the sources, which are the origins of their backends."""
+        return [source.name for source in self._sources]
+
+    async def __aenter__(self) -> Self:
+        self._begin()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._sources = []
+        self._end()
+        await asyncio.gather(*self._ending, return_exceptions=True)
+
+    def follow(self, config: DiscoveryConfig) -> None:
+        """Follow other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
+        self._sources = configured_sources(config)
+        self._end()
+        self._begin()
+        self._membership.keep_sources(self.names)
+
+    def _begin(self) -> None:
+        for source in self._sources:
+            if source not in self._following:
+                follower = SourceFollower(source, self._membership.follow, self._random)
+                task = asyncio.get_running_loop().create_task(follower.run(self._supervisor), name="discovery")
+                self._following[source] = follower, task
+
+    def _end(self) -> None:
+        for source in [each for each in self._following if each not in self._sources]:
+            follower, task = self._following.pop(source)
+            follower.stop()
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)

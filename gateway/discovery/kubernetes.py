@@ -46,6 +46,14 @@ class KubernetesEndpoints:
         self._namespace = config.namespace
         self._client: ApiClient | None = None
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, KubernetesEndpoints):
+            return False
+        return (other._config, other._settings) == (self._config, self._settings)
+
+    def __hash__(self) -> int:
+        return hash(self._config)
+
     async def listings(self) -> AsyncGenerator[Listing, None]:
         """The backends as listed, and after each event of a watch. Raises DiscoveryError."""
         try:

@@ -27,7 +27,7 @@ class Listing:
 
 
 class BackendSource(Protocol):
-    """One source. `name` is that of the backends' origin."""
+    """One source. `name` is that of the backends' origin. Sources that list the same are equal."""
 
     name: str
 

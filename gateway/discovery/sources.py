@@ -5,7 +5,6 @@ import os
 import socket
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -15,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.backends.fleet import Wanted
 from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
-from gateway.config_file import mistakes_with_lines, substitute, version_of
+from gateway.config_file import LOADER, mistakes_with_lines, substitute, version_of
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing, polled
 
 if TYPE_CHECKING:
@@ -28,26 +27,15 @@ _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
 
 
 def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
-    """The sources of the configuration. Raises ConfigError for what is not installed."""
     sources: list[BackendSource] = []
     if config.file is not None:
         sources.append(WatchedFile(Path(config.file)))
-    if config.dns:
-        _require("dns", "discovery.dns", extra="discovery")
-        sources += [DnsName(each, config.backend) for each in config.dns]
+    sources += [DnsName(each, config.backend) for each in config.dns]
     if config.kubernetes:
-        _require("kubernetes_asyncio", "discovery.kubernetes", extra="kubernetes")
         from gateway.discovery.kubernetes import KubernetesEndpoints  # of a package that few need, and 60 MiB
 
         sources += [KubernetesEndpoints(each, config.backend) for each in config.kubernetes]
     return sources
-
-
-def _require(module: str, key: str, extra: str) -> None:
-    if find_spec(module) is None:
-        raise ConfigError(
-            f"{key}: requires a package that is not installed: pip install 'vllm-batching-gateway[{extra}]'"
-        )
 
 
 async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:
@@ -81,6 +69,12 @@ class WatchedFile:
         self._version: tuple[int, ...] = ()
         self._listing = Listing(())
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WatchedFile) and other._file == self._file
+
+    def __hash__(self) -> int:
+        return hash(self._file)
+
     def listings(self) -> AsyncGenerator[Listing, None]:
         return polled(self.read)
 
@@ -95,7 +89,7 @@ class WatchedFile:
             if version == self._version:
                 return
             text = self._file.read_text(encoding="utf-8")
-            backends = _BACKENDS.validate_python(substitute(yaml.safe_load(text) or [], dict(os.environ)))
+            backends = _BACKENDS.validate_python(substitute(yaml.load(text, Loader=LOADER) or [], dict(os.environ)))
         except ValidationError as error:
             raise DiscoveryError(mistakes_with_lines(self._file, text, error)) from error
         except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
@@ -111,6 +105,12 @@ class DnsName:
         self._config = config
         self._settings = settings.model_dump(exclude_defaults=True)
         self._resolver: dns.asyncresolver.Resolver | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DnsName) and (other._config, other._settings) == (self._config, self._settings)
+
+    def __hash__(self) -> int:
+        return hash(self._config)
 
     def listings(self) -> AsyncGenerator[Listing, None]:
         return polled(self.read)

@@ -6,6 +6,7 @@ slots in turn.
 """
 
 import asyncio
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -56,6 +57,14 @@ class Batcher:
     def __post_init__(self) -> None:
         self.fleet.on_change.append(self._forget_engines)
         self.fleet.on_limit.append(self._forget_engines)
+
+    def follow(self, config: EmbeddingsConfig, max_wait_seconds: float, *, response_headers: bool) -> None:
+        """Take over other settings. Requests that wait keep their time limit."""
+        self.max_wait_seconds, self.response_headers = max_wait_seconds, response_headers
+        if config != self.config:
+            self.config = config
+            for pending in self._pending.values():
+                pending.follow(config)
 
     @property
     def busy(self) -> int:
@@ -110,10 +119,10 @@ class Batcher:
         for piece in waiter.pieces:
             pending.join(piece)
         pending.look_soon()
-        if demand.deadline_seconds is not None:
-            seconds = min(seconds, demand.deadline_seconds - waiter.joined_seconds)
+        until_late = math.inf if demand.deadline_seconds is None else demand.deadline_seconds - waiter.joined_seconds
+        is_late, seconds = until_late < seconds, min(seconds, until_late)
         loop = waiter.outcome.get_loop()
-        waiter.expiry = loop.call_later(seconds, self._expire, waiter, pending.kind.work, seconds)
+        waiter.expiry = loop.call_later(seconds, self._expire, waiter, pending.kind.work, seconds, is_late)
         return waiter.outcome
 
     def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
@@ -127,8 +136,8 @@ class Batcher:
                 self._leave(piece)
         pending.look_soon()
 
-    def _expire(self, waiter: Waiter, work: str, after_seconds: float) -> None:
-        model, is_late = waiter.request.demand.model, after_seconds < self.max_wait_seconds
+    def _expire(self, waiter: Waiter, work: str, after_seconds: float, is_late: bool) -> None:
+        model = waiter.request.demand.model
         until = "this request's deadline" if is_late else f"the queue timeout of {after_seconds:g} s"
         text = f"The backends for model {model!r} were busy with other {work} until {until}."
         kind = errors.DeadlineUnmeetable if is_late else errors.WaitExpired

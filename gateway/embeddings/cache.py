@@ -28,6 +28,7 @@ from gateway.request import EmbeddingInputs, InferenceRequest
 # which up to five of six are empty; measured for 300 to 300,000 entries.
 ENTRY_BYTES = 368
 _KEY_BYTES = 16
+_TRIMMED = 2048  # entries at once, in a few milliseconds
 _CACHED_BYTES = 112  # memory of an input's entry besides its vector
 _FIELDS = ["index", "object", "embedding"]
 # Of an input: its vector in base64, its tokens, whether these are exact, in a tuple that is cheap for the garbage
@@ -66,7 +67,10 @@ class Revisions:
 
 @dataclass(eq=False, repr=False)
 class EmbeddingCache:
-    """Owner of the embeddings used last, of the models that it `is_on` for; `revision` identifies a model's state."""
+    """Owner of the embeddings used last, of the models that it `is_on` for; `revision` identifies a model's state.
+
+    A cache that is to become smaller sinks to that size step by step, by `trim`.
+    """
 
     max_bytes: int
     is_on: Callable[[str], bool]
@@ -75,12 +79,32 @@ class EmbeddingCache:
     secret: bytes
     used_bytes: int = 0
     _entries: OrderedDict[bytes, tuple[int, _Entry]] = field(default_factory=OrderedDict)
+    _wanted_bytes: int | None = None  # while it sinks to that; else None
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __repr__(self) -> str:
         return f"<EmbeddingCache {len(self)} entries, {self.used_bytes} of {self.max_bytes} bytes>"
+
+    def follow(self, config: Config) -> None:
+        """Take over another size, and other models that it is on for."""
+        wanted = config.embeddings.cache_bytes
+        self.is_on = partial(_is_cached, config)
+        self._wanted_bytes = wanted if wanted < self.used_bytes else None
+        self.max_bytes = max(wanted, self.used_bytes)
+
+    def trim(self) -> None:
+        """Come closer to the wanted size; to be called now and then."""
+        wanted = self._wanted_bytes
+        if wanted is None:
+            return
+        for _ in range(_TRIMMED):
+            if self.used_bytes <= wanted:
+                self._wanted_bytes = None
+                break
+            self._evict()
+        self.max_bytes = max(wanted, self.used_bytes)
 
     def get(self, key: bytes) -> _Entry | None:
         """The entry, marked as used now."""
@@ -98,9 +122,12 @@ class EmbeddingCache:
         self._entries[key] = (size, entry)
         self.used_bytes += size
         while self.used_bytes > self.max_bytes:
-            _, (gone, _) = self._entries.popitem(last=False)
-            self.used_bytes -= gone
-            self.metrics.evictions.add(())
+            self._evict()
+
+    def _evict(self) -> None:
+        _, (gone, _) = self._entries.popitem(last=False)
+        self.used_bytes -= gone
+        self.metrics.evictions.add(())
 
     def keys_of(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
         """A digest of each input with all that decides its vector; and last, the key of the answer's other fields."""
@@ -173,11 +200,14 @@ class CachedWaiter(EmbeddingWaiter):
         super().answered(piece, part)
 
 
-def configured_cache(config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes) -> EmbeddingCache | None:
-    if not config.embeddings.cache_bytes:
-        return None
+def configured_cache(config: Config, fleet: Fleet, metrics: EmbeddingMetrics, secret: bytes) -> EmbeddingCache:
+    """A cache of the configured size; of no size, it is on for no model."""
     revisions = Revisions(fleet)
     fleet.on_restart.append(revisions.restarted)
     fleet.on_leave.append(revisions.left)
-    is_on = partial(config.embeds, "cache")
+    is_on = partial(_is_cached, config)
     return EmbeddingCache(config.embeddings.cache_bytes, is_on, revisions.of, metrics, secret)
+
+
+def _is_cached(config: Config, model: str) -> bool:
+    return config.embeddings.cache_bytes > 0 and config.embeds("cache", model)

@@ -76,7 +76,7 @@ class Coalescer:
     work = "embeddings"
 
     def __init__(
-        self, batcher: Batcher, new_id: Callable[[], str], tokenization: Tokenization, cache: EmbeddingCache | None
+        self, batcher: Batcher, new_id: Callable[[], str], tokenization: Tokenization, cache: EmbeddingCache
     ) -> None:
         self._batcher = batcher
         self._clock = batcher.clock
@@ -91,7 +91,7 @@ class Coalescer:
         model, cache, fleet = demand.model, self._cache, batcher.fleet
         assert inputs is not None
         client = demand.tenant or f"address {network_of(reply.address)}"
-        if cache is None or request.explains or not cache.is_on(model) or fleet.candidates(model) is None:
+        if request.explains or not cache.is_on(model) or fleet.candidates(model) is None:
             waiter = EmbeddingWaiter(request, inputs, client, record, now)
         else:
             waiter = CachedWaiter(cache, request, client, record, now)

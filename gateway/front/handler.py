@@ -100,6 +100,7 @@ class Handler(RequestHandler):
     def follow(self, config: Config, reader: RequestReader) -> None:
         """Take over keys, limits, aliases and the reader of a configuration. What keys have used counts on."""
         self._aliases, self._reader = config.models.aliases, reader
+        self._uploads.follow(config.admission.max_wait_seconds)
         self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         tenant = config.admission.tenant_header
         self.known_headers = KNOWN_HEADERS | {tenant.lower().encode()} if tenant else KNOWN_HEADERS

@@ -54,7 +54,7 @@ class Server:
     def follow(self, config: ServerConfig) -> None:
         """Take over limits and timeouts; where it listens stays."""
         self.config = config
-        self.memory.limit_bytes = config.memory_budget_bytes
+        self.memory.follow(config.memory_budget_bytes)
 
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""

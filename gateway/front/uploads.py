@@ -46,6 +46,10 @@ class Uploads:
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
+    def follow(self, max_wait_seconds: float) -> None:
+        """Take over another queue timeout, for uploads that begin to wait."""
+        self._max_wait_seconds = max_wait_seconds
+
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         """Answer the upload through `reply`, as the dispatcher does. Raises a GatewayError."""
         upload, model, endpoint = request.upload, request.demand.model, request.endpoint
@@ -76,8 +80,9 @@ class Uploads:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(model, deque())
         waiting.append(waiter)
+        seconds = self._max_wait_seconds
         try:
-            async with asyncio.timeout(self._max_wait_seconds):
+            async with asyncio.timeout(seconds):
                 await waiter
         except BaseException as error:
             if waiter.done() and not waiter.cancelled():
@@ -88,7 +93,7 @@ class Uploads:
                 raise
             raise WaitExpired(
                 f"Queue timeout: too many uploads for model {model!r} are in progress, none completed within"
-                f" {self._max_wait_seconds:g} s. Retry later.",
+                f" {seconds:g} s. Retry later.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             ) from error
         finally:

@@ -8,7 +8,7 @@ it lends states both needs, its own and those of the process before it.
 Needs are numbered, and an answer to former needs is void: meanwhile some of these slots have been given up.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from gateway.backends.backend import Backend
@@ -31,7 +31,9 @@ def engines_by_key(backends: Iterable[Backend]) -> Iterator[tuple[str, Backend, 
             yield f"{backend.config.url} {rank}", backend, engine
 
 
-def own_needs(fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: float) -> dict[str, EngineUse]:
+def own_needs(
+    fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]
+) -> dict[str, EngineUse]:
     """What is in flight on each engine, with what waits for its models, which may go there; at most the whole engine.
 
     What waits is counted as `Capacity.admits` does where it is strictest.
@@ -50,7 +52,7 @@ def own_needs(fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: f
                 needed = _sum(needed, waiting.get(card.id, _NONE))
         if needed != used:
             new, whole = needed.slots - used.slots, engine.whole.kv_tokens
-            tokens = int(_UNGUARDED * (needed.kv_tokens + (2 * new + 1) * engine.block_tokens) / kv_headroom) + 1
+            tokens = int(_UNGUARDED * (needed.kv_tokens + (2 * new + 1) * engine.block_tokens) / kv_headroom()) + 1
             slots = max(used.slots, min(engine.cap, needed.slots))
             needed = EngineUse(slots, max(used.kv_tokens, min(whole, tokens) if whole else tokens))
         if needed != _NONE:
@@ -76,7 +78,7 @@ class SlotSharing:
     `number`: of its last `needs`. `lent`: to the process before it.
     """
 
-    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: float) -> None:
+    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]) -> None:
         self._fleet = fleet
         self._own_needs = partial(own_needs, fleet, queue, lengths, kv_headroom)
         self._before: Uses = {}  # needs of the process before

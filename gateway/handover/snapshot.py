@@ -43,7 +43,7 @@ class Knowledge:
 
     fleet: Fleet
     membership: Membership
-    sources: Collection[str]  # of discovery, by name
+    sources: Callable[[], Collection[str]]  # of discovery, by name
     cache_state: CacheState
     calibrations: Calibrations
     queue: Queue
@@ -93,7 +93,7 @@ class Knowledge:
         To be called before the gateway serves. Backends that are not in the fleet any more are left out.
         """
         ago_seconds = max(0.0, self.unix_seconds() - sections["unix_seconds"])
-        self.membership.restore(sections["membership"], self.sources)
+        self.membership.restore(sections["membership"], self.sources())
         known = self._restore_backends(sections["backends"], same_engines=same_engines)
         self.cache_state.estimates.start_from(*sections["estimates"])
         self.cache_state.output_lengths.start_from(sections["lengths"])

@@ -102,6 +102,12 @@ class Samples:
         while len(self._open) > self._limits.samples:
             del self._open[next(iter(self._open))]
 
+    def forget(self) -> None:
+        """Keep none of the prompts, and no more of those that are being answered."""
+        self._kept.clear()
+        self._open.clear()
+        self._bytes = 0
+
     def finished(self, record: Record, demand: Demand) -> None:
         keys = id(demand.keys)
         if keys in self._open:
@@ -234,6 +240,7 @@ class PrefixReport:
         self._limits = limits or ReportLimits()
         self._began_seconds = now
         self._random = random
+        self.is_enabled = True
         self._show_text = show_text
         self._holders = holders
         self.samples = Samples(now, self._limits)
@@ -243,10 +250,16 @@ class PrefixReport:
         self._since_start = Counts()
         self._models: set[str] = set()  # that have answered; a bounded number
 
+    def follow(self, *, enabled: bool, show_text: bool) -> None:
+        """Take over other settings. A report that is disabled keeps no prompts."""
+        if self.is_enabled and not enabled:
+            self.samples.forget()
+        self.is_enabled, self._show_text = enabled, show_text
+
     def finished(self, record: Record) -> None:
         """Count a request that ended, if it was answered and its usage reported, and complete its sample."""
         demand = record.demand
-        if demand is None or not demand.keys:
+        if demand is None or not demand.keys or not self.is_enabled:
             return
         self.samples.finished(record, demand)
         epoch = self._epoch

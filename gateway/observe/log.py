@@ -184,20 +184,21 @@ _OFFSET_SECONDS = 1.0  # how long an offset between the clocks is used
 class AccessLog(LineWriter):
     """Lines of requests, inside its `with` block. Lines that cannot be written are dropped and counted."""
 
-    def __init__(
-        self,
-        out: BinaryIO,
-        clock: Callable[[], float],
-        wall_clock: Callable[[], float],
-        prefixes: PrefixHashes | None = None,
-    ) -> None:
+    def __init__(self, out: BinaryIO, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
         super().__init__(out, "access-log")
-        self._prefixes = prefixes
+        self._is_enabled = True
+        self._prefixes: PrefixHashes | None = None
         self._clock = clock
         self._wall_clock = wall_clock
         self._look_at_clocks()
 
+    def follow(self, prefixes: PrefixHashes | None, *, enabled: bool) -> None:
+        """Take over whether there are lines, and whether they have hashes of prompts."""
+        self._is_enabled, self._prefixes = enabled, prefixes
+
     def add(self, records: list[Record]) -> None:
+        if not self._is_enabled:
+            return
         if records[-1].ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
             self._look_at_clocks()
         offset_seconds, prefixes = self._offset_seconds, self._prefixes

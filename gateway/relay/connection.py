@@ -247,21 +247,27 @@ class _Rest(Receiver):
 
 
 class Pool:
-    """Owner of a backend's connections."""
+    """Owner of a backend's connections. `tls` gives what those to https URLs need."""
 
-    def __init__(self, backend: Backend, config: UpstreamConfig, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        config: UpstreamConfig,
+        clock: Callable[[], float],
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
         self.backend = backend
-        self._config = config
         self._clock = clock
+        self._idle: list[BackendConnection] = []
+        self._tls = tls
+        self.open = 0  # in use
+        self.follow(config)
+
+    def follow(self, config: UpstreamConfig) -> None:
+        """Take over settings of connections, and of the backend: what follows method and target in every request."""
+        self._config = config
         self._keep_alive_seconds = config.keep_alive_seconds
         self._max_age_seconds = config.max_connection_age_seconds
-        self._idle: list[BackendConnection] = []
-        self._tls = ssl.create_default_context() if backend.origin.tls else None
-        self.open = 0  # in use
-        self.follow_config()
-
-    def follow_config(self) -> None:
-        """Make what follows method and target in every request."""
         key, host = self.backend.config.api_key, self.backend.origin.host_header
         authorization = b"authorization: Bearer " + key.encode() + b"\r\n" if key else b""
         self.constant_head = b" HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n%b" % (host, authorization)
@@ -318,10 +324,11 @@ class Pool:
 
     async def _connect(self) -> BackendConnection:
         origin, loop = self.backend.origin, asyncio.get_running_loop()
+        tls = self._tls() if origin.tls else None
         try:
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: BackendConnection(self._clock()), origin.host, origin.port, ssl=self._tls
+                    lambda: BackendConnection(self._clock()), origin.host, origin.port, ssl=tls
                 )
         except TimeoutError as error:
             raise ConnectFailed(

@@ -6,8 +6,10 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 
 import asyncio
 import re
+import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import cache
 from math import ceil
 
 import orjson
@@ -332,8 +334,9 @@ class Relay:
     ) -> None:
         self._fleet = fleet
         self._pools: dict[Backend, Pool] = {}
-        self._config = config
         self._clock = clock
+        self._tls = cache(ssl.create_default_context)  # which reads all certificates of the system
+        self._config = config
         self._comment_seconds = ceil(comment_seconds)  # whole looks
         self._supervisor = supervisor or Supervisor(clock)
         self._under_way: set[UpstreamResponse] = set()
@@ -341,12 +344,18 @@ class Relay:
         fleet.on_leave.append(lambda backend: self._pools.pop(backend).close())
         self._follow_fleet()
 
+    def follow(self, config: UpstreamConfig, comment_seconds: float) -> None:
+        """Take over other settings, for answers under way, too."""
+        self._config, self._comment_seconds = config, ceil(comment_seconds)
+        for pool in self._pools.values():
+            pool.follow(config)
+
     def _follow_fleet(self) -> None:
         for backend in self._fleet.backends:
             if (pool := self._pools.get(backend)) is None:
-                self._pools[backend] = Pool(backend, self._config, self._clock)
+                self._pools[backend] = Pool(backend, self._config, self._clock, self._tls)
             else:
-                pool.follow_config()
+                pool.follow(self._config)
 
     def __repr__(self) -> str:
         return f"<Relay {len(self._under_way)} answers under way>"

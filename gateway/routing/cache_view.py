@@ -23,6 +23,8 @@ _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last 
 _LEAST_BYTES: Final = 64  # minimum size of a block, so that many tiny messages do not make a large record
 BLOCK_MEMORY_BYTES = 200  # of a block in the record, about
 DEFAULT_MAX_BLOCKS = 1 << 21
+_TRIMMED: Final = 8192  # blocks at once, in a few milliseconds
+_EVICTED: Final = 256  # at once for a new prompt, besides as many as it has
 
 
 class _Run:
@@ -85,14 +87,17 @@ class _Record:
         self.runs[run.keys[0]] = run
         return first
 
-    def evict(self, most_blocks: int) -> list[int]:
-        """Remove the least recently used blocks until the others fit; returns the keys of those."""
+    def evict(self, most_blocks: int, at_most: int) -> list[int]:
+        """Remove the least recently used blocks until the others fit, but not more than `at_most`; returns the keys of
+        those.
+        """
         used, blocks, capacity = self.used_bytes, self.blocks, self.capacity_bytes
         evicted: list[int] = []
-        while blocks and (used > capacity or blocks > most_blocks):
+        least = blocks - at_most if blocks > at_most else 0
+        while blocks > least and (used > capacity or blocks > most_blocks):
             run = self.ring.newer
             keys, sizes = run.keys, run.sizes
-            while sizes and (used > capacity or blocks > most_blocks):
+            while sizes and blocks > least and (used > capacity or blocks > most_blocks):
                 used -= sizes.pop()
                 blocks -= 1
                 evicted.append(keys[len(sizes)])
@@ -128,7 +133,8 @@ class _Record:
 class PrefixIndex:
     """Owner of the records. Keys and edges are those of `prompt_blocks.prefix_keys`; backends are numbered from 0.
 
-    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each).
+    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each). A bound that sinks is reached
+    step by step, by `trim` and by what is recorded: to forget a large record takes longer than requests should wait.
     """
 
     def __init__(self, capacities_bytes: Sequence[int], max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
@@ -154,17 +160,27 @@ class PrefixIndex:
         while backend >= len(self._records):
             self._records.append(_Record())
             self._share = self._max_blocks // len(self._records)
-            for each in range(len(self._records)):
-                self._evict(each)
         self._records[backend].capacity_bytes = capacity_bytes
-        self._evict(backend)
+
+    def follow(self, max_blocks: int) -> None:
+        """Take over another bound of all records."""
+        self._max_blocks = max_blocks
+        self._share = max_blocks // max(1, len(self._records))
+
+    def trim(self, at_most: int = _TRIMMED) -> None:
+        """Forget blocks beyond the bounds, so many at most; to be called now and then."""
+        for backend, record in enumerate(self._records):
+            if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
+                evicted = record.evict(self._share, at_most)
+                self._drop(backend, evicted)
+                at_most -= len(evicted)
 
     def shrink(self, backend: int, held_bytes: int) -> None:
         """The backend holds at most this much now: forget the least recently used blocks."""
         record = self._records[backend]
         if record.used_bytes > held_bytes:
             capacity, record.capacity_bytes = record.capacity_bytes, held_bytes
-            self._evict(backend)
+            self._drop(backend, record.evict(self._share, record.blocks))
             record.capacity_bytes = capacity
 
     def depths(self, keys: tuple[int, ...]) -> list[int]:
@@ -205,7 +221,7 @@ class PrefixIndex:
             key = keys[at]
             holders[key] = holders.get(key, 0) | bit
         if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
-            self._evict(backend)
+            self._drop(backend, record.evict(self._share, len(keys) + _EVICTED))
 
     def runs(self, backend: int, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
         """Blocks that the backend last used together, and their sizes, up to the last used; at most so many runs.
@@ -226,9 +242,6 @@ class PrefixIndex:
 
     def wipe(self, backend: int) -> None:
         self.shrink(backend, 0)
-
-    def _evict(self, backend: int) -> None:
-        self._drop(backend, self._records[backend].evict(self._share))
 
     def _drop(self, backend: int, keys: list[int]) -> None:
         """The backend holds these blocks no more. Two may have the same hash, so one may be gone already."""

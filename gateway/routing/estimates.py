@@ -158,6 +158,14 @@ class Calibrations:
     def __len__(self) -> int:
         return len(self._known)
 
+    def follow(self, start: CostModel) -> None:
+        """Take over another cost model: its `b` for models of which nothing is learned, the rest for all."""
+        if start == self._start:
+            return
+        self._start = start
+        for calibration in (self._unknown, *self._known.values()):
+            calibration.follow(start)
+
     def of(self, model: str) -> "Calibration":
         """The calibration of a model, to be read only."""
         return self._known.get(self._family(model), self._unknown)
@@ -191,9 +199,16 @@ class Calibration:
         self._samples = 0
         self._mean_pace = 0.0  # logarithm of the seconds of a token, over those predicted: a mean over the engines
         self._paces = 0
-        self._follow(model)
+        self._use(model)
 
-    def _follow(self, model: CostModel) -> None:
+    def follow(self, start: CostModel) -> None:
+        """Take over another start value, if nothing is learned yet, and the other constants."""
+        if not self._samples:
+            self._b = start.b
+        is_start = self._b == start.b
+        self._use(start if is_start else CostModel(self._b, start.decode_weight, start.max_batched_tokens))
+
+    def _use(self, model: CostModel) -> None:
         """Take over the model, and the prefill of one token budget: what an engine step can hold."""
         self.model = model
         self.budget_seconds = max(_BUDGET_FLOOR_SECONDS, model.max_batched_tokens * model.b)
@@ -210,7 +225,7 @@ class Calibration:
 
     def _approach(self) -> None:
         if abs(self._b - self.model.b) > _STEP * self.model.b:
-            self._follow(CostModel(self._b, self.model.decode_weight, self.model.max_batched_tokens))
+            self._use(CostModel(self._b, self.model.decode_weight, self.model.max_batched_tokens))
 
     @property
     def learned(self) -> tuple[float, int, float, int]:

@@ -43,8 +43,7 @@ class LeaseBroker:
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
     ) -> None:
-        self.max_wait_seconds = max_wait_seconds
-        self._keep_alive_seconds = keep_alive_seconds
+        self.follow(max_wait_seconds, keep_alive_seconds)
         self._scheduler = scheduler
         self._queue = queue
         self._clock = clock
@@ -55,6 +54,11 @@ class LeaseBroker:
 
     def __repr__(self) -> str:
         return f"<LeaseBroker {len(self._waiters)} waiting>"
+
+    def follow(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
+        """Take over other settings, for requests that begin to wait."""
+        self.max_wait_seconds = max_wait_seconds
+        self._keep_alive_seconds = keep_alive_seconds
 
     @property
     def waiting(self) -> int:
@@ -100,9 +104,9 @@ class LeaseBroker:
         self._waiters[ticket] = waiter
         self.scan_soon()
         # No `asyncio.timeout`: it is not compiled, and dear in a busy queue.
-        timer = loop.call_later(
-            max(0.0, min(at_most_seconds, until_late)), self._expire, ticket, until_late < at_most_seconds
-        )
+        is_late, limit_seconds = until_late < at_most_seconds, self.max_wait_seconds
+        until_expiry = max(0.0, until_late if is_late else at_most_seconds)
+        timer = loop.call_later(until_expiry, self._expire, ticket, is_late, limit_seconds)
         keep_alive = _KeepAlive(loop, seconds, send_keep_alive) if seconds > 0 and send_keep_alive is not None else None
         taken = False
         try:
@@ -118,17 +122,17 @@ class LeaseBroker:
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # granted in the same turn as a cancellation
 
-    def _expire(self, ticket: Ticket, is_late: bool) -> None:
+    def _expire(self, ticket: Ticket, is_late: bool, limit_seconds: float) -> None:
         """The wait has reached its limit, or the request's deadline."""
         waiter = self._waiters[ticket]
         if not waiter.done():
-            waiter.set_exception(self._timeout_error(ticket, is_late=is_late))
+            waiter.set_exception(self._timeout_error(ticket, limit_seconds, is_late=is_late))
 
-    def _timeout_error(self, ticket: Ticket, *, is_late: bool) -> GatewayError:
+    def _timeout_error(self, ticket: Ticket, limit_seconds: float, *, is_late: bool) -> GatewayError:
         """The error for a request whose wait reached the limit; `is_late`: its deadline instead."""
         demand, retry_after_seconds = ticket.demand, self.retry_after_seconds(ticket.demand.model)
         if not self._scheduler.is_served(demand, ticket.avoid):
-            when = "in time for this request's deadline" if is_late else f"within {self.max_wait_seconds:g} s"
+            when = "in time for this request's deadline" if is_late else f"within {limit_seconds:g} s"
             return NoBackend(f"No backend for model {demand.model!r} was ready {when}.")
         if is_late:
             return DeadlineUnmeetable(
@@ -136,8 +140,7 @@ class LeaseBroker:
                 retry_after_seconds=retry_after_seconds,
             )
         return WaitExpired(
-            f"Queue timeout: no backend for model {demand.model!r} had free capacity"
-            f" within {self.max_wait_seconds:g} s.",
+            f"Queue timeout: no backend for model {demand.model!r} had free capacity within {limit_seconds:g} s.",
             retry_after_seconds=retry_after_seconds,
         )
 

@@ -151,6 +151,14 @@ class Scheduler:
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
 
+    def follow(self, settings: SchedulerSettings, policy: Policy) -> None:
+        """Take over other settings: what waits goes on waiting, in the order that they give."""
+        before = self._settings.aging, self._policy.waits_for_best
+        self._settings, self._policy = settings, policy
+        self._views.clear()
+        if before != (settings.aging, policy.waits_for_best):
+            self._queue.reorder(lambda ticket: self._turn(ticket.prefill_seconds, ticket.arrived_seconds))
+
     @property
     def waits_for_best(self) -> bool:
         """Whether a request may wait for its best engine while another is open."""
@@ -211,11 +219,16 @@ class Scheduler:
     def _ticket(
         self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int
     ) -> Ticket:
-        """Its turn is by least prefill, aged; in order of arrival where requests do not wait for their best engine."""
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
-        turn = prefill_seconds + self._settings.aging * now if self._policy.waits_for_best else now
+        turn = self._turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
         return Ticket(demand, now, avoid, prefill_seconds, turn, tokens)
+
+    def _turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
+        """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
+        if not self._policy.waits_for_best:
+            return arrived_seconds
+        return prefill_seconds + self._settings.aging * arrived_seconds
 
     def scan_queue(self, model: str, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
         """Bind the requests that can be bound now, and remove them; an error for those that no backend can serve."""

@@ -6,7 +6,7 @@ batch requests. Requests of both classes that starve come first, for an eighth a
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from math import ceil, inf
 from typing import Final
@@ -21,7 +21,7 @@ class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "number",
+        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "number", "prefill_seconds",
         "tokens", "turn", "waits_among", "waits_for", "waits_seconds", "waits_until",
     )  # fmt: skip
 
@@ -40,12 +40,17 @@ class Ticket:
         self.goes_anywhere = not avoid and demand.pinned is None and demand.rank is None and demand.sequences == 1
         # When even the least prefill would end after its deadline.
         self.late_seconds = inf if demand.deadline_seconds is None else demand.deadline_seconds - prefill_seconds
+        self.prefill_seconds = prefill_seconds  # the least of its engines
         self.turn = turn  # the least comes first within a tenant
         self.number = 0  # in the order of arrival, which decides between equal turns
         self.tokens = tokens  # charged to its tenant's share
         self.waits_for = 0  # position of its best engine in `waits_among`, `waits_until` that time
         self.waits_among: Sequence[Engine] = ()
         self.waits_seconds = self.waits_until = 0.0  # the former: of its prefill there
+
+    def take_turn(self, turn: float) -> None:
+        """Wait for another turn; its tenant queue has to be put in order again."""
+        self.turn = turn
 
     def choose(self, at: int, prefill_seconds: float, among: Sequence[Engine], until: float) -> None:
         """Remember its best engine, by its position among these."""
@@ -80,6 +85,12 @@ class TenantQueue:
     def leave(self, ticket: Ticket) -> None:
         del self.tickets[ticket]
         del self.by_turn[bisect_left(self.by_turn, (ticket.turn, ticket.number))]
+
+    def reorder(self, turn_of: Callable[[Ticket], float]) -> None:
+        """Give every ticket another turn."""
+        for ticket in self.tickets:
+            ticket.take_turn(turn_of(ticket))
+        self.by_turn = sorted([(ticket.turn, ticket.number, ticket) for ticket in self.tickets])
 
     def ahead(self, turn: float) -> int:
         """How many come before one with this turn."""
@@ -298,6 +309,12 @@ class Queue:
     def __repr__(self) -> str:
         models = ", ".join(f"{model} {len(queue)}" for model, queue in self._queues.items())
         return f"<Queue {self.requests} waiting, {self.size_bytes} bytes: {models or 'empty'}>"
+
+    def reorder(self, turn_of: Callable[[Ticket], float]) -> None:
+        """Give all that wait the turns that they would have had under other settings."""
+        for queue in self._queues.values():
+            for flow in queue.flows:
+                flow.reorder(turn_of)
 
     def tenants(self, model: str) -> Tenants:
         tenants = self._tenants.get(model)

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from importlib.util import find_spec
 from typing import Any, Final, Literal, NamedTuple, Self
 
 import msgspec
@@ -20,7 +19,7 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
-from gateway.config import ConfigError, ModelsConfig
+from gateway.config import ModelsConfig
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor
@@ -165,7 +164,7 @@ class ModelState:
 
 
 class Tokenization:
-    """Tokenizes prompts inside its `async with` block. Raises ConfigError if the library is not installed.
+    """Tokenizes prompts inside its `async with` block. Its process runs while a model has a tokenizer.
 
     The owner calls `look_again` when the fleet has changed, and `forget` when a backend has restarted.
     """
@@ -181,13 +180,7 @@ class Tokenization:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.totals = dict.fromkeys(_RESULTS, 0)  # prompts since the start, by result
-        sources = {name: model.tokenizer for name, model in models.by_name.items() if model.tokenizer}
-        self._models = {name: ModelState(name, source) for name, source in sources.items()}
-        if self._models and find_spec("transformers") is None:
-            raise ConfigError(
-                f"models.{next(iter(self._models))}.tokenizer: requires packages that are not installed:"
-                " pip install 'vllm-batching-gateway[tokenizer]'"
-            )
+        self._models: dict[str, ModelState] = {}
         self._fleet = fleet
         self._exact = exact
         self._limits = limits
@@ -198,18 +191,36 @@ class Tokenization:
         self._prompts = Questions(self._process, limits.prompts, clock)
         self._batches = Questions(self._process, limits.batches, clock)
         self._look = asyncio.Event()
+        self._wanted = asyncio.Event()  # set while there are models with a tokenizer
         self._stack = AsyncExitStack()
+        self.follow(models)
 
     async def __aenter__(self) -> Self:
-        if self._models:
-            enter, repeating, limits = self._stack.enter_async_context, self._supervisor.repeating, self._limits
-            await enter(self._client)
-            await enter(repeating("tokenizer_process", self._run_process, limits.restart_seconds))
-            await enter(repeating("tokenizer_comparison", self._compare, limits.retry_seconds))
+        enter, repeating, limits = self._stack.enter_async_context, self._supervisor.repeating, self._limits
+        await enter(self._client)
+        await enter(repeating("tokenizer_process", self._run_process, limits.restart_seconds))
+        await enter(repeating("tokenizer_comparison", self._compare, limits.retry_seconds))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def follow(self, models: ModelsConfig) -> None:
+        """Take over other tokenizers; those that stay remain loaded and verified. Without any the process ends."""
+        sources = {name: model.tokenizer for name, model in models.by_name.items() if model.tokenizer}
+        known = {state.name: state for state in self._models.values() if sources.get(state.name) == state.source}
+        self._models = {name: known.get(name) or ModelState(name, source) for name, source in sources.items()}
+        if self._models:
+            self._wanted.set()
+            self._look.set()
+        else:
+            self._wanted.clear()
+            self._process.end()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether any model has a tokenizer."""
+        return bool(self._models)
 
     def __contains__(self, model: object) -> bool:
         """Whether the prompts of this model can be tokenized."""
@@ -297,16 +308,25 @@ class Tokenization:
 
     async def _run_process(self) -> None:
         """Run one tokenizer process until it ends, then pause; the supervisor repeats this."""
+        await self._wanted.wait()
         try:
-            await self._process.run(started=self._look.set)
+            await self._process.run(self._started)
         except OSError as error:
             log.error("tokenizer_process_not_started", reason=str(error))
         else:
-            log.warning("tokenizer_process_ended")
+            if self._wanted.is_set():
+                log.warning("tokenizer_process_ended")
         finally:
             for model in self._models.values():
                 model.unload()
-        await asyncio.sleep(self._limits.restart_seconds)
+        if self._wanted.is_set():
+            await asyncio.sleep(self._limits.restart_seconds)
+
+    def _started(self) -> None:
+        if self._wanted.is_set():
+            self._look.set()
+        else:
+            self._process.end()
 
     async def _compare(self) -> None:
         """Load tokenizers and compare backends where it was not done yet; return when it is time to do it again."""

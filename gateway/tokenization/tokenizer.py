@@ -135,6 +135,11 @@ class TokenizerProcess:
             finally:  # also when cancelled meanwhile: a killed process takes no time to speak of
                 await reaping
 
+    def end(self) -> None:
+        """End the process, if it runs: it is not needed any more."""
+        if self._process is not None:
+            _kill(self._process)
+
     async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
         """The answer to a question. Raises ProcessEnded, and what `framed` raises.
 

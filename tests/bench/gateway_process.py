@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -14,6 +15,7 @@ from loadtest.servers.processes import Guard, free_ports, launch, stop
 from loadtest.servers.server import Server, gateway_server, get, serves
 
 _STANDARD_ERROR = 2
+_ASKED_SECONDS = 5.0
 _STOP_SECONDS = 3.0
 _SMALL_PIPE_BYTES = 4096
 _PROC = Path("/proc")
@@ -28,6 +30,11 @@ class GatewayProcess:
     @property
     def pid(self) -> int:
         return self.server.pid
+
+    @property
+    def file(self) -> Path:
+        """Its configuration."""
+        return self.server.log.with_suffix(".yaml")
 
     @property
     def has_ended(self) -> bool:
@@ -57,6 +64,14 @@ class GatewayProcess:
     def metrics(self) -> dict[str, float]:
         """/metrics: each series with its labels, and its value."""
         return read_metrics(get(f"http://127.0.0.1:{self.admin_port}/metrics").decode())
+
+    def wait_until_up(self, backends: int) -> None:
+        """Wait until so many backends are up, and for what is asked of them then."""
+        up = "gateway_backend_up{"
+        self.server.wait_until(
+            lambda: sum(value for name, value in self.metrics().items() if name.startswith(up)) >= backends
+        )
+        time.sleep(_ASKED_SECONDS)
 
     def _status(self, name: str) -> int:
         with suppress(OSError):

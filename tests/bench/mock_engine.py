@@ -56,12 +56,14 @@ def vector_of(text: str) -> bytes:
 
 
 class MockEngine:
-    """`async with MockEngine() as engine:` serves at `engine.url`; `flaps`: every other /health fails."""
+    """`async with MockEngine() as engine:` serves at `engine.url`; `flaps`: every other /health fails. As a command,
+    `--everywhere` serves at all addresses of this machine."""
 
-    def __init__(self, *, flaps: bool = False) -> None:
+    def __init__(self, *, flaps: bool = False, host: str = "127.0.0.1") -> None:
+        self._host = host
         self._held_port = socket.socket()  # bound while the engine is dead too: no outgoing connection gets the port
         self._held_port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        self._held_port.bind(("127.0.0.1", 0))
+        self._held_port.bind((host, 0))
         self.port: int = self._held_port.getsockname()[1]
         self.running = self.served = self.received_bytes = 0
         self.connections: set[EngineConnection] = set()
@@ -84,7 +86,7 @@ class MockEngine:
     async def start(self) -> None:
         """Listen, at the same port as before."""
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: EngineConnection(self), "127.0.0.1", self.port, backlog=1024, reuse_port=True
+            lambda: EngineConnection(self), self._host, self.port, backlog=1024, reuse_port=True
         )
 
     async def die(self) -> None:
@@ -295,11 +297,11 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-async def _serve(flaps: bool) -> None:
-    async with MockEngine(flaps=flaps) as engine:
+async def _serve(flaps: bool, host: str) -> None:
+    async with MockEngine(flaps=flaps, host=host) as engine:
         print(engine.port, flush=True)  # noqa: T201
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve("--flaps" in sys.argv))
+    uvloop.run(_serve("--flaps" in sys.argv, "0.0.0.0" if "--everywhere" in sys.argv else "127.0.0.1"))

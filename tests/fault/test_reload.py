@@ -85,11 +85,12 @@ async def test_a_file_that_is_wrong_changes_nothing_and_names_the_line(
 
 async def test_what_needs_a_restart_is_listed_each_time(tmp_path: Path, backend: ScriptedBackend) -> None:
     async with gateway_process(tmp_path, backend) as gateway:
-        rewrite(tmp_path, routing={"aging": 0.5})
+        server = yaml.safe_load((tmp_path / "gateway.yaml").read_text())["server"]
+        rewrite(tmp_path, server={**server, "port": 1})
         for _ in range(2):
             done = await asks_admin(gateway)
             assert done["changed"] == []
-            assert done["needs_restart"] == [{"path": "routing.aging", "before": 0.05, "after": 0.5}]
+            assert done["needs_restart"] == [{"path": "server.port", "before": gateway.port, "after": 1}]
 
 
 async def test_what_a_key_has_used_counts_on_under_its_new_limit(tmp_path: Path, backend: ScriptedBackend) -> None:

@@ -171,7 +171,9 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 
 
 @asynccontextmanager
-async def serving(prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]]] | None) -> AsyncIterator[str]:
+async def serving(
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None],
+) -> AsyncIterator[str]:
     async with AdminPort(Listen(port=0), Metrics().snapshot, dict, no_route, three_wait, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}/admin/prefixes"
 
@@ -229,7 +231,7 @@ async def test_a_bad_number_of_minutes_is_refused() -> None:
 
 
 async def test_it_says_that_it_is_switched_off() -> None:
-    async with serving(None) as url:
+    async with serving(lambda _: None) as url:
         assert await ask(url) == (404, {"error": "The prefix report is disabled: set prefix_report.enabled to true."})
 
 

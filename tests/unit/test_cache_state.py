@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from gateway._native import prefix_keys
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.config import BackendConfig, Config, HealthConfig, RoutingConfig
+from gateway.config import BackendConfig, HealthConfig, RoutingConfig
 from gateway.feedback import CacheState
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
@@ -26,8 +26,7 @@ class Scene:
     def __init__(self, engines: int = 1, **facts: Any) -> None:
         configs = tuple(BackendConfig(url=f"http://10.0.0.{number}:1", name="ab"[number]) for number in range(2))
         self.fleet = Fleet(configs, HealthConfig(), clock=lambda: 0.0, random=Random(1))
-        config = Config(backends=configs, routing=RoutingConfig(index_memory_bytes=1 << 22))
-        self.cache_state = CacheState(config, self.fleet, lambda: 0.0)
+        self.cache_state = CacheState(RoutingConfig(index_memory_bytes=1 << 22), self.fleet, lambda: 0.0)
         self.fleet.on_change.append(self.cache_state.follow_sizes)
         self.fleet.on_restart.append(self.cache_state.forget)
         self.a, self.b = self.fleet.backends

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.fleet import Fleet
-from gateway.config import BackendConfig, Config, HealthConfig
+from gateway.config import BackendConfig, HealthConfig, RoutingConfig
 from gateway.feedback import CacheState
 
 
@@ -23,7 +23,7 @@ def clock() -> Clock:
 @pytest.fixture
 def state(clock: Clock) -> CacheState:
     backends = (BackendConfig(url="http://h:1", name="a"),)
-    return CacheState(Config(backends=backends), Fleet(backends, HealthConfig(), clock=clock, random=Random(1)), clock)
+    return CacheState(RoutingConfig(), Fleet(backends, HealthConfig(), clock=clock, random=Random(1)), clock)
 
 
 def test_a_fall_and_the_rise_after_it_are_logged(state: CacheState) -> None:

@@ -1,13 +1,14 @@
 """A configuration that is read again: what differs, what is applied, and what needs a restart."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config import Config, ConfigError
 from gateway.config_file import parse
-from gateway.reload import APPLIED, Reloads, applicable, differences
+from gateway.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
 
 KEY = {"name": "team-a", "key": "sk-secret-a"}
 
@@ -50,18 +51,25 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
     assert "sk-" not in repr(differences(old, new))
 
 
-def test_every_path_that_is_applied_exists() -> None:
-    for path in APPLIED:
-        section, _, key = path.partition(".")
-        assert not key or key in type(getattr(config(), section)).model_fields, path
-
-
-def test_what_needs_a_restart_keeps_its_value() -> None:
-    old = config()
-    new = config(routing={"aging": 0.5}, auth={"keys": [KEY], "cache_salt_secret": "x"}, server={"max_body_bytes": 7})
+def test_only_listening_addresses_need_a_restart_and_keep_their_values() -> None:
+    old, addresses = config(), {"host": "::1", "port": 1}
+    new = config(routing={"aging": 0.5}, server={**addresses, "max_body_bytes": 7, "admin": {**addresses,
+        "allowed_hosts": ["gateway.svc"]}})  # fmt: skip
+    found = differences(old, new)
+    assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {"server.admin"}
     merged = applicable(old, new)
-    assert [key.name for key in merged.auth.keys] == ["team-a"]
-    assert (merged.server.max_body_bytes, merged.routing.aging, merged.auth.cache_salt_secret) == (7, 0.05, "")
+    assert merged.server.admin is not None
+    assert (merged.server.host, merged.server.port) == (old.server.host, old.server.port)
+    assert (merged.server.admin.host, merged.server.admin.port) == ("127.0.0.1", 8081)
+    assert (merged.server.admin.allowed_hosts, merged.server.max_body_bytes) == (("gateway.svc",), 7)
+    assert {each.path for each in differences(merged, new)} == {each.path for each in found if not each.applies}
+
+
+@pytest.mark.parametrize(("before", "after"), [({}, None), (None, {})])
+def test_an_admin_port_comes_or_goes_at_a_restart(before: Any, after: Any) -> None:
+    old, new = config(server={"admin": before}), config(server={"admin": after})
+    assert [(each.path, each.applies) for each in differences(old, new)] == [("server.admin", False)]
+    assert applicable(old, new) == old
 
 
 def test_a_reload_applies_once_and_lists_what_it_could_not() -> None:
@@ -87,3 +95,21 @@ def test_a_configuration_that_is_wrong_changes_nothing() -> None:
         assert followed == []
 
     asyncio.run(main())
+
+
+async def test_a_file_is_watched_only_while_the_configuration_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.reload._LOOK_SECONDS", 0.0)
+    file, changes, is_on = tmp_path / "gateway.yaml", list[int](), [False]
+    watch = FileWatch(file, lambda: changes.append(1), lambda: is_on[0])  # it is not there yet
+    file.write_text("a: 1")
+    await watch.step()
+    assert changes == []
+    is_on[0] = True
+    await watch.step()
+    assert changes == []  # it was changed before it was watched
+    file.write_text("a: 22")
+    for _ in range(2):
+        await watch.step()
+    assert changes == [1]

@@ -11,6 +11,7 @@ from gateway.config import ServerConfig
 from tests.bench.bounds import bodies
 from tests.bench.bounds.events import publish
 from tests.bench.bounds.peer import Peer
+from tests.bench.bounds.reload import reload_repeatedly, sections
 from tests.bench.gateway_process import GatewayProcess
 
 MEBIBYTE = 1048576
@@ -74,6 +75,7 @@ class Case:
     backend: dict[str, Any] = field(default_factory=dict)
     flaps: bool = False
     reads_log: bool = True
+    fleet: Callable[[int], dict[str, Any]] | None = None  # sections with backends on an engine at this port
 
 
 def _one(build: Callable[[ServerConfig], bytes]) -> Callable[[Target], Answered]:
@@ -217,6 +219,18 @@ def _pipelining(target: Target) -> Answered:
     return Answered(f"{still} of 300 still open", 0, time.monotonic() - began, beyond=still > 0)
 
 
+_RELOADS = 6
+
+
+def _reload(target: Target) -> Answered:
+    gateway = target.gateway
+    load, changes = reload_repeatedly(gateway.file, gateway.port, gateway.admin_port, target.engine_port, _RELOADS)
+    return Answered(
+        f"{len(changes)} reloads of {min(changes):,} changes; {load.failed} of {load.answered:,} requests failed",
+        gateway.file.stat().st_size,
+    )
+
+
 _ALIAS = {"models": {"aliases": {"alias": "fine"}}}
 _LIGHT = {"auth": {"keys": [{"name": f"light{n}", "key": f"light{n}", "weight": 0.02} for n in range(2)]}}
 _TENANTS = {"admission": {"tenant_header": "x-tenant"}}
@@ -259,5 +273,11 @@ CASES = (
     Case("half-bodies", "40 x half a chat request", _unfinished_bodies(bodies.CHAT, b"POST", 0.5)),
     Case("slow-uploads", "8 uploads that rest, 8 slots", _slow_uploads, {}, {"max_in_flight": 8}),
     Case("not-reading", "100 clients that do not read a stream", _not_reading, {}, {"max_in_flight": 256}),
+    Case(
+        "reload",
+        "reloads with 256 backends and 1,000 keys, under load",
+        _reload,
+        fleet=lambda engine_port: sections(engine_port, changed=False),
+    ),
     Case("pipelining", "300 clients that pipeline and do not read", _pipelining),
 )

@@ -62,14 +62,17 @@ def measured(case: Case, limit_seconds: float) -> Row:
     (events_port,) = free_ports(1)
     empty = Row(case.name, case.title, 0, "", 0.0, 0.0, 0, None, False, False)
     try:
-        with engine_process(*(["--flaps"] if case.flaps else [])) as engine:
+        flags = [*(["--flaps"] if case.flaps else []), *(["--everywhere"] if case.fleet else [])]
+        with engine_process(*flags) as engine:
             events = {"kv_events": {"endpoint": f"tcp://127.0.0.1:{events_port}"}}
             entry = {"url": f"http://127.0.0.1:{engine}", **events, **case.backend}
-            sections = {**case.sections, "backends": [entry]}
+            sections = case.fleet(engine) if case.fleet else {**case.sections, "backends": [entry]}
             with serving(sections, reads_log=case.reads_log) as gateway:
                 if not case.flaps:
                     wait_until_ready(gateway)
                 limits = parse(sections).server
+                if case.fleet:
+                    gateway.wait_until_up(len(sections["backends"]))
                 deadline = time.monotonic() + limit_seconds
                 return _attacked(case, empty, Target(gateway, limits, deadline, engine, events_port))
     except (ServerFailed, OSError, ValueError) as error:

@@ -6,7 +6,7 @@ from random import Random
 
 from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
-from gateway.backends.probe import watching
+from gateway.backends.probe import BackendWatches
 from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import EngineDead
 
@@ -19,7 +19,7 @@ QUICK = HealthConfig(probe_interval_seconds=0.05, probe_timeout_seconds=0.2, ref
 @asynccontextmanager
 async def watched(*urls: str, config: HealthConfig = QUICK) -> AsyncIterator[Fleet]:
     fleet = Fleet([BackendConfig(url=url) for url in urls], config, clock=time.monotonic, random=Random(1))
-    async with watching(fleet, config, clock=time.monotonic, random=Random(2)):
+    async with BackendWatches(fleet, config, clock=time.monotonic, random=Random(2)):
         yield fleet
 
 

@@ -63,12 +63,13 @@ async def test_what_is_refused_is_said() -> None:
 
 
 async def test_a_reload_shows_what_has_changed() -> None:
-    changes = {"backends": [{"url": "http://127.0.0.1:1", "name": "a", "max_in_flight": 7}], "routing": {"aging": 0.5}}
+    backends = [{"url": "http://127.0.0.1:1", "name": "a", "max_in_flight": 7}]
+    changes = {"backends": backends, "server": {"host": "127.0.0.1", "port": 4, "admin": {"port": 0}}}
     async with gateway(**changes) as url:
         assert (await run(url, command="reload")).output.splitlines() == [
             "changed: backends.b: removed",
             "changed: backends.a.max_in_flight: auto -> 7",
-            "needs a restart: routing.aging: 0.05 -> 0.5",
+            "needs a restart: server.port: 0 -> 4",
         ]
         assert '"changed": []' in (await run(url, "--json", command="reload")).output
     async with gateway() as url:

@@ -2,7 +2,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from io import StringIO
@@ -19,7 +19,7 @@ from gateway.cli.pages import page
 from gateway.config import Listen
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
-from gateway.observe.metrics import Metrics
+from gateway.observe.metrics import Breathe, Metrics
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 
@@ -47,7 +47,9 @@ async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
     async def unused(*_: object) -> dict[str, Any]:
         raise AssertionError
 
-    prepare = None if report is None else lambda window: partial(make_report, report.snapshot(31.0, window))
+    def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
+        return None if report is None else partial(make_report, report.snapshot(31.0, window_seconds))
+
     async with AdminPort(Listen(port=0), Metrics().snapshot, dict, unused, unused, prepare).listening() as port:
         yield f"http://127.0.0.1:{port}"
 

@@ -108,11 +108,11 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
         "file backends.yaml", "dns vllm.example:8000", "dns vllm.example:8001",
         "kubernetes vllm", "kubernetes models/vllm:8001, zone a", "kubernetes (app=vllm):http, kubeconfig other",
     ]  # fmt: skip
-    monkeypatch.setattr("gateway.discovery.sources.find_spec", lambda _: None)
+    assert configured_sources(config.discovery) == configured_sources(parse({"discovery": sections}).discovery)
+    monkeypatch.setattr("gateway.config_values.find_spec", lambda _: None)
     for key, extra in (("dns", "discovery"), ("kubernetes", "kubernetes")):
-        only = parse({"discovery": {key: sections[key]}})
-        with pytest.raises(ConfigError, match=rf"^discovery\.{key}: .*vllm-batching-gateway\[{extra}\]"):
-            configured_sources(only.discovery)
+        with pytest.raises(ConfigError, match=rf"discovery\.{key}\.0: .*vllm-batching-gateway\[{extra}\]"):
+            parse({"discovery": {key: sections[key]}})
 
 
 def test_a_gateway_without_kubernetes_does_not_import_its_client() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config_file import parse
 from gateway.embeddings.cache import ENTRY_BYTES, EmbeddingCache
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
 
@@ -69,3 +70,24 @@ def test_nothing_is_kept_without_memory() -> None:
     cache.put(b"key", b"value", 0)
     assert (cache.get(b"key"), len(cache), evictions(cache)) == (None, 0, 0)
     assert "0 entries" in repr(cache)
+
+
+def test_a_cache_that_becomes_smaller_sinks_step_by_step() -> None:
+    made = cache_of(10_000_000)
+    for number in range(5000):
+        made.put(number.to_bytes(16, "big"), b"x", 100)
+    full = made.used_bytes
+    backends = [{"url": "http://a:1"}]
+    made.follow(parse({"backends": backends, "embeddings": {"cache_bytes": 4680}}))
+    assert made.is_on("m")
+    made.trim()
+    assert 4680 < made.used_bytes < full
+    made.put(b"new", b"x", 100)
+    assert made.get(b"new") == b"x"
+    for _ in range(3):
+        made.trim()
+    assert (made.used_bytes, made.max_bytes) == (4680, 4680)
+    assert made.get(b"new") == b"x"
+    made.follow(parse({"backends": backends, "embeddings": {"cache_bytes": 0}}))
+    made.trim()
+    assert (made.used_bytes, made.is_on("m")) == (0, False)

@@ -139,11 +139,10 @@ def test_no_client_is_given_a_wrong_vector_an_old_one_or_another_clients_error(
         wires = await asyncio.gather(*(one(scene, client, number, lives) for number, client in enumerate(clients)))
         await restarting
         for (wire, born), client in zip(wires, clients, strict=True):
-            cut = scene.cache is None and len(client.texts) > cap
+            cut = not cache_bytes and len(client.texts) > cap
             check(wire, client, lives[born:], faults=any(fault != "none" for fault in faults), cut=cut)
         assert max(scene.most_at_once.values()) <= cap
         await scene.check_that_nothing_is_left()
-        if scene.cache is not None:
-            assert scene.cache.used_bytes <= cache_bytes
+        assert scene.cache.used_bytes <= cache_bytes
 
     run(main())

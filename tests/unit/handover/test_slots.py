@@ -40,7 +40,7 @@ class Process:
             self.fleet.candidates, LeastLoadedPolicy(), self.queue, OutputLengths(), Calibrations(CostModel()),
             SchedulerSettings(),
         )  # fmt: skip
-        self.sharing = SlotSharing(self.fleet, self.queue, OutputLengths(), 1.0)
+        self.sharing = SlotSharing(self.fleet, self.queue, OutputLengths(), lambda: 1.0)
         self.leases: list[Lease] = []
         self.to_next: deque[tuple[int, Mapping[str, EngineUse]]] = deque()  # needs
         self.to_former: deque[tuple[int, Mapping[str, EngineUse]]] = deque()  # what is lent

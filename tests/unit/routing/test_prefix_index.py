@@ -120,6 +120,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
     @rule(backend=st.integers(0, MOST_BACKENDS), capacity=st.integers(0, 3000))
     def resize(self, backend: int, capacity: int) -> None:
         self.index.resize(self._backend(backend), capacity)
+        self.index.trim()
         naive = self.naive[self._backend(backend)]
         naive.capacity = capacity
         naive.limit(capacity)
@@ -130,9 +131,17 @@ class PrefixIndexMachine(RuleBasedStateMachine):
         before = len(self.naive)
         count = min(MOST_BACKENDS, before + 1 + more)
         self.index.resize(count - 1, CAPACITY)
+        self.index.trim()
         self._grow_to(count)
         for between in self.naive[before : count - 1]:
             between.capacity = 0  # its size is not known yet
+
+    @rule(max_blocks=st.sampled_from([0, 5, 30, 1 << 20]))
+    def follow(self, max_blocks: int) -> None:
+        self.max_blocks = max_blocks
+        self.index.follow(max_blocks)
+        self.index.trim()
+        self._grow_to(len(self.naive))
 
     @rule(path=PATHS)
     def look_up(self, path: list[int]) -> None:
@@ -188,6 +197,23 @@ def test_a_prompt_that_is_larger_than_the_cache_leaves_its_beginning() -> None:
     index.record(0, keys, edges)
     assert index.depths(keys) == [3]
     assert index.used_bytes(0) == edges[2] == 768
+
+
+def test_a_bound_that_sinks_is_reached_step_by_step() -> None:
+    index, keys = PrefixIndex([1 << 30] * 2, 6000), tuple(range(1, 3001))
+    edges = tuple(range(128, 3001 * 128, 128))
+    for backend in (0, 1):
+        index.record(backend, keys, edges)
+    index.follow(2000)
+    assert index.depths(keys) == [3000, 3000]
+    index.record(0, (5000, 5001), (128, 256))
+    assert [index.blocks(backend) for backend in (0, 1)] == [3000 - 256, 3000]  # a prompt pays for no more than that
+    index.trim(500)
+    assert sum(index.blocks(backend) for backend in (0, 1)) == 6000 - 256 - 500
+    for _ in range(10):
+        index.trim(500)
+    assert [index.blocks(backend) for backend in (0, 1)] == [1000, 1000]
+    assert index.depths(keys) == [998, 1000]
 
 
 def test_no_keys_have_no_depth() -> None:

@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.config import BackendConfig, ConfigError, HealthConfig, ModelConfig, ModelsConfig
+from gateway.config_file import parse
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.conversation import PROBES
@@ -254,9 +255,9 @@ async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
 
 
 def test_a_missing_library_is_an_error_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "find_spec", {}.get)
+    monkeypatch.setattr("gateway.config_values.find_spec", {}.get)
     with pytest.raises(ConfigError, match=r"models\.m\.tokenizer: .*pip install"):
-        Tokenization(MODELS, fleet_of(), ExactIndex(), time.monotonic)
+        parse({"backends": [{"url": "http://a:1"}], "models": {"m": {"tokenizer": "folder"}}})
 
 
 async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: str) -> None:
@@ -282,3 +283,20 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(
             "chat", document, "string", [*module.Feature]
         )
+
+
+async def test_tokenizers_follow_a_reload_and_one_that_stays_remains_verified() -> None:
+    async with tokenizing(tokenizes()) as (tokenization, _):
+        await until_judged(tokenization)
+        state = tokenization._models["m"]
+        tokenization.follow(ModelsConfig(m=ModelConfig(tokenizer="x"), n=ModelConfig(tokenizer="y")))
+        assert tokenization._models["m"] is state
+        assert "m" in tokenization
+        assert tokenization.configured("n")
+        tokenization.follow(ModelsConfig())
+        assert not tokenization.is_used
+        while tokenization._process._process is not None:
+            await asyncio.sleep(0.01)
+        tokenization.follow(MODELS)
+        assert "m" not in tokenization
+        assert await until_judged(tokenization) == {"b0": "verified"}

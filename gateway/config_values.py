@@ -1,0 +1,88 @@
+"""Types of configuration values, and what is checked of them."""
+
+import re
+from contextlib import suppress
+from importlib.util import find_spec
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, TypeVar, cast
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+T = TypeVar("T")
+_MOST_SECONDS = 1e8  # three years: timers take no more
+Seconds = Annotated[float, Field(gt=0, le=_MOST_SECONDS)]
+SecondsOrZero = Annotated[float, Field(ge=0, le=_MOST_SECONDS)]
+Count = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+_TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+_MAX_HOST_LENGTH = 253
+
+
+def default(value: T, description: str, **rules: Any) -> T:
+    """A key with a default. `rules` limits its values further than their type does."""
+    return cast(T, Field(value, description=description, **rules))
+
+
+class Section(BaseModel):
+    """A part of the file: unknown keys are refused, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+def _checked_host(host: str) -> str:
+    """The host, if it is an IP address or a name that can be looked up."""
+    with suppress(ValueError):
+        ip_address(host)
+        return host
+    name = host.removesuffix(".")
+    if len(name) > _MAX_HOST_LENGTH or not all(map(_HOST_LABEL.fullmatch, name.split("."))):
+        raise ValueError(f"{host!r} is not a host name (labels of 1 to 63 letters, digits, - or _; at most 253 in all)")
+    return host
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    if not _TCP.fullmatch(endpoint):
+        raise ValueError("must look like tcp://host:port")
+    if not 0 < int(endpoint.rpartition(":")[2]) < 65536:
+        raise ValueError("the port must be a number from 1 to 65535")
+    if (host := endpoint[len("tcp://") :].rpartition(":")[0]) != "*":
+        _checked_host(host.removeprefix("[").removesuffix("]"))
+    return endpoint
+
+
+def _checked_origin(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("must look like http://host:port")
+    if not url.isprintable():
+        raise ValueError("must not contain control characters")
+    try:
+        port = parts.port
+    except ValueError:
+        port = 0
+    if port == 0:
+        raise ValueError("the port must be a number from 1 to 65535")
+    _checked_host(parts.hostname)
+    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
+        raise ValueError("must be scheme, host and port only, without path, query or user")
+    return url.rstrip("/")
+
+
+def check_installed(module: str, extra: str) -> None:
+    if find_spec(module) is None:
+        raise ValueError(f"requires packages that are not installed: pip install 'vllm-batching-gateway[{extra}]'")
+
+
+def _positive_or_auto(value: int | str) -> int | str:
+    if isinstance(value, int) and value < 1:
+        raise ValueError("must be at least 1, or auto")
+    return value
+
+
+ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
+HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
+CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
