@@ -1,6 +1,7 @@
 """Counts the instructions of every workload under callgrind, which no other process disturbs."""
 
 import ctypes
+import gc
 import os
 import re
 import subprocess
@@ -99,6 +100,8 @@ class Callgrind:
         self._calls = ctypes.CDLL(str(library))
 
     def begin(self) -> None:
+        gc.collect()
+        gc.freeze()  # as the gateway does: else what it is made of decides when a collection comes, and what it costs
         self._calls.counting_begin()
 
     @contextmanager
