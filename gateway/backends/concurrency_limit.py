@@ -142,7 +142,7 @@ class Limiter:
         signs = self._signs(evidence)
         if LimitReason.WAITING in signs and (before := self._for_nothing(evidence)):
             self._not_waiting, self._ceiling = shown, None
-            return self._change_to(min(self.upper, before), LimitReason.ROOM, evidence.at_seconds)
+            return self._change_to(min(self.upper, max(self.limit, before)), LimitReason.ROOM, evidence.at_seconds)
         return self._fall(evidence, signs) if signs else self._grow(evidence)
 
     def _settle(self, sample: Telemetry) -> None:
