@@ -1,6 +1,7 @@
 """`python -m tests.bench restarts`: restarts of the gateway in a row, under load."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from tests.bench.restarts import report
 from tests.bench.restarts.run import Options, measure
 
 _SHOWN_LINES = 20
+_ROOT = Path()  # replaced by a folder of the run's own
+SMOKE = Options(100.0, 2, 0.5, 3.0, 1.0, 2.0, cold=False, seed=1, folder=_ROOT)
 
 
 def restarts(
@@ -24,20 +27,25 @@ def restarts(
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 1,
 ) -> None:
     """Restart the gateway under load; exit 1 if a request fails, a cap is exceeded, or the hit rate changes."""
+    options = Options(
+        requests_per_second,
+        restarts,
+        seconds_between,
+        longest_stream_seconds,
+        warm_up_seconds,
+        window_seconds,
+        cold,
+        seed,
+        _ROOT,
+    )
+    show(options)
+
+
+def show(options: Options) -> None:
+    """Make a run and print its table. Raises typer.Exit if a bar is missed."""
     with tempfile.TemporaryDirectory() as folder:
-        options = Options(
-            requests_per_second,
-            restarts,
-            seconds_between,
-            longest_stream_seconds,
-            warm_up_seconds,
-            window_seconds,
-            cold,
-            seed,
-            Path(folder),
-        )
         try:
-            measured = measure(options, lambda line: typer.echo(line, err=True))
+            measured = measure(replace(options, folder=Path(folder)), lambda line: typer.echo(line, err=True))
         except (ServerFailed, OSError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None

@@ -170,7 +170,9 @@ def _dechunked(body: bytes) -> bytes:
     while (end := body.find(b"\r\n", at)) >= 0:
         size = int(body[at:end], 16)
         if not size:
-            return b"".join(parts)
+            if body[end:] == b"\r\n\r\n":
+                return b"".join(parts)
+            break
         parts.append(body[end + 2 : end + 2 + size])
         at = end + 2 + size + 2
     raise WrongAnswer(f"closed in the body, which ends with {body[-120:].decode(errors='replace')!r}")
