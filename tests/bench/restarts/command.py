@@ -12,7 +12,7 @@ from tests.bench.restarts import report
 from tests.bench.restarts.run import Options, measure
 
 _SHOWN_LINES = 20
-_ROOT = Path()  # replaced by a folder of the run's own
+_ROOT = Path()  # stands for a folder of the run's own
 SMOKE = Options(100.0, 2, 0.5, 3.0, 1.0, 2.0, cold=False, seed=1, folder=_ROOT)
 
 
@@ -25,6 +25,7 @@ def restarts(
     window_seconds: Annotated[float, typer.Option(min=1, help="For the hit rates before and after.")] = 60.0,
     cold: Annotated[bool, typer.Option(help="Compare the hit rate with that of a start without state.")] = True,
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 1,
+    keep: Annotated[Path | None, typer.Option(help="A folder for every request with its times, and logs.")] = None,
 ) -> None:
     """Restart the gateway under load; exit 1 if a request fails, a cap is exceeded, or the hit rate changes."""
     options = Options(
@@ -36,16 +37,18 @@ def restarts(
         window_seconds,
         cold,
         seed,
-        _ROOT,
+        keep or _ROOT,
     )
     show(options)
 
 
 def show(options: Options) -> None:
     """Make a run and print its table. Raises typer.Exit if a bar is missed."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.folder == _ROOT else options.folder
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            measured = measure(replace(options, folder=Path(folder)), lambda line: typer.echo(line, err=True))
+            measured = measure(replace(options, folder=folder), lambda line: typer.echo(line, err=True))
         except (ServerFailed, OSError) as error:
             typer.echo(str(error), err=True)
             raise typer.Exit(1) from None
