@@ -201,7 +201,7 @@ class CacheState:
         return pending_blocks.run(number, demand.token_keys, usage.cached_tokens // engine.block_tokens) > 0
 
     def _record_bytes(self, engine: Engine) -> int:
-        return self._bytes(engine.kv_cache_tokens or _UNKNOWN_KV_TOKENS, engine)
+        return self._bytes(engine.whole.kv_tokens or _UNKNOWN_KV_TOKENS, engine)
 
     def _bytes(self, tokens: int, engine: Engine) -> int:
         """Size of a record of this many tokens of KV cache, at most."""

@@ -150,6 +150,7 @@ class EngineLoop:
         self._due_seconds = 0.0
         self._engine_seconds = 0.0
         self.paused = False
+        self.peak_requests = 0  # most sequences at once, running and waiting ones, counted as they arrive
 
     @property
     def num_requests(self) -> int:
@@ -169,6 +170,7 @@ class EngineLoop:
         self.scheduler.add(sequence)
         running = Running(sequence, sink, wants_every_token, finish_reason, self)
         self._running[sequence.sequence_id] = running
+        self.peak_requests = max(self.peak_requests, len(self._running))
         if wants_every_token:
             self._streaming[sequence.sequence_id] = running
         self._arm()

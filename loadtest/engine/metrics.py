@@ -100,6 +100,7 @@ TEXTS: Final = MappingProxyType(
         "vllm:request_num_preemptions": "Preemptions of a request.",
         "vllm:request_prefill_kv_computed_tokens": "Prompt tokens of a request not found in a cache.",
         "vllm:cache_config_info": "The cache configuration, in labels.",
+        "sim_peak_requests": "Most running and waiting requests at once since the start.",
     }
 )
 
@@ -152,6 +153,7 @@ class _EngineCollector(Collector):
             "vllm:num_requests_waiting_by_reason",
             lambda engine: [({"reason": "capacity"}, engine.scheduler.num_waiting), ({"reason": "deferred"}, 0.0)],
         )
+        yield self._gauge("sim_peak_requests", lambda engine: [({}, engine.peak_requests)])
         states = [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)]
         yield self._gauge(
             "vllm:engine_sleep_state", lambda _engine: [({"sleep_state": name}, value) for name, value in states]

@@ -9,6 +9,7 @@
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 `bounds` sends every hostile input, and shows what it costs others and the gateway's memory.
 `soak` sends a million mixed requests, and fails if anything is left of them or memory grows.
+`restarts` restarts the gateway again and again under load; it fails if a client notices.
 `documents` shows how much sooner a long rerank request is answered by two engines than by one.
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
 `bodies-stall` shows how long the worst bodies within the limits stop the event loop.
@@ -50,6 +51,9 @@ from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
 from tests.bench.predict.command import predict
+from tests.bench.restarts.command import SMOKE as SMOKE_RESTARTS
+from tests.bench.restarts.command import restarts
+from tests.bench.restarts.command import show as show_restarts
 from tests.bench.results import Results, Turn
 from tests.bench.routing.command import routing
 from tests.bench.scenarios import Scenario
@@ -115,7 +119,7 @@ def report_command(path: Path = _ROOT / "results.json") -> None:
 
 @app.command()
 def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
-    """Half a minute of ours, and of nginx if it is there; exit 1 on any error."""
+    """Half a minute of ours, and of nginx if it is there, then two restarts under load; exit 1 on any error."""
     place = Place(directory.resolve())
     wanted = named(names or [OURS, "nginx"], peers.PEERS)
     present = [peer for peer in wanted if peer.name == OURS or peer.find(place.peers)]
@@ -124,6 +128,7 @@ def smoke(names: Names = None, directory: Directory = _ROOT) -> None:
     typer.echo(report.markdown(results))
     if found := report.problems(results, present):
         fail("\n".join(found))
+    show_restarts(SMOKE_RESTARTS)
     typer.echo("smoke: every request was answered well")
 
 
@@ -197,6 +202,7 @@ def overload_command(
 
 app.command("bounds")(bounds)
 app.command("soak")(soak)
+app.command("restarts")(restarts)
 app.command("instructions")(instructions)
 app.command("routing")(routing)
 app.command("predict")(predict)

@@ -12,7 +12,7 @@ from gateway.config import BackendConfig, HealthConfig, RoutingConfig
 from gateway.feedback import CacheState
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
-from gateway.routing.engine import Engine, EngineLoad
+from gateway.routing.engine import Engine, EngineLoad, EngineUse
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.routing.prompt_blocks import seed
 
@@ -101,6 +101,15 @@ def test_every_engine_of_a_backend_has_a_number_of_its_own() -> None:
 @pytest.mark.parametrize(("backend", "rank"), [("b", 2), ("a", 1), ("missing", 0)])
 def test_an_engine_that_does_not_exist_has_no_number(backend: str, rank: int) -> None:
     assert Scene(engines=2).cache_state.engine_number(backend, rank) is None
+
+
+def test_a_record_keeps_its_size_while_another_process_uses_a_part_of_the_engine() -> None:
+    scene, ask = Scene(), asking("x" * 4096)
+    engine = scene.a.engines[0]
+    scene.sent(ask, engine.index)
+    scene.fleet.share({engine.index: EngineUse(0, 1)})
+    scene.cache_state.follow_sizes()
+    assert scene.hits(ask) == [1008, 0]
 
 
 def test_records_are_as_large_as_the_caches_by_the_bytes_a_token_that_were_learned() -> None:

@@ -27,13 +27,13 @@ class Caller(asyncio.Protocol):
         self._ends_at = 0  # 0 = not known, -1 = at the last chunk
         self._answered: asyncio.Future[bytes] | None = None
 
-    async def ask(self, data: bytes) -> bytes:
-        """Send one request and wait for its answer."""
+    async def ask(self, data: bytes, within_seconds: float = _ANSWER_SECONDS) -> bytes:
+        """Send one request and wait for its answer. Raises TimeoutError."""
         self._received.clear()
         self._ends_at = 0
         self._answered = asyncio.get_running_loop().create_future()
         self.transport.write(data)
-        async with asyncio.timeout(_ANSWER_SECONDS):
+        async with asyncio.timeout(within_seconds):
             return await self._answered
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

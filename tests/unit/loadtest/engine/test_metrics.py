@@ -57,6 +57,10 @@ async def test_the_gauges_follow_the_load(http: aiohttp.ClientSession, slow_engi
         assert value(text, "vllm:num_requests_waiting") == 2
         assert value(text, "vllm:num_requests_waiting_by_reason", reason="capacity") == 2
         assert 0 < value(text, "vllm:kv_cache_usage_perc") < 0.1
+    await eventually(lambda: slow_engine.service.engine.num_requests == 0)
+    text = await page(http, slow_engine)
+    assert value(text, "vllm:num_requests_running") == 0
+    assert value(text, "sim_peak_requests") == 10
 
 
 async def test_the_cache_is_described(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:

@@ -1,0 +1,1 @@
+"""Restarts of the gateway under load, one after the other."""
