@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.backends.backend import SLOW_START_SHARE
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
 from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
@@ -34,6 +35,21 @@ class ModelledBackend:
     limiter: Limiter | None = None
     misleading: Misleading = field(default_factory=Misleading)
     kv_cache: KvCacheSize = field(default_factory=KvCacheSize)
+    joined_seconds: float = -math.inf
+
+    def join(self, now: float) -> None:
+        """It comes while others serve: with an adaptive limit it starts slowly, as a backend of the gateway does."""
+        self.joined_seconds = now
+        self.engine.resize(self._limit(now), self.engine.kv_cache_tokens)
+
+    def _limit(self, now: float) -> int:
+        """Sequences that may be in flight now: the adaptive limit, less during a slow start."""
+        cap = self.engine.cap
+        if self.limiter is None:
+            return cap
+        started = min(1.0, (now - self.joined_seconds) / HealthConfig().slow_start_seconds)
+        share = SLOW_START_SHARE + (1 - SLOW_START_SHARE) * started
+        return min(self.limiter.limit, max(1, int(cap * share)))
 
     def scraped(self, modelled: ReplayEngine, now: float) -> bool:
         """What the engine's metrics show at this moment; True if sizes changed for it."""
@@ -50,9 +66,11 @@ class ModelledBackend:
             sent=engine.placed,
         )
         self.kv_cache.observe(held_tokens([engine]), look.kv_usage)
-        if self.limiter.observe(look) is None and self.kv_cache.tokens == engine.kv_cache_tokens:
+        self.limiter.observe(look)
+        limit = self._limit(now)
+        if limit == engine.slots and self.kv_cache.tokens == engine.kv_cache_tokens:
             return False
-        engine.resize(min(engine.cap, self.limiter.limit), self.kv_cache.tokens)
+        engine.resize(limit, self.kv_cache.tokens)
         return True
 
     def answered(self, request: ReplayRequest, now: float) -> None:
@@ -179,14 +197,14 @@ class GatewayRouter:
         calibration = Calibrations(model)
         self._bytes_per_kv_token = routing.index_capacity_factor * _BYTES_PER_TOKEN
         capacity = int(scenario.shown_kv_tokens * self._bytes_per_kv_token)
-        self._index = index = PrefixIndex([capacity] * scenario.engines)
+        self._index = index = PrefixIndex([capacity] * scenario.all_engines)
         hit_accuracy = HitAccuracy()
         self._learning = Learning(self._estimates, index, hit_accuracy)
         self._queue = Queue(_NO_BOUND, _NO_BOUND)
         cap = admission.cap(scenario.shown_max_num_seqs)
         self._engines = engines
-        self._backends = fleet(
-            scenario.engines,
+        self._all = fleet(
+            scenario.all_engines,
             cap,
             scenario.shown_kv_tokens,
             block_tokens,
@@ -195,13 +213,13 @@ class GatewayRouter:
             itl_objective_seconds=scenario.itl_objective_seconds,
             misleading=scenario.faults.misleading,
         )
+        self._backends = self._all[: scenario.engines]
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
         settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
         hit_predictor = HitPredictor(index, hit_accuracy, PoolBlocks(engines) if exact else None)
-        serving = {_MODEL: [backend.engine for backend in self._backends]}
         chosen = _policy(policy, hit_predictor, self._estimates)
-        self.scheduler = Scheduler(serving.get, chosen, self._queue, self._lengths, calibration, settings)
+        self.scheduler = Scheduler(self._serving, chosen, self._queue, self._lengths, calibration, settings)
         self._block_tokens = block_tokens
         self._tells_tokens = exact
         self._demands: dict[int, tuple[ReplayRequest, Demand, Lease]] = {}  # by the request's number
@@ -244,12 +262,19 @@ class GatewayRouter:
 
     def scraped(self, now: float) -> None:
         """Limits and sizes follow what the engines' metrics show."""
-        moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=True)]
+        moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=False)]
         if any(moved):
             for backend in self._backends:
                 self._index.resize(backend.engine.index, int((backend.kv_cache.tokens or 0) * self._bytes_per_kv_token))
             self.scheduler.refresh()
             self._changed = True
+
+    def joined(self, now: float) -> None:
+        for backend in self._all[len(self._backends) :]:
+            backend.join(now)
+        self._backends = self._all
+        self.scheduler.refresh()
+        self._changed = True
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
         """Look through the line once for all that changed, or because time alone opens engines too."""
@@ -264,6 +289,9 @@ class GatewayRouter:
                 raise granted
             sendings.append(self._bound(request, ticket.demand, granted))
         return sendings
+
+    def _serving(self, model: str) -> Sequence[Engine] | None:
+        return [backend.engine for backend in self._backends] if model == _MODEL else None
 
     def _pass(self, now: float) -> None:
         """Tokens have passed to the clients."""

@@ -79,6 +79,7 @@ class ReplayOptions(BaseModel):
     flash_crowd: Annotated[
         bool, option(_FAULTS, "12 % more requests, all on one new prefix of 8k tokens.", "--flash-crowd")
     ] = False
+    join: Annotated[str | None, option(_FAULTS, "AT:COUNT engines join, with empty caches.")] = None
     misleading: Annotated[
         str | None,
         option(_FAULTS, "Metrics show waiting:N too many, preemptions[:N a second], kv:FACTOR, seqs:N (commas)."),
@@ -123,6 +124,9 @@ class ReplayOptions(BaseModel):
         if self.restart is not None:
             at, share = restart(self.restart)
             faults = replace(faults, restart_at=at, restart_share=share)
+        if self.join is not None:
+            at, engines = join(self.join)
+            faults = replace(faults, join_at=at, join_engines=engines)
         if self.misleading is not None:
             faults = replace(faults, misleading=misleading(self.misleading))
         return faults
@@ -189,6 +193,18 @@ def restart(text: str) -> tuple[float, float]:
         raise ValueError(f"--restart: {text!r} is not AT:SHARE, such as 0.4:half") from None
     if not (0 <= moment < 1 and 0 < engines <= 1):
         raise ValueError("--restart: the moment is a share from 0 to 1 of the replay, and so is SHARE of the engines")
+    return moment, engines
+
+
+def join(text: str) -> tuple[float, int]:
+    """AT:COUNT: the moment, and how many engines come then. Raises ValueError."""
+    at, colon, count = text.partition(":")
+    try:
+        moment, engines = float(at), int(count) if colon else 1
+    except ValueError:
+        raise ValueError(f"--join: {text!r} is not AT:COUNT, such as 0.4:1") from None
+    if not (0 <= moment < 1 and engines >= 1):
+        raise ValueError("--join: the moment is a share from 0 to 1 of the replay, COUNT at least 1")
     return moment, engines
 
 

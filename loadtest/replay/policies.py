@@ -110,16 +110,15 @@ class BoundedLoadRing:
         self._load_factor = load_factor
 
     def choose(self, request: ReplayRequest, engines: Sequence[EngineView]) -> int:
-        """The first engine on the way round that has room; a prompt without a full block is an opening of its own."""
+        """The first engine on the way round that has room, or else the first; a prompt without a full block is an
+        opening of its own."""
         opening = (f"{request.keys[0]}" if request.keys else f"prompt {request.number}").encode()
         start = bisect_left(self._hashes, xxh64_intdigest(opening)) % len(self._ring)
         total = sum(view.in_flight for view in engines)
         bound = (total + 1) / len(engines) * self._load_factor
-        for step in range(len(self._ring)):
-            index = self._ring[(start + step) % len(self._ring)][1]
-            if total == 0 or engines[index].in_flight + 1 <= bound:
-                return index
-        return self._ring[start][1]
+        places = (self._ring[(start + step) % len(self._ring)][1] for step in range(len(self._ring)))
+        present = [index for index in places if index < len(engines)]  # others have yet to join
+        return next((i for i in present if total == 0 or engines[i].in_flight + 1 <= bound), present[0])
 
     def released(self, request: ReplayRequest) -> None: ...
 
@@ -297,7 +296,8 @@ class RouterContext:
 
 def _push(rule: Callable[[RouterContext], RoutingRule]) -> Callable[[RouterContext], Router]:
     def made(site: RouterContext) -> Router:
-        return PushRouter(rule(site), [EngineView(index, engine) for index, engine in enumerate(site.engines)])
+        views = [EngineView(index, engine) for index, engine in enumerate(site.engines)]
+        return PushRouter(rule(site), views, site.scenario.faults.join_engines)
 
     return made
 

@@ -58,8 +58,20 @@ _ADMISSION: _Columns = (
     ("good/s", lambda f: f.goodput_per_second, lambda value: f"{value:.2f}"),
     ("tokens/s", lambda f: f.output_tokens_per_second, number),
 )
+_JOIN: _Columns = (
+    ("before: TTFT mean", lambda f: f.join.ttft_before.mean * 1e3 if f.join else 0.0, milliseconds),
+    ("p99", lambda f: f.join.ttft_before.p99 * 1e3 if f.join else 0.0, milliseconds),
+    ("after: mean", lambda f: f.join.ttft.mean * 1e3 if f.join else 0.0, milliseconds),
+    ("p99", lambda f: f.join.ttft.p99 * 1e3 if f.join else 0.0, milliseconds),
+    ("hit", lambda f: f.join.hit_ratio if f.join else 0.0, percent),
+    ("on new engines", lambda f: f.join.share_new if f.join else 0.0, percent),
+    ("mean there", lambda f: f.join.ttft_new.mean * 1e3 if f.join else 0.0, milliseconds),
+    ("p99", lambda f: f.join.ttft_new.p99 * 1e3 if f.join else 0.0, milliseconds),
+    ("hit", lambda f: f.join.hit_ratio_new if f.join else 0.0, percent),
+)
 FIGURES_HEAD = ("policy", *(name for name, _, _ in _COLUMNS))
 ADMISSION_HEAD = ("policy", *(name for name, _, _ in _ADMISSION))
+JOIN_HEAD = ("policy", *(name for name, _, _ in _JOIN))
 RATIOS_HEAD = ("policy", "TTFT", "p50", "p99", "TPOT", "p99", "E2E", "SLO missed")
 
 
@@ -71,6 +83,12 @@ def figure_rows(results: GridResults, engines: int, load: float) -> list[list[st
 def admission_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
     """The same, of what the engines' memory and batches came to."""
     return _rows(results, engines, load, _ADMISSION)
+
+
+def join_rows(results: GridResults, engines: int, load: float) -> list[list[str]]:
+    """The same, of the minutes before and after engines joined; empty if none did."""
+    has_join = any(outcome.figures.join is not None for outcome in results.outcomes)
+    return _rows(results, engines, load, _JOIN) if has_join else []
 
 
 def _rows(results: GridResults, engines: int, load: float, columns: _Columns) -> list[list[str]]:
@@ -111,9 +129,11 @@ def title(results: GridResults, engines: int, load: float) -> str:
 def terminal_tables(results: GridResults) -> list[Table]:
     """A table for each fleet and load, and one of ratios."""
     tables = []
-    for name, figures, admission in _cells(results):
+    for name, figures, admission, joined in _cells(results):
         tables.append(_table(name, FIGURES_HEAD, figures))
         tables.append(_table("KV cache, batches and lines", ADMISSION_HEAD, admission))
+        if joined:
+            tables.append(_table("The minutes before and after engines joined", JOIN_HEAD, joined))
     rows = ratio_rows(results)
     if rows:
         tables.append(
@@ -143,15 +163,21 @@ def page(results: GridResults) -> str:
         against=ratio_rows(results),
         figures_head=FIGURES_HEAD,
         admission_head=ADMISSION_HEAD,
+        join_head=JOIN_HEAD,
         cells=_cells(results),
         command=results.command,
     )
 
 
-def _cells(results: GridResults) -> list[tuple[str, list[list[str]], list[list[str]]]]:
-    """For each fleet and load, what it is, and its rows of both tables."""
+def _cells(results: GridResults) -> list[tuple[str, list[list[str]], list[list[str]], list[list[str]]]]:
+    """For each fleet and load, what it is, and its rows of all tables."""
     return [
-        (title(results, engines, load), rows, admission_rows(results, engines, load))
+        (
+            title(results, engines, load),
+            rows,
+            admission_rows(results, engines, load),
+            join_rows(results, engines, load),
+        )
         for engines in results.fleets
         for load in results.loads
         if (rows := figure_rows(results, engines, load))

@@ -69,6 +69,9 @@ class Router(Protocol):
     def scraped(self, now: float) -> None:
         """It is time to look at the engines' metrics."""
 
+    def joined(self, now: float) -> None:
+        """The engines that were missing from the beginning are there."""
+
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:
         """Requests to send now, after all events of this moment. `is_look`: a look by the clock, without events."""
 
@@ -84,11 +87,13 @@ class RoutingRule(Protocol):
 
 
 class PushRouter:
-    """Sends each request on arrival to where a rule says; requests wait inside the engines."""
+    """Sends each request on arrival to where a rule says; requests wait inside the engines. The engines that join later
+    are the last ones, and the rule does not see them before."""
 
-    def __init__(self, rule: RoutingRule, engines: Sequence[EngineView]) -> None:
+    def __init__(self, rule: RoutingRule, engines: Sequence[EngineView], joining: int = 0) -> None:
         self._rule = rule
-        self._engines = engines
+        self._all = engines
+        self._engines = engines[: len(engines) - joining]
         self._uncached: dict[ReplayRequest, int] = {}
         self.scrape_seconds = math.inf  # rules look whenever they want to
 
@@ -111,6 +116,9 @@ class PushRouter:
         self._rule.released(request)
 
     def scraped(self, now: float) -> None: ...
+
+    def joined(self, now: float) -> None:  # noqa: ARG002
+        self._engines = self._all
 
     def settle(self, now: float, *, is_look: bool) -> list[Sending]:  # noqa: ARG002
         return []

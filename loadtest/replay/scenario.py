@@ -60,7 +60,10 @@ class Misleading:
 
 @dataclass(frozen=True, slots=True)
 class EngineFaults:
-    """What is wrong: slow engines (`slow_factor` x all step times), engines that lose their cache midway, metrics."""
+    """What is wrong: slow engines (`slow_factor` x all step times), engines that lose their cache midway, metrics.
+
+    Or what changes: engines that join.
+    """
 
     slow_factor: float = 1.0
     slow_engines: int = 0
@@ -68,12 +71,14 @@ class EngineFaults:
     restart_at: float | None = None  # share of the replay's length
     restart_share: float = 0.5  # of the engines, the first ones
     flash_crowd: bool = False
+    join_at: float | None = None  # share of the replay's length
+    join_engines: int = 0  # that come then, with empty caches
     misleading: Misleading = field(default_factory=Misleading)
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One cell of the grid but for the policy."""
+    """One cell of the grid but for the policy. `engines`: from the beginning on; others may join."""
 
     engines: int
     rate_per_second: float
@@ -91,6 +96,11 @@ class Scenario:
     def step_time(self) -> StepTime:
         """How long steps of an engine that is not slow take."""
         return PRESETS[self.preset]
+
+    @property
+    def all_engines(self) -> int:
+        """Engines at the end: those that join are the last ones."""
+        return self.engines + self.faults.join_engines
 
     @property
     def shown_kv_tokens(self) -> int:
@@ -111,13 +121,14 @@ class Scenario:
         )
 
     def speeds(self) -> tuple[float, ...]:
-        """Relative step times: the last ones are slow."""
+        """Relative step times: of the engines at the beginning, the last ones are slow."""
         slow = min(self.faults.slow_engines, self.engines)
-        return (1.0,) * (self.engines - slow) + (self.faults.slow_factor,) * slow
+        fast = (1.0,) * (self.engines - slow)
+        return fast + (self.faults.slow_factor,) * slow + (1.0,) * self.faults.join_engines
 
     def told_speeds(self) -> tuple[float, ...]:
         """The same, as the gateway is configured."""
-        return self.speeds() if self.faults.slow_is_told else (1.0,) * self.engines
+        return self.speeds() if self.faults.slow_is_told else (1.0,) * self.all_engines
 
     def cold_prefill_seconds(self, prompt_tokens: int) -> float:
         """Time to the first token on an idle engine that holds nothing of the prompt."""

@@ -50,6 +50,7 @@ class Simulation:
         engines: Sequence[ReplayEngine],
         router: Router,
         wipe: tuple[float, Sequence[int]] | None = None,
+        join_seconds: float = math.inf,
     ) -> None:
         self._engines = engines
         self._router = router
@@ -58,6 +59,7 @@ class Simulation:
         heapq.heapify(self._arrivals)
         self._events = [math.inf] * len(engines)
         self._wipe = wipe
+        self._join_seconds = join_seconds
         self._look_seconds = math.inf
         self._scrape_seconds = router.scrape_seconds
         self.now_seconds = 0.0
@@ -68,12 +70,15 @@ class Simulation:
         while self.left:
             engine_event = min(events)
             arrival = arrivals[0][0] if arrivals else math.inf
-            now = min(engine_event, arrival, self._look_seconds, self._scrape_seconds)
+            now = min(engine_event, arrival, self._look_seconds, self._scrape_seconds, self._join_seconds)
             if now == math.inf or (now == self._scrape_seconds and self._is_idle()):
                 raise RuntimeError(f"{self.left} requests are never answered")
             self.now_seconds = now
             if self._wipe is not None and now >= self._wipe[0]:
                 self._forget()
+            if now >= self._join_seconds:
+                self._join_seconds = math.inf
+                self._router.joined(now)
             if now >= self._scrape_seconds:
                 self._scrape(now)
             elif engine_event == now:
@@ -175,11 +180,12 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> PolicyFigures:
     engines = engines_of(scenario, trace.block_tokens)
     lots = random.Random(f"{policy}/{scenario.seed}")
     router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, lots))
+    # Of a closed loop the last arrival is not known beforehand: the sessions' starts give its length.
+    length = max(request.arrival_seconds for request in requests if request.arrival_seconds < math.inf)
     wipe = None
     if faults.restart_at is not None:
-        # Of a closed loop the last arrival is not known beforehand: the sessions' starts give its length.
-        length = max(request.arrival_seconds for request in requests if request.arrival_seconds < float("inf"))
         wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
+    join_seconds = math.inf if faults.join_at is None else faults.join_at * length
     began = time.process_time()
-    Simulation(requests, engines, router, wipe).run()
-    return figures_of(requests, scenario, engines, time.process_time() - began)
+    Simulation(requests, engines, router, wipe, join_seconds).run()
+    return figures_of(requests, scenario, engines, time.process_time() - began, join_seconds)

@@ -24,6 +24,21 @@ class Percentiles:
     p99: float
 
 
+JOIN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class JoinFigures:
+    """The minute after engines joined: requests that arrived in it, and those of them that the new engines got."""
+
+    ttft_before: Percentiles  # of requests that arrived in the minute before
+    ttft: Percentiles
+    ttft_new: Percentiles
+    share_new: float  # of the requests
+    hit_ratio: float  # of their prompt tokens
+    hit_ratio_new: float
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyFigures:
     """One policy in one scenario; shares are of the requests that count."""
@@ -46,6 +61,7 @@ class PolicyFigures:
     mean_running: float = 0.0  # sequences in an engine's batch, over the whole replay
     most_waiting: int = 0  # in one engine: those that a step had no place for
     waited_p99_seconds: float = 0.0  # in the gateway, before a request is sent
+    join: JoinFigures | None = None  # if engines joined
 
     @property
     def violations(self) -> float:
@@ -53,7 +69,11 @@ class PolicyFigures:
 
 
 def figures_of(
-    requests: Sequence[ReplayRequest], scenario: Scenario, engines: Sequence[ReplayEngine], cpu_seconds: float
+    requests: Sequence[ReplayRequest],
+    scenario: Scenario,
+    engines: Sequence[ReplayEngine],
+    cpu_seconds: float,
+    join_seconds: float = math.inf,
 ) -> PolicyFigures:
     """Figures of a finished replay. The first tenth to arrive found empty caches and counts for nothing."""
     ordered = sorted(requests, key=lambda request: (request.arrival_seconds, request.number))
@@ -65,7 +85,7 @@ def figures_of(
         for request in counted
     ]
     slow = [(request.tpot_seconds or 0.0) > bounds.tpot_seconds for request in counted]
-    computed = [0] * scenario.engines
+    computed = [0] * len(engines)
     for request in counted:
         computed[request.engine] += request.prompt_tokens - request.cached_tokens
     good = sum(not (a or b) for a, b in zip(late, slow, strict=True))
@@ -78,7 +98,7 @@ def figures_of(
         goodput=good / len(counted),
         ttft_violations=sum(late) / len(counted),
         tpot_violations=sum(slow) / len(counted),
-        hit_ratio=sum(r.cached_tokens for r in counted) / sum(r.prompt_tokens for r in counted),
+        hit_ratio=_hit_ratio(counted),
         preemptions=sum(request.preemptions for request in counted),
         prefill_imbalance=max(computed) * len(computed) / max(1, sum(computed)),
         virtual_seconds=virtual_seconds,
@@ -91,7 +111,28 @@ def figures_of(
         waited_p99_seconds=percentile(
             sorted(request.sent_seconds - request.arrival_seconds for request in counted), 99
         ),
+        join=None if join_seconds == math.inf else _join_figures(requests, scenario.engines, join_seconds),
     )
+
+
+def _join_figures(requests: Sequence[ReplayRequest], first_new: int, join_seconds: float) -> JoinFigures:
+    since = [(request.arrival_seconds - join_seconds, request) for request in requests]
+    before = [request for seconds, request in since if -JOIN_SECONDS <= seconds < 0]
+    after = [request for seconds, request in since if 0 <= seconds < JOIN_SECONDS]
+    new = [request for request in after if request.engine >= first_new]
+    return JoinFigures(
+        ttft_before=_spread(request.ttft_seconds for request in before),
+        ttft=_spread(request.ttft_seconds for request in after),
+        ttft_new=_spread(request.ttft_seconds for request in new),
+        share_new=len(new) / max(1, len(after)),
+        hit_ratio=_hit_ratio(after),
+        hit_ratio_new=_hit_ratio(new),
+    )
+
+
+def _hit_ratio(requests: Sequence[ReplayRequest]) -> float:
+    prompt_tokens = sum(request.prompt_tokens for request in requests)
+    return sum(request.cached_tokens for request in requests) / max(1, prompt_tokens)
 
 
 def _spread(values: Iterable[float]) -> Percentiles:

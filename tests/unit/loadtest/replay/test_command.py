@@ -47,10 +47,11 @@ def test_a_grid_is_reported_as_tables_figures_and_a_picture(trace_file: Path, tm
         trace_file,
         out,
         "--policies ours,lmetric --backends 2 --load 0.5,1.2 --seeds 2 --jobs 1"
-        " --slow 2:1 --restart 0.5:half --flash-crowd --misleading waiting:40,preemptions,kv:0.5,seqs:8",
+        " --slow 2:1 --restart 0.5:half --flash-crowd --join 0.6:1 --misleading waiting:40,preemptions,kv:0.5,seqs:8",
     )
     assert "2 engines, load 0.5" in printed
     assert "geometric mean" in printed
+    assert "before and after engines joined" in printed
     assert len(document["outcomes"]) == 8
     assert set(document["ratios"]) == {"ours", "lmetric"}
     assert set(document["ratios"]["lmetric"].values()) == {1.0}
@@ -122,6 +123,8 @@ def test_arms_of_admission_stand_side_by_side(trace_file: Path, tmp_path: Path) 
         (["--slow", "2:1:secret"], "FACTOR:COUNT:untold"),
         (["--restart", "2"], "share from 0 to 1"),
         (["--restart", "0.5:some"], "AT:SHARE"),
+        (["--join", "0.5:none"], "AT:COUNT"),
+        (["--join", "1:1"], "share from 0 to 1"),
         (["--misleading", "waiting:x"], "'waiting:x' is not waiting:N"),
         (["--misleading", "kv:0"], "numbers must be above 0"),
         (["--kv-tokens", "500"], "--kv-tokens"),

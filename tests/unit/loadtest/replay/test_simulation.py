@@ -85,6 +85,38 @@ def test_lost_caches_lower_the_hit_ratio() -> None:
     assert replay(trace, lossy, "lmetric").hit_ratio < replay(trace, calm, "lmetric").hit_ratio - 0.02
 
 
+@pytest.mark.parametrize("policy", NAMES)
+def test_engines_that_join_get_requests_from_then_on(policy: str) -> None:
+    at = scenario(engines=2, rate=60.0, faults=EngineFaults(join_at=0.5, join_engines=2))
+    requests = requests_of(conversation_trace(), at.engines, at.rate_per_second, at.seed)
+    its_site = replace(site(at), rng=random.Random(0))
+    Simulation(requests, its_site.engines, router_of(policy, its_site), join_seconds=2.5).run()
+    assert {r.engine for r in requests if r.sent_seconds < 2.5} == {0, 1}
+    if policy != "sglang":  # its rule follows prefixes while loads are in balance
+        assert {r.engine for r in requests} == {0, 1, 2, 3}
+
+
+def test_an_engine_that_joins_starts_slowly_behind_the_gateway() -> None:
+    at = scenario(engines=1, max_num_seqs=40, faults=EngineFaults(join_at=0.5, join_engines=1))
+    router = GatewayRouter("prefix", at, engines_of(at, BLOCK), BLOCK, RoutingConfig())
+    router.joined(10.0)
+    slots = []
+    for now in (10.0, 25.0, 40.0):
+        router.scraped(now)
+        slots.append([backend.engine.slots for backend in router._backends])
+    assert slots == [[40, 4], [40, 22], [40, 40]]
+
+
+def test_figures_show_the_minute_after_engines_joined() -> None:
+    calm = scenario(rate=20.0)
+    joined = replay(conversation_trace(), replace(calm, faults=EngineFaults(join_at=0.5, join_engines=2)), "ours").join
+    assert joined is not None
+    assert 0.2 < joined.share_new < 0.8
+    assert joined.hit_ratio_new < joined.hit_ratio
+    assert joined.ttft.mean < joined.ttft_before.mean
+    assert replay(conversation_trace(), calm, "ours").join is None
+
+
 def test_slow_engines_get_less_from_the_gateway_which_is_reported() -> None:
     at = scenario(engines=4, rate=40.0, faults=EngineFaults(slow_factor=3.0, slow_engines=2))
     assert at.speeds() == at.told_speeds() == (1.0, 1.0, 3.0, 3.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.replay.grid import WANTED_GOODPUT, Kept, find_capacity, ideal_rate
+from loadtest.replay.scenario import EngineFaults
 from loadtest.replay.simulation import engines_of, replay
 from loadtest.replay.summary import Percentiles, PolicyFigures, figures_of, ratios
 from loadtest.workloads.trace import Row, Trace
@@ -40,6 +41,19 @@ def test_the_first_tenth_does_not_count_and_bounds_are_kept_by_both_figures() ->
     assert figures.e2e.p50 == pytest.approx(0.2)
     # engine 1 computed 4 x 320, engine 0 3 x 320 + 2 x 640
     assert figures.prefill_imbalance == pytest.approx(2240 / ((2240 + 1280) / 2))
+
+
+def test_the_minute_after_engines_joined_is_split_by_engine() -> None:
+    at = scenario(engines=1, faults=EngineFaults(join_at=0.5, join_engines=1))
+    requests = [_answered(n, 0.4, 0.01) for n in range(5)]
+    requests += [_answered(n, 0.1 if n % 4 else 0.3, 0.01, engine=n % 4 == 0, cached=320) for n in range(5, 70)]
+    joined = figures_of(requests, at, engines_of(at, BLOCK), 1.0, join_seconds=5.0).join  # type: ignore[arg-type]
+    assert joined is not None
+    assert joined.ttft_before.mean == pytest.approx(0.4)
+    assert joined.share_new == pytest.approx(15 / 60)  # those of the seconds 5 to 64
+    assert joined.ttft_new.mean == pytest.approx(0.3)
+    assert joined.ttft.mean == pytest.approx((15 * 0.3 + 45 * 0.1) / 60)
+    assert joined.hit_ratio == joined.hit_ratio_new == pytest.approx(0.5)
 
 
 def _figures(ttft: float, goodput: float) -> PolicyFigures:
