@@ -8,11 +8,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import structlog
 
-from gateway import app
+from gateway import app, process
 from gateway.__main__ import main as gateway_command
 from gateway.config import Config
 from gateway.observe.log import LineWriter
@@ -30,9 +30,9 @@ class RecountedGateway(app.Gateway):
 
     def __init__(
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
-        log: LineWriter | None = None, load: Callable[[], Config] | None = None,
+        log: LineWriter | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(config, log_out, clock, log, load=load)
+        super().__init__(config, log_out, clock, log, load=load, secret=secret)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))
         self.metrics.include(self.violations)
         settle = self.metrics.before_collecting
@@ -53,10 +53,10 @@ class RecountedGateway(app.Gateway):
         return found
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[int | None]:
+    async def running(self, *start: Any) -> AsyncIterator[int | None]:
         """Serve and recount while the block runs; gives the admin port."""
         async with (
-            super().running() as admin,
+            super().running(*start) as admin,
             self.supervisor.repeating("recount", self._recount_repeatedly, _EVERY_SECONDS),
         ):
             yield admin
@@ -70,7 +70,7 @@ class RecountedGateway(app.Gateway):
 
 def main() -> None:
     """The command `gateway`, which builds a gateway of this kind."""
-    app.Gateway = RecountedGateway  # type: ignore[misc]
+    process.Gateway = RecountedGateway  # type: ignore[misc]
     gateway_command()
 
 
