@@ -160,7 +160,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             stack.callback(Guard(gateway.pid).dismiss)
             _wait_until_up(gateway, port, admin_port)
             say(first_steps(port, admin_port, name, sys.executable))
-            _stay(gateway, engines, say)
+            _stay(lambda: gateway.poll() is None or serves(f"http://{HOST}:{port}/livez"), engines, say)
     except ServerFailed as failed:
         raise DemoFailed(str(failed)) from None
     except KeyboardInterrupt:
@@ -176,10 +176,11 @@ def _wait_until_up(gateway: Popen[bytes], port: int, admin_port: int) -> None:
         raise DemoFailed(f"the gateway {failed}") from None
 
 
-def _stay(gateway: Popen[bytes], engines: Sequence[Server], say: Say) -> None:
+def _stay(gateway_runs: Callable[[], bool], engines: Sequence[Server], say: Say) -> None:
+    """Wait until the gateway has ended, which another process may have replaced (`gateway restart`), or all engines."""
     running = list(engines)
     while running:
-        if gateway.poll() is not None:
+        if not gateway_runs():
             raise DemoFailed("the gateway exited")
         for engine in [engine for engine in running if not engine.is_running()]:
             running.remove(engine)
