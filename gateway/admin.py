@@ -15,13 +15,13 @@ from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.admin_http import MAX_BODY_BYTES, as_json, body_of, check_sender, own_hosts
+from gateway.admin_http import MAX_BODY_BYTES, SAFE_METHODS, as_json, body_of, check_sender, own_hosts
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.config import Config, Listen
-from gateway.errors import GatewayError, InvalidRequest
+from gateway.errors import Draining, GatewayError, InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.json_body import in_turns, parse_body
@@ -396,6 +396,8 @@ class AdminPort:
         """Answer errors, and refuse requests under other host names than those of the port."""
         try:
             check_sender(request, own_hosts(self.listen))
+            if not self._sites and request.method not in SAFE_METHODS:
+                raise Draining("Another process serves now. Connect again.", retry_after_seconds=1.0)
             answer = await handler(request)
         except GatewayError as error:
             answer = web.Response(body=render(error), status=error.status, content_type="application/json")

@@ -19,7 +19,7 @@ from gateway.errors import BodyTooLarge, HostNotAllowed, OriginNotAllowed, Reque
 
 MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
-_SAFE_METHODS = ("GET", "HEAD")
+SAFE_METHODS = ("GET", "HEAD")
 
 
 def check_sender(request: web.Request, names: Collection[str]) -> None:
@@ -30,7 +30,7 @@ def check_sender(request: web.Request, names: Collection[str]) -> None:
                 f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
                 " to server.admin.allowed_hosts."
             )
-    if request.method not in _SAFE_METHODS and "origin" in request.headers:
+    if request.method not in SAFE_METHODS and "origin" in request.headers:
         raise OriginNotAllowed("Requests from web pages are not allowed on the admin port.")
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -25,7 +26,7 @@ from gateway.handover.predecessor import Predecessor
 from gateway.handover.restart import TAKES_OVER, Restart
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotError, load, save
-from gateway.handover.successor import Successor, take_over
+from gateway.handover.successor import Successor, TakeoverRefused, take_over
 from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd
 from gateway.observe.log import LineWriter, logging_to
 from gateway.reload import FileWatch, Reloads
@@ -36,6 +37,8 @@ _SNAPSHOT_SECONDS = 60.0
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
 _SHARE_SECONDS = 0.05
+_SHARE_TIMES = 20  # as long as a step took: of thousands of engines it takes tens of milliseconds
+_PARTING_SECONDS = 10.0  # until the process that took over has taken the last clients
 
 
 class Life:
@@ -50,13 +53,13 @@ class Life:
         self._hangups = asyncio.Event()
         server = config.server
         given = os.environ.pop(TAKES_OVER, "")
-        self._address = bytes.fromhex(given) if given else address_of(file, server.host, server.port)
-        self._may_take_over = bool(given) or (file is not None and server.port != 0)
+        self._address = address_of(file, server.host, server.port)  # where the next process finds this one
+        self._former = bytes.fromhex(given) if given else self._address if file and server.port else None
 
     async def live(self, out: BinaryIO, log_writer: LineWriter) -> None:
         """Serve until a signal to stop, or until another process has taken over. Raises OSError or TakeoverRefused."""
         self._heed_signals()
-        successor = await take_over(self._address) if self._may_take_over else None
+        successor = await take_over(self._former) if self._former else None
         try:
             inherited = successor.listeners(self._config.server) if successor else of_systemd(os.environ)
             listeners = await bind_all(self._config.server, inherited)
@@ -84,11 +87,23 @@ class Life:
 
     def _heed_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stop.set)
+        self._on_stop(self._stop.set)
         for number in _IGNORED_SIGNALS:
             loop.add_signal_handler(number, partial(self._log.warning, "signal_ignored", signal=number.name))
         loop.add_signal_handler(signal.SIGHUP, self._hangups.set)
+
+    def _on_stop(self, do: Callable[[], None] | None) -> None:
+        """What SIGTERM and Ctrl-C do from now on; None = they end the process."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            if do is None:
+                loop.remove_signal_handler(number)
+            else:
+                loop.add_signal_handler(number, do)
+
+    def _stop_later(self) -> None:
+        self._log.info("ending", hint="its last responses end first; a second signal cuts them")
+        self._on_stop(None)
 
     async def _from_disk(self) -> dict[str, Any] | None:
         folder = self._config.state.path
@@ -106,7 +121,7 @@ class Life:
         lengths = gateway.cache_state.output_lengths
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, gateway, addresses, listeners, breather())
-        handover = Handover(gateway, sharing, predecessor, successor)
+        handover = Handover(gateway, sharing, predecessor, successor, self._stop)
         restart = Restart(self._load_config, self._address, predecessor)
         async with gateway.running(listeners, restart.routes(), handover.take_place) as admin_port:
             self._log_start(gateway, admin_port)
@@ -117,11 +132,10 @@ class Life:
                 async with self._serving(gateway), predecessor.waiting(self._address):
                     await _first(self._stop.wait(), predecessor.began.wait())
                 if predecessor.began.is_set():
+                    self._on_stop(self._stop_later)
                     await handover.hand_over()
                     return
-                loop = asyncio.get_running_loop()
-                for number in (signal.SIGTERM, signal.SIGINT):
-                    loop.remove_signal_handler(number)  # a second one ends the process at once
+                self._on_stop(None)  # a second signal ends the process at once
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
@@ -161,8 +175,14 @@ class Handover:
     """What passes between this process, the one before it and the one after it, as far as there are."""
 
     def __init__(
-        self, gateway: Gateway, sharing: SlotSharing, predecessor: Predecessor, successor: Successor | None
+        self,
+        gateway: Gateway,
+        sharing: SlotSharing,
+        predecessor: Predecessor,
+        successor: Successor | None,
+        stop: asyncio.Event,
     ) -> None:
+        self._stop = stop
         self._gateway = gateway
         self._sharing = sharing
         self._predecessor = predecessor  # this process as that of the one after it
@@ -176,12 +196,18 @@ class Handover:
             return
         gateway, loop = self._gateway, asyncio.get_running_loop()
         until = loop.time() + _KNOWN_SECONDS
-        while not _is_known(gateway.fleet) and loop.time() < until:  # noqa: ASYNC110 - nothing signals first probes
+        while not (_is_known(gateway.fleet) or self._stop.is_set()):
+            if loop.time() > until:
+                break
             await asyncio.sleep(_LOOK_SECONDS)
+        if self._stop.is_set():
+            raise TakeoverRefused("this process was told to stop before it took over")
 
         def heard(news: dict[str, Any]) -> None:
             gateway.handler.run_elsewhere(news["running"])
             gateway.knowledge.restore_stored(news["stored"])
+            if "membership" in news:
+                gateway.membership.restore(news["membership"], ())
 
         await self._successor.go(self._sharing, heard)
 
@@ -193,7 +219,8 @@ class Handover:
 
     async def _follow_before(self) -> None:
         if self._successor is not None:
-            await self._successor.follow(self._adopt)
+            with self._gateway.supervisor.guard("handover"):
+                await self._successor.follow(self._adopt)
         self._before_has_ended.set()
 
     async def _adopt(self, client: socket.socket) -> None:
@@ -205,11 +232,13 @@ class Handover:
     async def _share(self) -> None:
         if self._before_has_ended.is_set():
             await self._predecessor.began.wait()
-        await asyncio.sleep(_SHARE_SECONDS)
+        started = time.monotonic()
         self._sharing.step()
+        took = time.monotonic() - started
         self._predecessor.report()
         if self._successor is not None:
             self._successor.report()
+        await asyncio.sleep(max(_SHARE_SECONDS, _SHARE_TIMES * took))
 
     async def wait_for_before(self, most_seconds: float) -> None:
         """Wait until the process before has ended its streams: whatever supervises both may end it with this one."""
@@ -222,17 +251,21 @@ class Handover:
         server, pid = self._gateway.server, self._predecessor.successor_pid
         notify_systemd(os.environ, f"MAINPID={pid}")
         self._log.info("handed_over", pid=pid, answering=server.answering)
-        async with _task(self._predecessor.follow()):
+        async with _task(self._predecessor.follow()) as following:
             await server.give_away(self._predecessor.give_client)
-            await self._before_has_ended.wait()
+            await self.wait_for_before(self._gateway.config.server.drain_timeout_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_PARTING_SECONDS):
+                    await self._predecessor.part()
+                    await following
 
 
 @asynccontextmanager
-async def _task(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+async def _task(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
     """Do this in the background while the block runs."""
     task = asyncio.get_running_loop().create_task(work)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

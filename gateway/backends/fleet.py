@@ -265,6 +265,11 @@ class Fleet:
             self._restarted(backend)
         self._judged(backend, before)
 
+    def resume(self, backend: Backend, facts: Facts) -> None:
+        """Another process of the gateway used the backend before: it does not start slowly."""
+        backend.joins_others = False
+        self.learned(backend, facts)
+
     def learned(self, backend: Backend, facts: Facts) -> None:
         old, sizes = backend.facts, _sizes(backend)
         if facts == old:

@@ -12,9 +12,6 @@ from gateway.config import BackendConfig
 from gateway.errors import BackendExists, BackendNotFound
 
 BY_HAND = "by hand"
-_FILE = "file"
-
-
 _FILE = "file"  # the source that is the configuration
 
 

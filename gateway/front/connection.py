@@ -164,8 +164,12 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             return
         if self._stash or transport.get_write_buffer_size():
             return
+        try:
+            file = os.dup(transport.get_extra_info("socket").fileno())
+        except OSError:  # no descriptor is left: this is called again
+            return
         self._deaf = True
-        self._give(os.dup(transport.get_extra_info("socket").fileno()))
+        self._give(file)
         transport.abort()
 
     def cut(self, error: GatewayError) -> None:

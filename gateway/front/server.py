@@ -13,6 +13,7 @@ from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _LOOK_SECONDS = 1.0
+_GIVEN_AT_ONCE = 256  # clients, to another process
 _READ_BYTES = 65536
 _UNSENT_BYTES = 131072  # buffered by the kernel for a client, besides data in flight
 _UNSENT_OPTION = getattr(socket, "TCP_NOTSENT_LOWAT", None)  # Linux and macOS have it
@@ -102,8 +103,10 @@ class Server:
     async def give_away(self, give: Callable[[int], None]) -> None:
         """Pass every client on to another process as soon as it waits for nothing, until all are gone."""
         self._give = give
-        for connection in list(self._connections):
+        for number, connection in enumerate(list(self._connections), start=1):
             connection.give_when_idle(give)
+            if number % _GIVEN_AT_ONCE == 0:
+                await asyncio.sleep(0)
         await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.look_idle)
 
     async def _wait_for_clients(self, most_seconds: float, part: Callable[[ClientConnection], None]) -> None:

@@ -20,7 +20,9 @@ import msgspec
 
 PROTOCOL = 1  # of the conversation; changes with its messages
 _MOST_BYTES = 1 << 18
+_CONNECT_SECONDS = 5.0
 _SEND_BUFFER_BYTES = 1 << 20
+_IN_FILE = msgspec.msgpack.encode(None)  # the content of a larger message is in the last file
 MOST_FILES = 200  # of one message; the kernel takes 253
 _PEER = struct.Struct("3i")  # pid, uid, gid
 
@@ -38,7 +40,7 @@ class Message(NamedTuple):
 
 def address_of(file: Path | None, host: str, port: int) -> bytes:
     """Where the gateway that serves this file at this address waits for the next one; without a file, this process."""
-    name = f"{os.getuid()} {file.resolve() if file else os.getpid()} {host} {port}".encode()
+    name = f"{os.getuid()} {file.absolute() if file else os.getpid()} {host} {port}".encode()
     return b"\0vllm-batching-gateway-" + hashlib.sha256(name).hexdigest()[:32].encode()
 
 
@@ -58,6 +60,7 @@ def listen(address: bytes) -> socket.socket:
 def connect(address: bytes) -> "Channel | None":
     """A channel to the process that waits there; None = there is none of this user."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_CONNECT_SECONDS)
     try:
         connection.connect(address)
     except OSError:
@@ -79,6 +82,7 @@ class Channel:
         self._socket = connection
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._is_closed = False
+        self._is_broken = False  # nothing more can be sent; what the other end has sent can still be read
 
     @property
     def is_own(self) -> bool:
@@ -94,7 +98,10 @@ class Channel:
 
     def post(self, content: dict[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message soon. Its files are closed here once they are sent, or the other end is gone."""
-        self._unsent.append((msgspec.msgpack.encode(content), files))
+        data = msgspec.msgpack.encode(content)
+        if len(data) > _MOST_BYTES:
+            data, files = _IN_FILE, [*files, _in_file(data)]
+        self._unsent.append((data, files))
         if len(self._unsent) == 1:
             self._flush()
 
@@ -102,14 +109,14 @@ class Channel:
         while self._unsent:
             data, files = self._unsent[0]
             try:
-                if self._is_closed:
+                if self._is_broken:
                     raise BrokenPipeError
                 socket.send_fds(self._socket, [data], files)
             except BlockingIOError:
                 asyncio.get_running_loop().add_writer(self._socket, self._writable)
                 return
             except OSError:
-                self._is_closed = True
+                self._is_broken = True
             self._unsent.popleft()
             for file in files:
                 os.close(file)
@@ -123,16 +130,28 @@ class Channel:
         loop = asyncio.get_running_loop()
         while not self._is_closed:
             try:
-                data, ancillary, _, _ = self._socket.recvmsg(_MOST_BYTES, socket.CMSG_SPACE(MOST_FILES * 4))
+                data, ancillary, _, _ = self._socket.recvmsg(
+                    _MOST_BYTES, socket.CMSG_SPACE(MOST_FILES * 4), socket.MSG_CMSG_CLOEXEC
+                )
             except BlockingIOError:
                 await self._readable(loop)
+                continue
+            except ConnectionResetError:  # it left without reading all; what it has sent before can still be read
                 continue
             except OSError:
                 return None
             files = [file for _, kind, given in ancillary if kind == socket.SCM_RIGHTS for file in _files(given)]
-            if not data:
-                return None
-            return Message(msgspec.msgpack.decode(data), files)
+            try:
+                if not data:
+                    return None
+                if data == _IN_FILE:
+                    data = _of_file(files.pop())
+                message = Message(msgspec.msgpack.decode(data), files)
+                files = []
+                return message
+            finally:
+                for file in files:
+                    os.close(file)
         return None
 
     async def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -148,6 +167,13 @@ class Channel:
         finally:
             loop.remove_reader(self._socket)
 
+    async def part(self) -> None:
+        """Send what is unsent, and then that no more will come."""
+        while self._unsent:  # noqa: ASYNC110 - at the end of a process
+            await asyncio.sleep(0.01)
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+
     def close(self) -> None:
         """Close this end; the other one notices it. Only the first call counts."""
         if self._socket.fileno() < 0:
@@ -156,9 +182,22 @@ class Channel:
             loop = asyncio.get_running_loop()
             loop.remove_writer(self._socket)
             loop.remove_reader(self._socket)
-        self._is_closed = True
+        self._is_closed = self._is_broken = True
         self._flush()
         self._socket.close()
+
+
+def _in_file(data: bytes) -> int:
+    file = os.memfd_create("gateway-message", os.MFD_CLOEXEC)
+    with open(os.dup(file), "wb") as out:
+        out.write(data)
+    return file
+
+
+def _of_file(file: int) -> bytes:
+    with open(file, "rb") as source:
+        source.seek(0)
+        return source.read()
 
 
 def _files(given: bytes) -> "array[int]":

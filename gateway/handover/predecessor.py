@@ -16,6 +16,9 @@ from gateway.handover.snapshot import FORMAT, Knowledge, in_memory
 from gateway.listeners import Listeners
 from gateway.routing.engine import EngineUse
 
+_HELLO_SECONDS = 5.0
+_READY_SECONDS = 150.0
+
 log = structlog.get_logger("gateway")
 
 
@@ -65,7 +68,12 @@ class Predecessor:
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         while not self.began.is_set():
-            connection, _ = await loop.sock_accept(listener)
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError as error:  # no descriptor is left
+                log.error("handover_failed", error=str(error))
+                await asyncio.sleep(1.0)
+                continue
             channel = Channel(connection)
             try:
                 await self._talk(channel, listener)
@@ -73,20 +81,28 @@ class Predecessor:
                 log.exception("handover_failed", error=str(error))
             finally:
                 if self._channel is not channel:
+                    channel.post({"is": "refusal", "reason": "the handover failed, or the process stops"})
                     channel.close()
 
     async def _talk(self, channel: Channel, listener: socket.socket) -> None:
-        hello = await channel.receive() if channel.is_own else None
+        if not channel.is_own:
+            return
+        async with asyncio.timeout(_HELLO_SECONDS):
+            hello = await channel.receive()
         if hello is None:
             return
+        hello.close()
         if hello.content["protocol"] != PROTOCOL:
             channel.post({"is": "refusal", "reason": "its version cannot hand over to this one; stop it first"})
             return
         log.info("handing_over", pid=channel.pid)
         await self._offer(channel, with_snapshot=hello.content["format"] == FORMAT)
-        ready = await channel.receive()
-        if ready is None:
-            log.error("handover_failed", pid=channel.pid, hint="the new process ended; this one goes on")
+        async with asyncio.timeout(_READY_SECONDS):
+            ready = await channel.receive()
+        if ready is not None:
+            ready.close()
+        if ready is None or ready.content["is"] != "ready":
+            log.error("handover_failed", pid=channel.pid, hint="the new process gave up; this one goes on")
             return
         self.successor_pid = channel.pid
         listener.close()  # the other process waits for its own successor from now on
@@ -98,10 +114,11 @@ class Predecessor:
 
     async def _offer(self, channel: Channel, *, with_snapshot: bool) -> None:
         offered = [("main", each) for each in self.listeners.main] + [("admin", each) for each in self.listeners.admin]
-        files = [os.dup(each.fileno()) for _, each in offered]
+        snapshot: list[int] = []
         if with_snapshot:
             sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted
-            files.append(await asyncio.to_thread(in_memory, sections, self.breathe))
+            snapshot.append(await asyncio.to_thread(in_memory, sections, self.breathe))
+        files = [os.dup(each.fileno()) for _, each in offered] + snapshot
         names = [name for name, _ in offered]
         channel.post({"is": "offer", "addresses": self.addresses, "listeners": names}, files)
 
@@ -111,6 +128,8 @@ class Predecessor:
         stored, self._sent_stored = knowledge.stored_since(self._sent_stored), knowledge.stored.noted
         self._reported = sharing.number, knowledge.handler.running()
         news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
+        if kind == "go":  # what was changed by hand since the offer
+            news["membership"] = knowledge.membership.state()
         self._channel.post({"is": kind, **news})
 
     def report(self) -> None:
@@ -123,6 +142,11 @@ class Predecessor:
         assert self._channel is not None
         self._channel.post({"is": "client"}, [file])
 
+    async def part(self) -> None:
+        """Wait until all that was given is sent; the other process ends the conversation when it has read it."""
+        assert self._channel is not None
+        await self._channel.part()
+
     async def follow(self) -> None:
         """Use what the process that took over lends, until it ends or this is cancelled."""
         assert self._channel is not None
@@ -131,6 +155,7 @@ class Predecessor:
                 if message.content["is"] == "lent":
                     lent = {key: EngineUse(*use) for key, use in message.content["lent"].items()}
                     self.sharing.borrow(message.content["number"], lent)
-            self.sharing.go_on_alone()
+                message.close()
         finally:
+            self.sharing.go_on_alone()
             self._channel.close()

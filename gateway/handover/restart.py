@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -46,9 +47,12 @@ class Restart:
     async def _start(self) -> None:
         """Start the new process, and wait until it serves. Raises RestartFailed."""
         environment = os.environ | {TAKES_OVER: self._address.hex()}
-        process = await asyncio.create_subprocess_exec(*sys.orig_argv, env=environment)
+        try:  # not uvloop's: its children inherit descriptors
+            process = await asyncio.to_thread(subprocess.Popen, sys.orig_argv, env=environment)
+        except OSError as error:
+            raise RestartFailed(f"Nothing was changed. {sys.orig_argv[0]} cannot be started: {error}.") from error
         loop = asyncio.get_running_loop()
-        ended, began = loop.create_task(process.wait()), loop.create_task(self._predecessor.began.wait())
+        ended, began = loop.create_task(_ended(process)), loop.create_task(self._predecessor.began.wait())
         try:
             await asyncio.wait((ended, began), timeout=_MOST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
             if began.done():
@@ -62,3 +66,8 @@ class Restart:
         finally:
             ended.cancel()
             began.cancel()
+
+
+async def _ended(process: "subprocess.Popen[bytes]") -> None:
+    while process.poll() is None:  # noqa: ASYNC110 - without a thread for each
+        await asyncio.sleep(0.1)

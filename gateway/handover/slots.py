@@ -45,18 +45,23 @@ def own_needs(
         tokens = demand.prompt_tokens + demand.sequences * (output_tokens + margin_tokens)
         waiting[demand.model] = _sum(known, EngineUse(demand.sequences, tokens))
     found: dict[str, EngineUse] = {}
+    arriving: dict[Backend, EngineUse] = {}
+    for backend in fleet.backends if waiting else ():
+        use = _NONE
+        for card in backend.facts.models:
+            use = _sum(use, waiting.get(card.id, _NONE))
+        if use != _NONE:
+            arriving[backend] = use
     for key, backend, engine in engines_by_key((*fleet.backends, *fleet.leaving)):
         used = needed = _used(engine)
-        if engine in backend.engines:
-            for card in backend.facts.models:
-                needed = _sum(needed, waiting.get(card.id, _NONE))
-        if needed != used:
-            new, whole = needed.slots - used.slots, engine.whole.kv_tokens
-            tokens = int(_UNGUARDED * (needed.kv_tokens + (2 * new + 1) * engine.block_tokens) / kv_headroom()) + 1
-            slots = max(used.slots, min(engine.cap, needed.slots))
+        if backend in arriving and engine in backend.engines:
+            new, whole = arriving[backend], engine.whole.kv_tokens
+            tokens = used.kv_tokens + new.kv_tokens + (2 * new.slots + 1) * engine.block_tokens
+            tokens = int(_UNGUARDED * tokens / kv_headroom()) + 1
+            slots = max(used.slots, min(engine.cap, used.slots + new.slots))
             needed = EngineUse(slots, max(used.kv_tokens, min(whole, tokens) if whole else tokens))
-        if needed != _NONE:
-            found[key] = needed
+        if needed != _NONE:  # a backend that leaves and another may have the same URL
+            found[key] = _sum(found.get(key, _NONE), needed)
     return found
 
 
@@ -70,6 +75,10 @@ def _sum(one: EngineUse, other: EngineUse) -> EngineUse:
 
 def _least(one: EngineUse, other: EngineUse) -> EngineUse:
     return EngineUse(min(one.slots, other.slots), min(one.kv_tokens, other.kv_tokens))
+
+
+def _most(one: EngineUse, other: EngineUse) -> EngineUse:
+    return EngineUse(max(one.slots, other.slots), max(one.kv_tokens, other.kv_tokens))
 
 
 class SlotSharing:
@@ -93,7 +102,7 @@ class SlotSharing:
         self.need(needed)
 
     def need(self, needed: Uses) -> None:
-        """The process before needs this; nothing = it is gone."""
+        """The process before needs this, and nothing on other engines."""
         self._before = needed
         self.step()
 
@@ -102,7 +111,7 @@ class SlotSharing:
         self._borrowed = {}
         self._state_needs()
         self._borrowed = dict(self.needs)
-        self.step()
+        self._divide()
 
     def borrow(self, number: int, lent: Uses) -> None:
         """The process after lends this, as an answer to the needs of this number."""
@@ -119,20 +128,31 @@ class SlotSharing:
         """Follow what has ended and what waits: give up, lend, and use what is left."""
         if self._borrowed is not None:
             self._state_needs()
+        self._divide()
+
+    def _divide(self) -> None:
+        """Lend what is needed and free, and use the rest."""
         lent: dict[str, EngineUse] = {}
         parts: dict[int, EngineUse | None] = {}
-        for key, _, engine in engines_by_key((*self._fleet.backends, *self._fleet.leaving)):
-            needed = self._before.get(key, _NONE)
-            if self._borrowed is None and needed == _NONE:
-                continue
-            limit = whole = EngineUse(engine.cap, engine.whole.kv_tokens or needed.kv_tokens)
+        engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
+        if self._borrowed is None:
+            engines = [each for each in engines if self._before.get(each[0], _NONE) != _NONE]
+        all_used: dict[str, EngineUse] = {}
+        for key, _, engine in engines:
+            all_used[key] = _sum(all_used.get(key, _NONE), _used(engine))
+        for key, _, engine in engines:
+            needed, used = self._before.get(key, _NONE), all_used[key]
             if self._borrowed is not None:
-                limit = whole = self._borrowed.get(key, _NONE)
+                whole = limit = self._borrowed.get(key, _NONE)
             else:
+                whole = EngineUse(engine.cap, engine.whole.kv_tokens or needed.kv_tokens + used.kv_tokens)
                 limit = EngineUse(engine.whole.slots, whole.kv_tokens)
-            lent[key] = self._lend(key, needed, whole, _used(engine))
-            kept = EngineUse(max(lent[key].slots, needed.slots), max(lent[key].kv_tokens, needed.kv_tokens))
-            parts[engine.index] = EngineUse(max(0, limit.slots - kept.slots), max(0, limit.kv_tokens - kept.kv_tokens))
+            lent[key] = self._lend(key, needed, whole, used)
+            kept, own = _most(lent[key], needed), _used(engine)
+            parts[engine.index] = EngineUse(  # what another backend with this URL uses is not free here
+                max(0, limit.slots - kept.slots - used.slots + own.slots),
+                max(0, limit.kv_tokens - kept.kv_tokens - used.kv_tokens + own.kv_tokens),
+            )
         for key, needed in self._before.items():
             lent.setdefault(key, needed)  # of an engine that is not this process's
         self.lent = {key: use for key, use in lent.items() if use != _NONE}

@@ -28,7 +28,7 @@ from gateway.scheduling.wait_queue import Queue
 FORMAT = 1  # changes with what a section holds
 FILE_NAME = "gateway.snapshot"
 _MAGIC = b"gateway snapshot "
-_MOST_RUNS = 100_000  # of an engine, the last used ones: more would hold up the event loop
+_MOST_RUNS = 50_000  # of an engine, the last used ones: more would hold up the event loop
 _MOST_SECTION_BYTES = 1 << 30
 Run = tuple[tuple[int, ...], list[int]]
 
@@ -53,7 +53,7 @@ class Knowledge:
     unix_seconds: Callable[[], float]
 
     async def take(self) -> dict[str, Any]:
-        """All sections. `records` has to be packed by `written`."""
+        """All sections, of which `write` packs the long ones."""
         sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret}
         for name, read in (
             ("membership", self.membership.state),
@@ -62,7 +62,7 @@ class Knowledge:
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
             ("accounts", self.handler.accounts),
-            ("stored", partial(self.stored_since, 0)),
+            ("stored", partial(self.stored.since, 0)),
         ):
             sections[name] = read()
             await asyncio.sleep(0)
@@ -110,12 +110,12 @@ class Knowledge:
 
     def restore_stored(self, stored: list[Any]) -> None:
         """Take over where responses are stored."""
-        places = [(name, Place(backend, model, (key, tenant))) for name, (backend, model, (key, tenant)) in stored]
+        places = [(name, Place(backend, model, (key, tenant))) for name, backend, model, key, tenant in stored]
         self.stored.restore(places)
 
     def stored_since(self, noted: int) -> list[Any]:
         """Where responses are stored that were noted after the first `noted` ones; `restore_stored` takes them."""
-        return [(name, (place.backend, place.model, place.owner)) for name, place in self.stored.since(noted)]
+        return [_plain(*each) for each in self.stored.since(noted)]
 
     def _restore_backends(self, backends: dict[str, Any], *, same_engines: bool) -> set[int]:
         """Returns the engines whose caches are what they were, unless a later look at them shows another process."""
@@ -124,7 +124,7 @@ class Knowledge:
             if (saved := backends.get(backend.config.url)) is None:
                 continue
             facts = Facts.of_plain(saved["facts"])
-            self.fleet.learned(backend, facts)
+            self.fleet.resume(backend, facts)
             backend.limiter.start_from(*saved["limit"])
             for engine, (log_cost, paces, share) in zip(backend.all_engines, saved["engines"], strict=False):
                 engine.start_from((log_cost, paces))
@@ -138,6 +138,8 @@ def write(sections: dict[str, Any], out: BinaryIO, breathe: Callable[[], None]) 
     """Write a snapshot, section by section, in a thread. `breathe` lets the event loop run."""
     out.write(_MAGIC + f"{FORMAT}\n".encode())
     for name, content in sections.items():
+        if name == "stored":
+            content = [_plain(*each) for each in content]
         if name != "records":
             _put(out, [name, content])
             breathe()
@@ -153,6 +155,10 @@ def in_memory(sections: dict[str, Any], breathe: Callable[[], None]) -> int:
     with open(os.dup(file), "wb") as out:
         write(sections, out, breathe)
     return file
+
+
+def _plain(name: str, place: Place) -> list[str]:
+    return [name, place.backend, place.model, *place.owner]
 
 
 def _put(out: BinaryIO, section: list[Any]) -> None:
@@ -205,7 +211,7 @@ def read(source: BinaryIO) -> dict[str, Any]:
                 sections["records"][content[0]] = content[1]
             else:
                 sections[name] = content[0]
-    except (msgspec.DecodeError, ValueError, OSError) as error:
+    except (msgspec.DecodeError, ValueError, TypeError, LookupError, OSError) as error:
         raise SnapshotError(f"it cannot be read: {error}") from error
     return sections
 

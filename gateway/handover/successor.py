@@ -80,6 +80,8 @@ class Successor:
         self._sharing, self._heard = sharing, heard
         self._channel.post({"is": "ready"})
         go = await self._channel.receive()
+        if go is not None and go.content["is"] != "go":
+            raise TakeoverRefused(go.content["reason"])
         if go is not None:
             self._sharing.take_place(_uses(go.content["needs"]))
             self._follow_news(go.content)

@@ -207,7 +207,7 @@ class Engine:
     kv_cache_tokens: int | None = None
     block_tokens: int = DEFAULT_BLOCK_TOKENS
     caches_prefixes: bool = True
-    is_shared: bool = False  # another process has requests there, so it is never idle
+    is_shared: bool = False  # another process may have requests there, so it is not idle without own ones
     slowness: float = 1.0  # square root of its relative cost: full weight would overload fast engines
     load: EngineLoad = field(default_factory=EngineLoad)
     kv: KvLedger = field(default_factory=KvLedger)
@@ -239,7 +239,10 @@ class Engine:
         self._fit()
 
     def share(self, part: EngineUse | None) -> None:
-        """Use at most this part of it, because another process uses the rest; None = all of it."""
+        """Use at most this part of it, because another process uses the rest; None = all of it.
+
+        Who has all slots, or all of the KV cache, leaves the other process nothing.
+        """
         self._part, tokens = part, self._whole[1]
         self.is_shared = part is not None and part.slots < self.cap and (tokens is None or part.kv_tokens < tokens)
         self._fit()

@@ -5,11 +5,13 @@ import os
 import signal
 import socket
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
 
+from gateway.handover.channel import address_of, connect
 from loadtest.servers.processes import free_ports
 from tests.clients import Client, chat, request
 from tests.fault.restartable import Restartable, restartable
@@ -368,3 +370,98 @@ os.execv(sys.argv[3], sys.argv[3:])
 def launcher(*fds: int) -> tuple[str, ...]:
     """Passes two sockets as systemd does: as descriptors 3 and 4, to the process with LISTEN_PID."""
     return (sys.executable, "-c", _LAUNCHER, *map(str, fds))
+
+
+def sockets_of(pid: int) -> int:
+    """How many sockets a process has."""
+    found = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found += os.readlink(file).startswith("socket:")
+    return found
+
+
+async def test_thousands_of_idle_clients_move_and_no_process_keeps_them(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    backend.plays(*json_answer())
+    async with restartable(tmp_path, backend) as gateway:
+        clients = [await gateway.client() for _ in range(3000)]
+        generations = [gateway.processes[0].pid]
+        for _ in range(2):
+            generations.append(await gateway.restart())
+            await gateway.ended(generations[-2])
+        for client in clients[::100]:
+            await client.send(request(chat()))
+            assert (await client.answer()).status == 200
+        for client in clients:
+            client.close()
+        await holds(lambda: sockets_of(generations[-1]) < 100, "the sockets of clients that left are closed")
+
+
+async def test_a_new_process_that_is_stopped_before_it_serves_leaves_everything_as_it_was(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    backend.plays(*json_answer())
+    async with restartable(tmp_path, backend) as gateway:
+        backend.control[b"/health"] = until(asyncio.Event())  # so that it waits before it takes over
+        second = gateway.start()
+        await holds(lambda: bool(gateway.events("handing_over")), "it has asked")
+        second.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(second.wait, 20) == 1
+        assert gateway.processes[0].poll() is None
+        assert (await gateway.ask(chat())).status == 200
+        gateway.log_file.write_text(gateway.log_file.read_text().replace("Traceback", "traceback"))
+
+
+async def test_the_old_process_may_be_stopped_while_the_new_one_gets_ready(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    end = asyncio.Event()
+    backend.plays_once(*held_stream(end))
+    async with restartable(tmp_path, backend) as gateway, await gateway.client() as streaming:
+        await starts(streaming)
+        await holds(lambda: backend.running == 1, "the stream runs")
+        backend.control[b"/health"] = until(asyncio.Event())
+        second = gateway.start()
+        await holds(lambda: bool(gateway.events("handing_over")), "it has asked")
+        gateway.processes[0].terminate()
+        assert await asyncio.to_thread(second.wait, 30) == 1  # it does not serve beside one that stops
+        end.set()
+        assert (await streaming.answer()).is_done
+
+
+async def test_odd_peers_change_nothing(tmp_path: Path, backend: ScriptedBackend) -> None:
+    backend.plays(*json_answer())
+    async with restartable(tmp_path, backend) as gateway:
+        address = address_of(gateway.file, "127.0.0.1", gateway.port)
+        for first, second in (({}, {}), ({"is": "hello", "protocol": 1, "format": 1}, {"is": "nonsense"})):
+            peer = connect(address)
+            assert peer is not None
+            peer.post(first, [os.dup(0)])
+            peer.post(second)
+            while (message := await peer.receive()) is not None:
+                message.close()
+            peer.close()
+        assert gateway.processes[0].poll() is None
+        await gateway.restart()
+        assert (await gateway.ask(chat())).status == 200
+        gateway.log_file.write_text(gateway.log_file.read_text().replace("Traceback", "traceback"))
+
+
+async def test_a_change_by_hand_while_the_new_process_gets_ready_is_kept(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    async with restartable(tmp_path, backend) as gateway:
+        healthy = asyncio.Event()
+        backend.control[b"/health"] = until(healthy)
+        second = gateway.start()
+        await holds(lambda: bool(gateway.events("handing_over")), "it has asked")
+        name = backend.url.removeprefix("http://")
+        assert (await gateway.asks_admin(f"/admin/backends/{name}/drain")).status == 200
+        del backend.control[b"/health"]
+        healthy.set()
+        await holds(lambda: bool(gateway.events("handed_over")), "it has taken over")
+        assert gateway.events("handed_over")[0]["pid"] == second.pid
+        shown = await gateway.asks_admin("/admin/backends", b"GET")
+        assert shown.json["backends"][0]["draining"] == "by hand"

@@ -6,6 +6,7 @@ import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gateway.handover.channel import Channel, address_of, connect, listen
@@ -73,8 +74,46 @@ async def test_only_one_process_waits_at_an_address(tmp_path: Path) -> None:
 
 
 def test_another_file_or_port_is_another_address(tmp_path: Path) -> None:
-    one = tmp_path / "one.yaml"
-    (tmp_path / "link.yaml").symlink_to(one)
+    one, link = tmp_path / "one.yaml", tmp_path / "current.yaml"
+    link.symlink_to(one)
     addresses = {address_of(one, "h", 1), address_of(one, "h", 2), address_of(tmp_path / "two.yaml", "h", 1)}
     assert len(addresses) == 3
-    assert address_of(tmp_path / "link.yaml", "h", 1) in addresses
+    before = address_of(link, "h", 1)
+    link.unlink()
+    link.symlink_to(tmp_path / "two.yaml")  # another release
+    assert address_of(link, "h", 1) == before
+
+
+async def test_what_was_sent_before_the_other_end_left_is_received(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    other.post({"is": "never read"})
+    for number in range(3):
+        one.post({"number": number})
+    one.close()
+    other.post({"is": "late"})
+    received = [await other.receive() for _ in range(4)]
+    assert [message and message.content["number"] for message in received] == [0, 1, 2, None]
+
+
+async def test_a_message_of_any_length_arrives(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    reader, writer = os.pipe()
+    one.post({"text": "x" * 3_000_000}, [writer])
+    message = await other.receive()
+    assert message is not None
+    assert (len(message.content["text"]), len(message.files)) == (3_000_000, 1)
+    assert not os.get_inheritable(message.files[0])
+    message.close()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
+
+
+async def test_files_of_a_message_that_cannot_be_read_are_closed(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    reader, writer = os.pipe()
+    socket.send_fds(one._socket, [b"\xc1"], [writer])
+    os.close(writer)
+    with pytest.raises(msgspec.DecodeError):
+        await other.receive()
+    assert os.read(reader, 1) == b""
+    os.close(reader)
