@@ -20,6 +20,7 @@ from tests.integration.predictions import BLOCK_TOKENS
 
 CACHE_BLOCKS = 160
 CONTEXT_TOKENS = 2048
+LOOKS = 5  # at what is known, 20 ms apart
 
 
 class Publishing(Protocol):
@@ -217,6 +218,17 @@ async def streams(gateway: Gateway) -> dict[str, dict[str, Any]]:
     """Each backend's first stream of events, as /admin/backends shows it."""
     shown = (await get(f"{gateway.admin_url}/admin/backends"))["backends"]
     return {backend["name"]: backend["kv_events"][0] for backend in shown if backend["kv_events"]}
+
+
+async def caught_up(gateway: Gateway) -> None:
+    """Wait until no more events come of what the engines have done."""
+    looks: list[list[object]] = []
+
+    async def nothing_new() -> bool:
+        looks.append([(each["messages"], each["resident_blocks"]) for each in (await streams(gateway)).values()])
+        return len(looks) > LOOKS and all(look == looks[-1] for look in looks[-LOOKS:])
+
+    await eventually(nothing_new, "all events are known")
 
 
 async def blocks_become(gateway: Gateway, engine: Publishing, blocks: int) -> None:
