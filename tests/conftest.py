@@ -1,11 +1,13 @@
-"""What differs between tests of the gateway's Python and of its compiled build."""
+"""What differs between tests of the gateway's Python and of its compiled build; ports for tests side by side."""
 
+import os
 import re
 from collections.abc import Iterator
 
 import pytest
 
 from gateway import BUILD
+from loadtest.servers.processes import CHOSEN_PORTS
 
 # Compiled code takes no stand-in for a compiled class, and a compiled class or object takes no other attributes.
 _STAND_IN = re.compile(
@@ -24,6 +26,15 @@ _WITH_STAND_INS = [
     "unit/scheduling/test_scheduler_further.py",
 ]
 collect_ignore_glob = _WITH_STAND_INS if BUILD == "compiled" else []
+
+
+def pytest_configure() -> None:
+    """Files that run side by side choose their ports from ranges of their own: two would choose the same one else."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if worker:
+        size = len(CHOSEN_PORTS) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        first = CHOSEN_PORTS[int(worker) * size]
+        os.environ["LOADTEST_PORTS"] = f"{first}-{first + size - 1}"
 
 
 def pytest_report_header() -> str:

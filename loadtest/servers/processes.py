@@ -5,6 +5,7 @@ A guard ends a process group when its owner's process ends in any way, SIGKILL i
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -36,6 +37,7 @@ class Guard:
 
 STOP_GRACE_SECONDS = 6.0
 CHOSEN_PORTS = range(20_000, 32_000)
+_CHOICES = itertools.count(SystemRandom().randrange(1 << 30))  # what was chosen a moment ago is not chosen again
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
@@ -46,15 +48,22 @@ def free_ports(count: int) -> list[int]:
     Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
     """
     ports: list[int] = []
+    choice = _chosen_ports()
     with ExitStack() as held:
         while len(ports) < count:
-            candidate = SystemRandom().choice(CHOSEN_PORTS)
+            candidate = choice[next(_CHOICES) % len(choice)]
             try:
                 held.enter_context(socket.socket()).bind(("", candidate))
             except OSError:
                 continue
             ports.append(candidate)
     return ports
+
+
+def _chosen_ports() -> Sequence[int]:
+    """Ports to choose from: those of LOADTEST_PORTS (such as 20000-23999), for processes that run side by side."""
+    first, _, last = os.environ.get("LOADTEST_PORTS", "").partition("-")
+    return range(int(first), int(last) + 1) if first and last else CHOSEN_PORTS
 
 
 @contextmanager
