@@ -5,7 +5,6 @@ A guard ends a process group when its owner's process ends in any way, SIGKILL i
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import socket
@@ -37,7 +36,6 @@ class Guard:
 
 STOP_GRACE_SECONDS = 6.0
 CHOSEN_PORTS = range(20_000, 32_000)
-_CHOICES = itertools.count(SystemRandom().randrange(1 << 30))  # what was chosen a moment ago is not chosen again
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 _PROC = Path("/proc")
 
@@ -48,10 +46,10 @@ def free_ports(count: int) -> list[int]:
     Not of the range that outgoing connections use: such a port may be taken before a slow starter binds it.
     """
     ports: list[int] = []
-    choice = _chosen_ports()
+    choice, random = _chosen_ports(), SystemRandom()
     with ExitStack() as held:
         while len(ports) < count:
-            candidate = choice[next(_CHOICES) % len(choice)]
+            candidate = random.choice(choice)
             try:
                 held.enter_context(socket.socket()).bind(("", candidate))
             except OSError:

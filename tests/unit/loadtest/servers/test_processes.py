@@ -89,7 +89,13 @@ def test_chosen_ports_cannot_be_taken_by_outgoing_connections() -> None:
     assert all(port < first_ephemeral for port in processes.free_ports(50))
 
 
+def test_ports_are_of_the_range_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOADTEST_PORTS", "20000-20009")
+    assert all(20000 <= port <= 20009 for port in processes.free_ports(3))
+
+
 def test_a_port_that_is_in_use_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOADTEST_PORTS", raising=False)
     [port] = processes.free_ports(1)
     other = port + 1 if port + 1 in processes.CHOSEN_PORTS else port - 1
     monkeypatch.setattr(processes, "CHOSEN_PORTS", (port, other))
