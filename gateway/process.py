@@ -120,7 +120,7 @@ class Life:
             addresses["admin"] = server.admin.host, server.admin.port
         lengths = gateway.cache_state.output_lengths
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
-        predecessor = Predecessor(gateway.knowledge, sharing, gateway, addresses, listeners, breather())
+        predecessor = Predecessor(gateway.knowledge, sharing, gateway.stop_listening, addresses, listeners, breather())
         handover = Handover(gateway, sharing, predecessor, successor, self._stop)
         restart = Restart(self._load_config, self._address, predecessor)
         async with gateway.running(listeners, restart.routes(), handover.take_place) as admin_port:
@@ -139,7 +139,7 @@ class Life:
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
-                await handover.wait_for_before(gateway.config.server.drain_timeout_seconds)
+                await handover.wait_for_before()
                 await _save(gateway)
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
@@ -240,10 +240,10 @@ class Handover:
             self._successor.report()
         await asyncio.sleep(max(_SHARE_SECONDS, _SHARE_TIMES * took))
 
-    async def wait_for_before(self, most_seconds: float) -> None:
+    async def wait_for_before(self) -> None:
         """Wait until the process before has ended its streams: whatever supervises both may end it with this one."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(most_seconds):
+            async with asyncio.timeout(self._gateway.config.server.drain_timeout_seconds):
                 await self._before_has_ended.wait()
 
     async def hand_over(self) -> None:
@@ -253,7 +253,7 @@ class Handover:
         self._log.info("handed_over", pid=pid, answering=server.answering)
         async with _task(self._predecessor.follow()) as following:
             await server.give_away(self._predecessor.give_client)
-            await self.wait_for_before(self._gateway.config.server.drain_timeout_seconds)
+            await self.wait_for_before()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PARTING_SECONDS):
                     await self._predecessor.part()

@@ -87,14 +87,17 @@ class Channel:
     @property
     def is_own(self) -> bool:
         """Whether the other end is a process of the same user, or of root."""
-        options = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        return _PEER.unpack(options)[1] in (os.getuid(), 0)
+        return self._peer()[1] in (os.getuid(), 0)
 
     @property
     def pid(self) -> int:
         """The process at the other end."""
+        return self._peer()[0]
+
+    def _peer(self) -> tuple[int, int, int]:
         options = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
-        return int(_PEER.unpack(options)[0])
+        pid, uid, gid = _PEER.unpack(options)
+        return pid, uid, gid
 
     def post(self, content: dict[str, Any], files: Sequence[int] = ()) -> None:
         """Send a message soon. Its files are closed here once they are sent, or the other end is gone."""

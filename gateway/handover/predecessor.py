@@ -3,18 +3,16 @@
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import structlog
 
 from gateway.handover.channel import PROTOCOL, Channel, listen
-from gateway.handover.slots import SlotSharing
+from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, Knowledge, in_memory
 from gateway.listeners import Listeners
-from gateway.routing.engine import EngineUse
 
 _HELLO_SECONDS = 5.0
 _READY_SECONDS = 150.0
@@ -22,23 +20,16 @@ _READY_SECONDS = 150.0
 log = structlog.get_logger("gateway")
 
 
-class Serving(Protocol):
-    """What the gateway does for a handover."""
-
-    async def stop_listening(self) -> None:
-        """Accept no more connections, on either port. Those that are there go on."""
-
-
 @dataclass
 class Predecessor:
     """Waits for the process that takes over. `began` is set once it has.
 
-    `addresses`: as configured, by port (`main`, `admin`), with the sockets in `listeners`.
+    `addresses`: as configured, by port (`main`, `admin`), with the sockets in `listeners`. `stop_listening`: on both.
     """
 
     knowledge: Knowledge
     sharing: SlotSharing
-    serving: Serving
+    stop_listening: Callable[[], Awaitable[None]]
     addresses: dict[str, tuple[str, int]]
     listeners: Listeners
     breathe: Callable[[], None]
@@ -106,7 +97,7 @@ class Predecessor:
             return
         self.successor_pid = channel.pid
         listener.close()  # the other process waits for its own successor from now on
-        await self.serving.stop_listening()
+        await self.stop_listening()
         self._channel = channel
         self.sharing.hand_over()
         self._post("go")
@@ -153,8 +144,7 @@ class Predecessor:
         try:
             while (message := await self._channel.receive()) is not None:
                 if message.content["is"] == "lent":
-                    lent = {key: EngineUse(*use) for key, use in message.content["lent"].items()}
-                    self.sharing.borrow(message.content["number"], lent)
+                    self.sharing.borrow(message.content["number"], uses_of(message.content["lent"]))
                 message.close()
         finally:
             self.sharing.go_on_alone()

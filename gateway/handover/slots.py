@@ -65,6 +65,11 @@ def own_needs(
     return found
 
 
+def uses_of(message: Mapping[str, Iterable[int]]) -> dict[str, EngineUse]:
+    """Needs, or what is lent, as they come in a message."""
+    return {key: EngineUse(*use) for key, use in message.items()}
+
+
 def _used(engine: Engine) -> EngineUse:
     return EngineUse(engine.load.in_flight, int(engine.kv.taken_tokens + engine.kv.margin_tokens))
 

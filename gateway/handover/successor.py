@@ -15,7 +15,7 @@ import structlog
 
 from gateway.config import ServerConfig
 from gateway.handover.channel import PROTOCOL, Channel, Message, connect
-from gateway.handover.slots import SlotSharing
+from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, SnapshotError, read
 from gateway.listeners import Listeners, has_same_address
 from gateway.routing.engine import EngineUse
@@ -83,7 +83,7 @@ class Successor:
         if go is not None and go.content["is"] != "go":
             raise TakeoverRefused(go.content["reason"])
         if go is not None:
-            self._sharing.take_place(_uses(go.content["needs"]))
+            self._sharing.take_place(uses_of(go.content["needs"]))
             self._follow_news(go.content)
 
     async def follow(self, adopt: Callable[[socket.socket], Awaitable[None]]) -> None:
@@ -91,7 +91,7 @@ class Successor:
         try:
             while (message := await self._channel.receive()) is not None:
                 if message.content["is"] == "needs":
-                    self._sharing.need(_uses(message.content["needs"]))
+                    self._sharing.need(uses_of(message.content["needs"]))
                     self._follow_news(message.content)
                 for file in message.files:
                     with suppress(OSError):  # the client has left meanwhile
@@ -119,10 +119,6 @@ class Successor:
     def close(self) -> None:
         """Give up: the other process goes on as before."""
         self._channel.close()
-
-
-def _uses(needs: dict[str, Any]) -> dict[str, EngineUse]:
-    return {key: EngineUse(*use) for key, use in needs.items()}
 
 
 async def take_over(address: bytes) -> Successor | None:

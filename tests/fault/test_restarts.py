@@ -32,6 +32,12 @@ async def starts(client: Client, body: bytes = STREAM) -> None:
     await client.send(request(body))
 
 
+async def streams(client: Client, backend: ScriptedBackend) -> None:
+    """Begin the only stream that runs there."""
+    await starts(client)
+    await holds(lambda: backend.running == 1, "the stream runs")
+
+
 async def test_streams_go_on_and_clients_keep_their_connections(tmp_path: Path, backend: ScriptedBackend) -> None:
     end = asyncio.Event()
     backend.plays(*json_answer())
@@ -43,8 +49,7 @@ async def test_streams_go_on_and_clients_keep_their_connections(tmp_path: Path, 
             assert (await client.answer()).status == 200
         backend.plays_once(*held_stream(end))
         async with await gateway.client() as streaming:
-            await starts(streaming)
-            await holds(lambda: backend.running == 1, "the stream runs")
+            await streams(streaming, backend)
             new = await gateway.restart()
             assert new != old
             for client in idle:  # the new process answers on the same connections
@@ -247,8 +252,7 @@ async def test_the_new_process_may_die_while_the_old_one_ends_its_streams(
     end = asyncio.Event()
     backend.plays_once(*held_stream(end))
     async with restartable(tmp_path, backend) as gateway, await gateway.client() as streaming:
-        await starts(streaming)
-        await holds(lambda: backend.running == 1, "the stream runs")
+        await streams(streaming, backend)
         os.kill(await gateway.restart(), signal.SIGKILL)
         end.set()
         assert (await streaming.answer()).is_done
@@ -259,8 +263,7 @@ async def test_the_old_process_may_die_and_its_slots_are_free(tmp_path: Path, ba
     backend.plays_once(*held_stream(asyncio.Event()))
     backend.plays(*json_answer())
     async with restartable(tmp_path, backend, cap=1) as gateway, await gateway.client() as streaming:
-        await starts(streaming)
-        await holds(lambda: backend.running == 1, "the stream runs")
+        await streams(streaming, backend)
         await gateway.restart()
         gateway.processes[0].kill()
         assert (await gateway.ask(chat())).status == 200
@@ -270,8 +273,7 @@ async def test_both_end_when_they_are_told_to(tmp_path: Path, backend: ScriptedB
     end = asyncio.Event()
     backend.plays_once(*held_stream(end))
     async with restartable(tmp_path, backend) as gateway, await gateway.client() as streaming:
-        await starts(streaming)
-        await holds(lambda: backend.running == 1, "the stream runs")
+        await streams(streaming, backend)
         new = await gateway.restart()
         for pid in (new, gateway.processes[0].pid):
             os.kill(pid, signal.SIGTERM)
@@ -420,8 +422,7 @@ async def test_the_old_process_may_be_stopped_while_the_new_one_gets_ready(
     end = asyncio.Event()
     backend.plays_once(*held_stream(end))
     async with restartable(tmp_path, backend) as gateway, await gateway.client() as streaming:
-        await starts(streaming)
-        await holds(lambda: backend.running == 1, "the stream runs")
+        await streams(streaming, backend)
         backend.control[b"/health"] = until(asyncio.Event())
         second = gateway.start()
         await holds(lambda: bool(gateway.events("handing_over")), "it has asked")
