@@ -94,9 +94,10 @@ class MockEngine:
         if self._server is not None:
             self._server.close()
             self._server = None
-        for connection in list(self.connections):
-            connection.transport.abort()
+        # Again and again: a connection that was accepted before may be made only now.
         while self.connections:
+            for connection in list(self.connections):
+                connection.transport.abort()
             await asyncio.sleep(0)
 
     async def __aenter__(self) -> "MockEngine":

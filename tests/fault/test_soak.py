@@ -56,7 +56,7 @@ async def drive_while_engines_die(
 
     killing = asyncio.create_task(kill_in_turn(engines[1:], is_due, deaths))
     await traffic.drive(count)
-    while deaths.total() < LEAST_DEATHS:  # the requests were quicker than the deaths
+    while deaths.total() < LEAST_DEATHS and not killing.done():  # the requests were quicker than the deaths
         await traffic.drive(REQUESTS_PER_DEATH)
     killing.cancel()
     await asyncio.gather(killing, return_exceptions=True)
