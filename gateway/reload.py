@@ -13,7 +13,10 @@ from gateway.config_file import version_of
 _SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens: all that a running gateway cannot change.
-NEEDS_RESTART = ("server.host", "server.port", "server.admin", "server.admin.host", "server.admin.port")
+NEEDS_RESTART = (
+    *("server.host", "server.port", "server.admin", "server.admin.host", "server.admin.port"),
+    *("server.tls", "server.tls.certificate", "server.tls.key", "server.tls.client_ca"),
+)
 
 
 class ConfigChange(NamedTuple):
@@ -38,13 +41,13 @@ def differences(old: Config, new: Config) -> list[ConfigChange]:
 
 
 def applicable(old: Config, new: Config) -> Config:
-    """The new configuration with the listening addresses of the old one."""
+    """The new configuration with the listening addresses and the TLS of the old one."""
     was, admin = old.server, new.server.admin
     if was.admin is None or admin is None:
         admin = was.admin
     else:
         admin = admin.model_copy(update={"host": was.admin.host, "port": was.admin.port})
-    server = new.server.model_copy(update={"host": was.host, "port": was.port, "admin": admin})
+    server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, "admin": admin})
     return new.model_copy(update={"server": server})
 
 

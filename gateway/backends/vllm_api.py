@@ -24,6 +24,7 @@ from gateway.backends.facts import KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import UNREACHABLE_ERRNOS, ProbeResult
 from gateway.config import BackendConfig
 from gateway.resources import are_used_up
+from gateway.tls import BackendContexts
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
@@ -64,6 +65,7 @@ class ControlClient:
     def __init__(self, timeout_seconds: float, clock: Callable[[], float]) -> None:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
+        self._tls = BackendContexts()
 
     def follow(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -130,6 +132,7 @@ class ControlClient:
     def _request(
         self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
+        tls = backend.tls
         return self._session.request(
             "GET" if document is None else "POST",
             URL(backend.url + path, encoded=True),
@@ -137,6 +140,8 @@ class ControlClient:
             headers={"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {},
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
+            ssl=self._tls.of(tls) if tls is not None else True,
+            server_hostname=(tls.server_name or None) if tls is not None else None,
         )
 
 

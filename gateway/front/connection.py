@@ -164,6 +164,9 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             return
         if self._stash or transport.get_write_buffer_size():
             return
+        if transport.get_extra_info("sslcontext") is not None:
+            self.close()  # its keys are in this process alone: the client connects anew
+            return
         try:
             file = os.dup(transport.get_extra_info("socket").fileno())
         except OSError:  # no descriptor is left: this is called again
@@ -227,10 +230,8 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         """Whether the client has closed its socket. While nothing is read, only the socket's state shows it."""
         if transport.is_reading():
             return False
-        peer = transport.get_extra_info("socket")
-        if peer is None or _TCP_INFO is None:
-            return False
-        return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
+        peer = None if _TCP_INFO is None else transport.get_extra_info("socket")
+        return peer is not None and bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
 
     # What asyncio calls.
 

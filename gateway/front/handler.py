@@ -17,6 +17,7 @@ from gateway.errors import BackendError, Draining, GatewayError, InternalError, 
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
+from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, TrustedProxies, WebPages
 from gateway.front.rate_limits import KeyLimits, check_key
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
@@ -30,6 +31,9 @@ def answer_local(
 ) -> None:
     """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
     document: dict[str, object]
+    if route.endpoint == "preflight":
+        reply.send(204, JSON, PREFLIGHT, b"")
+        return
     if route.endpoint == "livez":
         document = {"status": "alive"}
     elif route.endpoint == "readyz":
@@ -102,8 +106,12 @@ class Handler(RequestHandler):
         self._aliases, self._reader = config.models.aliases, reader
         self._uploads.follow(config.admission.max_wait_seconds)
         self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
-        tenant = config.admission.tenant_header
-        self.known_headers = KNOWN_HEADERS | {tenant.lower().encode()} if tenant else KNOWN_HEADERS
+        tenant, server = config.admission.tenant_header, config.server
+        self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
+        self._pages = WebPages(server.cors_origins) if server.cors_origins else None
+        more = {tenant.lower().encode()} if tenant else set()
+        more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
+        self.known_headers = KNOWN_HEADERS | more
         limits: dict[str, KeyLimits] = {}
         for key in config.auth.keys:
             if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests:
@@ -142,6 +150,10 @@ class Handler(RequestHandler):
         route, key = incoming.route or _NO_BODY, incoming.key
         reply = ClientResponse(connection, request_id, incoming, incoming.keep_alive and not self._draining)
         connection.attach(reply)
+        if self._pages is not None:
+            reply.set_constant_headers(self._pages.headers(incoming.headers))
+        if self._proxies is not None:
+            reply.came_through(self._proxies, incoming.headers.get(FORWARDED_FOR, b""))
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
         outcome = message = ""

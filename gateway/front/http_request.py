@@ -19,6 +19,7 @@ from gateway.errors import (
     RouteNotFound,
     UnsupportedEncoding,
 )
+from gateway.front.origin import FORWARDED_FOR
 from gateway.request import DONE_MARKER, Kind
 from gateway.resources import Holding
 
@@ -75,6 +76,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
 
 
 ROUTES = _table()
+_PREFLIGHT = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
 _PATHS = {path: method for method, path in ROUTES}
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
@@ -174,7 +176,9 @@ class HttpRequest:
                 raise HeadersTooLarge(f"A request header exceeds the limit of {_MAX_VALUE_BYTES} bytes.")
             name = name.lower()
             if name in known:
-                if name in kept and name not in _MAY_REPEAT:
+                if name == FORWARDED_FOR and name in kept:  # each proxy may add a line
+                    value = kept[name] + b"," + value
+                elif name in kept and name not in _MAY_REPEAT:
                     raise InvalidRequest(f"Duplicate header {name.decode()}.")
                 kept[name] = value
             elif b"_" in name and name.replace(b"_", b"-") in known:
@@ -206,8 +210,9 @@ class HttpRequest:
 
         Raises a GatewayError.
         """
-        self.route = route = find_route(self.method, self.path)
         headers = self.headers
+        is_preflight = self.method == b"OPTIONS" and config.cors_origins
+        self.route = route = _PREFLIGHT if is_preflight else find_route(self.method, self.path)
         if check_key is not None and not route.public:
             self.key = check_key(headers)
         encoding = headers.get(b"content-encoding")

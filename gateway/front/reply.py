@@ -9,6 +9,7 @@ import orjson
 
 from gateway.errors import BackendFault, GatewayError, MethodNotAllowed, Unauthorized
 from gateway.front.http_request import HttpRequest
+from gateway.front.origin import TrustedProxies
 from gateway.request import Sink
 
 JSON = b"application/json"
@@ -35,7 +36,7 @@ class ClientResponse(Sink):
     """
 
     __slots__ = (
-        "_anthropic", "_bodiless", "_events", "_headers", "_http10", "_opened", "_wire",
+        "_address", "_anthropic", "_bodiless", "_constant", "_events", "_headers", "_http10", "_opened", "_wire",
         "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id", "status",
     )  # fmt: skip
 
@@ -47,7 +48,8 @@ class ClientResponse(Sink):
         self._http10 = incoming.http10
         self._anthropic = incoming.route is not None and incoming.route.anthropic
         self._bodiless = incoming.method == b"HEAD"  # always an error
-        self._headers = b""  # lines of every response, errors too
+        self._address = ""
+        self._constant = self._headers = b""  # lines of every response, errors too
         self.backend_headers = b""
         self.request_id = request_id
         self.keep_alive = keep_alive
@@ -58,7 +60,11 @@ class ClientResponse(Sink):
 
     @property
     def address(self) -> str:
-        return self._wire.address
+        return self._address or self._wire.address
+
+    def came_through(self, proxies: TrustedProxies, forwarded_for: bytes) -> None:
+        """Take the client's address from what proxies added to its request."""
+        self._address = proxies.client(self._wire.address, forwarded_for)
 
     @property
     def blocked(self) -> bool:
@@ -66,7 +72,11 @@ class ClientResponse(Sink):
 
     def set_headers(self, lines: bytes) -> None:
         """Header lines that the response has in any case, also if it is an error."""
-        self._headers = lines
+        self._headers = self._constant + lines
+
+    def set_constant_headers(self, lines: bytes) -> None:
+        """Header lines that `set_headers` does not replace."""
+        self._constant = self._headers = lines
 
     def add_headers(self, lines: bytes) -> None:
         self._headers += lines

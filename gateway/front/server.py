@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
@@ -11,6 +12,7 @@ from gateway.front.connection import Beginnings, ClientConnection, RequestHandle
 from gateway.listeners import BACKLOG, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
+from gateway.tls import ServerContext
 
 _LOOK_SECONDS = 1.0
 _GIVEN_AT_ONCE = 256  # clients, to another process
@@ -39,6 +41,7 @@ class Server:
         self._servers: list[asyncio.Server] = []  # once it listens
         self._connections: set[ClientConnection] = set()
         self._give: Callable[[int], None] | None = None  # gives a client to the process that took over
+        self._tls = ServerContext(config.tls) if config.tls is not None else None
         self.beginnings = Beginnings()
 
     def __repr__(self) -> str:
@@ -74,7 +77,9 @@ class Server:
         for each in sockets or await bind(self.config.host, self.config.port):
             if _UNSENT_OPTION is not None:  # connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
-            listener = await loop.create_server(lambda: ClientConnection(self, loop), sock=each, backlog=BACKLOG)
+            listener = await loop.create_server(
+                lambda: ClientConnection(self, loop), sock=each, backlog=BACKLOG, **self._encryption()
+            )
             self._servers.append(listener)
         try:
             async with self._supervisor.repeating("client_watch", self._watch, _LOOK_SECONDS):
@@ -83,6 +88,12 @@ class Server:
             self.stop_listening()
             await self._cut()
 
+    def _encryption(self) -> dict[str, Any]:
+        if self._tls is None:
+            return {}
+        seconds = self.config.header_timeout_seconds
+        return {"ssl": self._tls.context, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": _LOOK_SECONDS}
+
     def stop_listening(self) -> None:
         """Accept no more clients. Those that are connected stay."""
         for server in self._servers:
@@ -90,6 +101,9 @@ class Server:
 
     async def adopt(self, client: socket.socket) -> None:
         """Take over the connection of a client from another process."""
+        if self._tls is not None:
+            client.close()  # it is not encrypted: the process before this one had no TLS
+            return
         loop = asyncio.get_running_loop()
         await loop.connect_accepted_socket(lambda: ClientConnection(self, loop), client)
 
@@ -130,6 +144,8 @@ class Server:
     async def _watch(self) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         now = self._clock()
+        if self._tls is not None:
+            self._tls.look()
         for connection in list(self._connections):
             with self._supervisor.guard("client_watch"):
                 connection.look(now)

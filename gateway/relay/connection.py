@@ -5,7 +5,6 @@ passed on as they came: before and after them it is at the end of a chunk.
 """
 
 import asyncio
-import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Protocol, cast
@@ -25,6 +24,7 @@ from gateway.errors import (
     ReusedConnectionClosed,
 )
 from gateway.resources import are_used_up
+from gateway.tls import BackendContexts
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
@@ -247,19 +247,19 @@ class _Rest(Receiver):
 
 
 class Pool:
-    """Owner of a backend's connections. `tls` gives what those to https URLs need."""
+    """Owner of a backend's connections. `tls` has what those to https URLs need."""
 
     def __init__(
         self,
         backend: Backend,
         config: UpstreamConfig,
         clock: Callable[[], float],
-        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+        tls: BackendContexts | None = None,
     ) -> None:
         self.backend = backend
         self._clock = clock
         self._idle: list[BackendConnection] = []
-        self._tls = tls
+        self._tls = tls or BackendContexts()
         self.open = 0  # in use
         self.follow(config)
 
@@ -324,11 +324,17 @@ class Pool:
 
     async def _connect(self) -> BackendConnection:
         origin, loop = self.backend.origin, asyncio.get_running_loop()
-        tls = self._tls() if origin.tls else None
+        tls = self.backend.config.tls
         try:
+            context = self._tls.of(tls) if origin.tls else None
+            name = (tls.server_name or None) if tls is not None else None
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: BackendConnection(self._clock()), origin.host, origin.port, ssl=tls
+                    lambda: BackendConnection(self._clock()),
+                    origin.host,
+                    origin.port,
+                    ssl=context,
+                    server_hostname=name,
                 )
         except TimeoutError as error:
             raise ConnectFailed(

@@ -6,10 +6,8 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 
 import asyncio
 import re
-import ssl
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
-from functools import cache
 from math import ceil
 
 import orjson
@@ -37,6 +35,7 @@ from gateway.relay.connection import BackendConnection, Pool, Receiver
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
+from gateway.tls import BackendContexts
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
 _TAIL_BYTES = 4096
@@ -335,7 +334,7 @@ class Relay:
         self._fleet = fleet
         self._pools: dict[Backend, Pool] = {}
         self._clock = clock
-        self._tls = cache(ssl.create_default_context)  # which reads all certificates of the system
+        self._tls = BackendContexts()
         self._config = config
         self._comment_seconds = ceil(comment_seconds)  # whole looks
         self._supervisor = supervisor or Supervisor(clock)

@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from tests.certificates import certificate
 from tests.fault.rig import holds, running
 
 
@@ -24,23 +25,8 @@ class Place:
     url: str
 
 
-def certificate(folder: Path, *, name: str, days: int) -> Path:
-    """A self-signed certificate and its key in one file."""
-    key, request, signed, extra = (folder / each for each in ("key.pem", "request.pem", "cert.pem", "extra.cnf"))
-    extra.write_text(f"subjectAltName={name}\n")
-    for command in (
-        ["req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", key,
-         "-subj", "/CN=engine", "-out", request],
-        ["x509", "-req", "-in", request, "-signkey", key, "-days", str(days), "-extfile", extra, "-out", signed],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *command], check=True, capture_output=True)
-    both = folder / "both.pem"
-    both.write_bytes(key.read_bytes() + signed.read_bytes())
-    return both
-
-
 @asynccontextmanager
-async def listening(file: Path | None) -> AsyncIterator[int]:
+async def listening(file: Path | None, client_ca: Path | None = None) -> AsyncIterator[int]:
     """A server that answers every request with 200, by TLS where it has a certificate."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -53,6 +39,9 @@ async def listening(file: Path | None) -> AsyncIterator[int]:
     if file is not None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(file)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     server = await asyncio.start_server(answer, "127.0.0.1", 0, ssl=context)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -122,3 +111,48 @@ async def test_a_check_tells_of_a_server_without_tls_of_a_closed_port_and_of_an_
         assert (await checked(f"https://127.0.0.1:{port}", None)).startswith("TLS: ")
     assert await checked(f"http://127.0.0.1:{port}", None) == "connection refused."
     assert (await checked("http://engine.invalid:8000", None)).startswith("host name not resolved: ")
+
+
+def folder(parent: Path, name: str) -> Path:
+    made = parent / name
+    made.mkdir()
+    return made
+
+
+async def test_a_backend_is_trusted_by_its_own_ca_and_name_and_shown_a_client_certificate(tmp_path: Path) -> None:
+    engine = certificate(folder(tmp_path, "engine"), name="DNS:engine.example", days=1)
+    client = certificate(folder(tmp_path, "client"), name="DNS:gateway.example", days=1)
+    tls = {"ca": str(engine), "server_name": "engine.example", "certificate": str(client)}
+    async with listening(engine, client_ca=client) as port:
+        place = Place(f"https://127.0.0.1:{port}")
+        async with running(place, per_backend={"tls": tls}) as under_test:  # its probes succeed
+            pool = under_test.gateway.relay._pools[under_test.gateway.fleet.backends[0]]
+            connection = await pool.take_new()
+            assert connection.transport is not None
+            assert connection.transport.get_extra_info("peercert")["subjectAltName"] == (("DNS", "engine.example"),)
+            pool.give_back(connection)
+            pool.close()
+        async with running(place, per_backend={"tls": {"ca": str(engine)}}, wait=False) as under_test:
+            [backend] = under_test.gateway.fleet.backends
+            await holds(
+                lambda: "TLS: IP address mismatch" in str(backend.health.probe_error),
+                lambda: repr(backend.health.probe_error),
+            )
+
+
+async def test_a_renewed_ca_counts_from_the_next_connection_on(tmp_path: Path) -> None:
+    old = certificate(folder(tmp_path, "old"), name="IP:127.0.0.1", days=1)
+    new = certificate(folder(tmp_path, "new"), name="IP:127.0.0.1", days=1)
+    trusted = tmp_path / "ca.pem"
+    trusted.write_bytes(old.read_bytes())
+    async with listening(new) as port:
+        per_backend = {"tls": {"ca": str(trusted)}}
+        async with running(Place(f"https://127.0.0.1:{port}"), per_backend=per_backend, wait=False) as under_test:
+            [backend] = under_test.gateway.fleet.backends
+            await holds(lambda: backend.health.probe_error == "TLS: self-signed certificate", "it is not trusted")
+            trusted.write_bytes(new.read_bytes())
+            await holds(lambda: backend.health.state == "up", "it is trusted")
+            trusted.unlink()
+            await holds(
+                lambda: "cannot use CA" in str(backend.health.probe_error), lambda: repr(backend.health.probe_error)
+            )

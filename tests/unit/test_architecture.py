@@ -29,8 +29,9 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "request": set(),
     "supervisor": set(),
-    "config": {"config_values"},
+    "config": {"config_values", "tls"},
     "config_values": set(),
+    "tls": {"config_values"},
     "config_file": {"config"},
     "resources": {"config", "errors"},
     "listeners": {"config"},
@@ -38,8 +39,8 @@ LAYERS: dict[str, set[str]] = {
     "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"_native", "request", "supervisor"},
-    "backends": {"config", "errors", "resources", "supervisor", "routing.engine"},
-    "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "backends"},
+    "backends": {"config", "errors", "resources", "supervisor", "tls", "routing.engine"},
+    "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "tls", "backends"},
     "dispatch": {
         "request",
         "errors",
@@ -68,6 +69,7 @@ LAYERS: dict[str, set[str]] = {
     "front": {
         "_native",
         "listeners",
+        "tls",
         "request",
         "errors",
         "config",
@@ -139,7 +141,7 @@ EDGES = {
     "front.uploads", "handover.channel", "handover.predecessor", "handover.restart", "handover.snapshot",
     "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log", "observe.metrics",
     "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources", "scheduling.leases",
-    "supervisor", "tokenization.tokenization", "tokenization.tokenizer",
+    "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

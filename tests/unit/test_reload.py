@@ -9,6 +9,7 @@ import pytest
 from gateway.config import Config, ConfigError
 from gateway.config_file import parse
 from gateway.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
+from tests.certificates import certificate
 
 KEY = {"name": "team-a", "key": "sk-secret-a"}
 
@@ -51,14 +52,18 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
     assert "sk-" not in repr(differences(old, new))
 
 
-def test_only_listening_addresses_need_a_restart_and_keep_their_values() -> None:
+def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(tmp_path: Path) -> None:
     old, addresses = config(), {"host": "::1", "port": 1}
-    new = config(routing={"aging": 0.5}, server={**addresses, "max_body_bytes": 7, "admin": {**addresses,
+    tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
+    new = config(routing={"aging": 0.5}, server={**addresses, "tls": tls, "max_body_bytes": 7, "admin": {**addresses,
         "allowed_hosts": ["gateway.svc"]}})  # fmt: skip
     found = differences(old, new)
-    assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {"server.admin"}
+    assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {
+        *("server.admin", "server.tls.certificate", "server.tls.key", "server.tls.client_ca")
+    }
     merged = applicable(old, new)
     assert merged.server.admin is not None
+    assert merged.server.tls is None
     assert (merged.server.host, merged.server.port) == (old.server.host, old.server.port)
     assert (merged.server.admin.host, merged.server.admin.port) == ("127.0.0.1", 8081)
     assert (merged.server.admin.allowed_hosts, merged.server.max_body_bytes) == (("gateway.svc",), 7)

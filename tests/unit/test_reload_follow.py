@@ -19,6 +19,8 @@ from tests.unit.holdings import Holdings
 # Values of every key: the first is the default.
 VALUES: dict[str, list[Any]] = {
     "config.watch": [False, True],
+    "server.trusted_proxies": [[], ["10.0.0.0/8", "::1"]],
+    "server.cors_origins": [[], ["https://chat.example.com"], ["*"]],
     "server.max_connections": [16384, 7],
     "server.max_body_bytes": [8388608, 1000],
     "server.max_upload_bytes": [536870912, 1000],

@@ -12,7 +12,7 @@ import pytest
 from gateway.config import DiscoveredBackend, KubernetesDiscovery
 from gateway.discovery.kubernetes import KubernetesEndpoints
 from gateway.discovery.listings import DiscoveryError, Listing, first_listing
-from tests.fault.test_tls_backends import certificate
+from tests.certificates import certificate
 from tests.kubernetes_api import NAMESPACE, ApiServer, endpoint_slice, event, pod, status
 
 DEADLINE_SECONDS = 20.0
