@@ -42,6 +42,13 @@ def answer_local(
         if not fleet.ready:
             raise NoBackend("No backend is available.")
         document = {"status": "ready"}
+    elif route.endpoint == "version":
+        versions = sorted({backend.facts.version for backend in fleet.backends if backend.facts.version})
+        if not versions:
+            raise NoBackend("No backend has reported its version.")
+        document = {"version": ", ".join(versions)}
+    elif route.endpoint == "load":
+        document = {"server_load": sum(backend.in_flight for backend in fleet.backends)}
     elif route.endpoint == "models":
         document = {"object": "list", "data": _cards(fleet, aliases)}
     else:
@@ -188,6 +195,8 @@ class Handler(RequestHandler):
             return "completed"
         if incoming.upload is not None:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
+        elif route.bodiless:
+            request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
         elif len(incoming.body) <= SHORT_BYTES:

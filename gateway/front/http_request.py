@@ -39,6 +39,8 @@ class Route:
     stored: bool = False  # for a response that one backend stores
     max_body_bytes: int | None = 0  # None = as configured
     streams: bool = False  # the stored response is requested as a stream
+    by_body: bool = False  # which endpoint it is, the fields of the body decide
+    bodiless: bool = False  # relayed without a body
 
 
 _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
@@ -48,6 +50,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
     score, rerank = Route("score", Kind.POOL), Route("rerank", Kind.POOL)
     posts = {
         b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
+        b"/v1/chat/completions/batch": Route("chat_batch", Kind.GENERATE),
         b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
         b"/v1/responses": Route("responses", Kind.GENERATE),
         b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
@@ -57,31 +60,55 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v1/rerank": rerank,
         b"/rerank": rerank,
         b"/v2/rerank": rerank,
+        b"/v2/embed": Route("embed", Kind.POOL),
         b"/pooling": Route("pooling", Kind.POOL),
         b"/classify": Route("classify", Kind.POOL),
+        b"/generative_scoring": Route("generative_scoring", Kind.POOL),
+        b"/invocations": Route("invocations", by_body=True),
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),
         b"/detokenize": Route("detokenize"),
         b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=DONE_MARKER),
         b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=DONE_MARKER),
     }
+    ready = Route("readyz", local=True, public=True)
     gets = {
         b"/v1/models": Route("models", local=True),
         b"/livez": Route("livez", local=True, public=True),
-        b"/readyz": Route("readyz", local=True, public=True),
-        b"/health": Route("readyz", local=True, public=True),
+        b"/readyz": ready,
+        b"/health": ready,
+        b"/ping": ready,
+        b"/version": Route("version", local=True),
+        b"/load": Route("load", local=True),
+        b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
     table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
-    return table | {(b"GET", path): route for path, route in gets.items()}
+    return table | {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
 
 
 ROUTES = _table()
 _PREFLIGHT = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
 _PATHS = {path: method for method, path in ROUTES}
+# Whose fields are in a body for /invocations, in the order in which vLLM tries them.
+_INVOKED: dict[str, bytes] = {
+    "messages": b"/v1/chat/completions",
+    "prompt": b"/v1/completions",
+    "input": b"/v1/embeddings",
+    "documents": b"/v1/rerank",
+    "text_2": b"/v1/score",
+}
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 # The query parameters that reach a backend, and their valid values.
 _QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
+
+
+def invoked_route(document: Mapping[str, object]) -> Route:
+    """The endpoint that a body for /invocations is for. Raises InvalidRequest."""
+    for field, path in _INVOKED.items():
+        if field in document:
+            return ROUTES[b"POST", path]
+    raise InvalidRequest(f"A body for /invocations needs one of the fields {', '.join(_INVOKED)}.")
 
 
 def find_route(method: bytes, path: bytes) -> Route:

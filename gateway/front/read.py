@@ -12,7 +12,7 @@ from gateway.config import Config, KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.http_request import HttpRequest, Route
+from gateway.front.http_request import HttpRequest, Route, invoked_route
 from gateway.front.json_body import (
     CLOSER_LOOK,
     Steps,
@@ -106,7 +106,11 @@ MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the 
 _MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
 _MOST_MEDIA = 1024
 _UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
-_PROMPT_FIELDS: Final = {"chat": "messages", "messages": "messages", "completions": "prompt", "responses": "input"}
+_PROMPT_FIELDS: Final = {
+    **dict.fromkeys(("chat", "chat_batch", "messages"), "messages"),
+    "completions": "prompt",
+    "responses": "input",
+}
 _MAX_SEEDS = 1024
 _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
@@ -184,6 +188,8 @@ class RequestReader:
         document = _json_object(body, self._max_depth) if len(body) <= self._short_bytes else None
         if document is None:
             return at_once(self.read_in_steps(incoming, route, request_id, only_model))
+        if route.by_body:
+            route = invoked_route(document)
         draft = Draft(incoming, route, request_id, document)
         if draft.rare and not CLOSER_LOOK.isdisjoint(draft.rare):
             refuse_fields(document)
@@ -197,6 +203,8 @@ class RequestReader:
     ) -> Steps[InferenceRequest]:
         """The same for a long body."""
         document = yield from parse_body(incoming.body, self._limits)
+        if route.by_body:
+            route = invoked_route(document)
         draft = Draft(incoming, route, request_id, document)
         self._check(draft, only_model)
         yield
@@ -269,6 +277,18 @@ class RequestReader:
             route.endpoint, Kind.LIGHT, incoming.method, route.target, demand, request_id, headers=headers
         )
 
+    def read_bodiless(
+        self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
+    ) -> InferenceRequest:
+        """A question without a body to any backend of the only model. Raises InvalidRequest."""
+        model = only_model()
+        if model is None:
+            raise InvalidRequest(f"{route.target.decode()} has no model, and the backends serve several.")
+        headers = upstream_headers(incoming, request_id)
+        return InferenceRequest(
+            route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers
+        )
+
     def _place_of(self, response_id: str, incoming: HttpRequest, param: str) -> Place:
         """Where this client's response is stored. Raises ModelNotFound."""
         place = self._stored.find(response_id, self.scheduling.owner(incoming))
@@ -325,6 +345,7 @@ class RequestReader:
         document, incoming, model, salt = draft.document, draft.incoming, draft.model, draft.salt
         limit, sequences = _counts(draft.rare, self._max_sequences) if draft.rare else (None, 1)
         endpoint, streams = draft.route.endpoint, document.get("stream") is True
+        sequences = self._conversations(document) if endpoint == "chat_batch" else sequences
         field, turns = _PROMPT_FIELDS[endpoint], draft.turns
         prompt = turns_of(document, field) if turns is None or field != "messages" else turns
         if draft.rare:
@@ -380,6 +401,15 @@ class RequestReader:
         if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):
             report.sample(prompt.pieces, demand, client, application, incoming.arrived_seconds)
         return demand
+
+    def _conversations(self, document: dict[str, Any]) -> int:
+        """How many conversations a batch has: a sequence each. Raises InvalidRequest."""
+        found = document.get("messages")
+        if type(found) is not list or not found or type(found[0]) is not list:
+            raise InvalidRequest("The field 'messages' must be a list of conversations.", param="messages")
+        if len(found) > self._max_sequences:
+            raise _too_many(len(found), "messages", self._max_sequences)
+        return len(found)
 
     def _seed(self, model: str, salt: str) -> int:
         """Where the chain of a prompt's keys starts."""
@@ -447,9 +477,13 @@ def _counts(rare: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
             break
     sequences = sequences_of(rare)
     if sequences > max_sequences:
-        raise InvalidRequest(
-            f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {max_sequences} per"
-            " request (server.max_sequences).",
-            param="n",
-        )
+        raise _too_many(sequences, "n", max_sequences)
     return limit, sequences
+
+
+def _too_many(sequences: int, param: str, most: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {most} per"
+        " request (server.max_sequences).",
+        param=param,
+    )

@@ -30,7 +30,10 @@ _OPENING = (
 )  # fmt: skip
 OPENING: Final = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
-_INPUTS: Final[tuple[str, ...]] = ("input", "documents", "items", "text_2", "data_2", "queries")
+_INPUTS: Final[tuple[str, ...]] = (
+    *("input", "documents", "items", "text_2", "data_2", "queries"),
+    *("texts", "images", "inputs"),
+)
 _text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
@@ -89,7 +92,17 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
 def turns_of(document: dict[str, Any], field: str) -> Prompt:
     """The prompt without what comes before its turns."""
     given = document.get(field)
-    return _turns(given) if field == "messages" and type(given) is list else _text(given)
+    if field != "messages" or type(given) is not list:
+        return _text(given)
+    if not given or type(given[0]) is not list:
+        return _turns(given)
+    prompt = _turns(given[0])
+    for turns in given[1:]:  # of a batch of conversations
+        for turn in turns if type(turns) is list else ():
+            size, media = _size(turn) if type(turn) is dict else (0, 0)
+            prompt.more_bytes += size
+            prompt.media += media
+    return prompt
 
 
 def add_opening(prompt: Prompt, fields: dict[str, Any]) -> None:

@@ -14,13 +14,13 @@ from aiohttp.http import RawRequestMessage
 from pydantic import ValidationError
 
 from loadtest.engine.api import errors, operations
-from loadtest.engine.api.chat import chat_completions, transcribe
+from loadtest.engine.api.chat import chat_batch, chat_completions, transcribe
 from loadtest.engine.api.completions import completions
 from loadtest.engine.api.errors import ApiError
 from loadtest.engine.api.exchange import empty_answer, error_answer
 from loadtest.engine.api.messages import count_tokens, messages
 from loadtest.engine.api.operations import detokenize, tokenize
-from loadtest.engine.api.pooling import classify, embeddings, pooling, rerank, score
+from loadtest.engine.api.pooling import classify, embed, embeddings, pooling, rerank, score
 from loadtest.engine.api.responses import cancel_response, create_response, get_response
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.fault_injection import play_opening, play_whole
@@ -45,6 +45,7 @@ _OPERATIONS: Routes = {
 }
 _GENERATION: Routes = {
     "/v1/chat/completions": {"POST": chat_completions},
+    "/v1/chat/completions/batch": {"POST": chat_batch},
     "/v1/completions": {"POST": completions},
     "/v1/responses": {"POST": create_response},
     "/v1/responses/{response_id}": {"GET": get_response},
@@ -56,6 +57,7 @@ _GENERATION: Routes = {
 }
 _POOLING: Routes = {
     "/v1/embeddings": {"POST": embeddings},
+    "/v2/embed": {"POST": embed},
     "/pooling": {"POST": pooling},
     "/classify": {"POST": classify},
     **{path: {"POST": score} for path in ("/score", "/v1/score")},

@@ -29,13 +29,11 @@ TOO_LONG = "import sys\n" * CONTEXT_TOKENS
 BACKEND_ONLY = [
     ("GET", "/metrics"),
     ("GET", "/server_info"),
-    ("GET", "/load"),
     ("GET", "/kv_event_sources"),
     ("GET", "/openapi.json"),
     ("POST", "/sleep"),
     ("POST", "/reset_prefix_cache"),
     ("POST", "/v1/load_lora_adapter"),
-    ("POST", "/invocations"),
     ("POST", "/v1/%2e%2e/sleep"),
     ("POST", "/v1/x/../../sleep"),
     ("GET", "/admin/backends"),

@@ -138,3 +138,44 @@ async def test_one_model_can_be_looked_up_by_its_name(client: AsyncOpenAI) -> No
     with pytest.raises(NotFoundError) as caught:
         await client.models.retrieve("absent")
     assert caught.value.code == "model_not_found"
+
+
+async def test_a_batch_of_conversations_gets_a_choice_for_each(gateway: Gateway, fleet: Fleet) -> None:
+    chats = [[{"role": "user", "content": fresh()}] for _ in range(3)]
+    body = {"model": CHAT_MODEL, "messages": chats, "max_tokens": 6, "temperature": 0}
+    answer = await post(gateway.url, "/v1/chat/completions/batch", body)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    direct = await post(fleet.chat_urls[0], "/v1/chat/completions/batch", body)
+    assert [choice["message"]["content"] for choice in direct["choices"]] == [
+        choice["message"]["content"] for choice in answer["choices"]
+    ]
+
+
+async def test_coheres_embeddings_equal_those_of_openais_endpoint(gateway: Gateway) -> None:
+    usual = await post(gateway.url, "/v1/embeddings", {"model": EMBEDDING_MODEL, "input": SENTENCES})
+    body = {"model": EMBEDDING_MODEL, "texts": SENTENCES, "input_type": "classification"}
+    answer = await post(gateway.url, "/v2/embed", body)
+    vectors = [item["embedding"] for item in usual["data"]]
+    np.testing.assert_allclose(answer["embeddings"]["float"], vectors, atol=1e-5)
+
+
+async def test_an_invocation_goes_to_the_endpoint_that_its_fields_are_for(gateway: Gateway) -> None:
+    chat = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": fresh()}], "max_tokens": 3}
+    assert (await post(gateway.url, "/invocations", chat))["object"] == "chat.completion"
+    completion = {"model": CHAT_MODEL, "prompt": fresh(), "max_tokens": 3}
+    assert (await post(gateway.url, "/invocations", completion))["object"] == "text_completion"
+    inputs = {"model": EMBEDDING_MODEL, "input": SENTENCES}
+    assert len((await post(gateway.url, "/invocations", inputs))["data"]) == len(SENTENCES)
+
+
+async def test_version_load_and_ping_are_those_of_the_fleet(gateway: Gateway, fleet: Fleet) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with (
+            session.get(f"{fleet.chat_urls[0]}/version") as direct,
+            session.get(f"{gateway.url}/version") as ours,
+        ):
+            assert await ours.json() == await direct.json()
+        async with session.get(f"{gateway.url}/load") as answer:
+            assert (await answer.json())["server_load"] == 0
+        async with session.post(f"{gateway.url}/ping") as answer:
+            assert answer.status == 200

@@ -85,6 +85,25 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: Le
     return json_answer(_answer(service, answer_id, shown_model, sampling, generation))
 
 
+async def chat_batch(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
+    """Answer several chats with a choice for each."""
+    body = await read_json(request)
+    conversations = body.get("messages")
+    if not isinstance(conversations, list) or not all(isinstance(each, list) and each for each in conversations):
+        raise invalid("body.messages", "list_type", "Input should be a valid list", conversations)
+    if body.get("stream"):
+        raise ApiError(400, "Batch chat completions do not support streaming.")
+    sampling = read_sampling(body, ("max_completion_tokens", "max_tokens"), service.config.max_model_len)
+    model = service.check_model(body.get("model"))
+    service.check_admission(len(conversations))
+    chats = [read_messages(body | {"messages": each}) for each in conversations]
+    prompts = [chat_prompt(service, body, messages, model, sampling.cache_salt) for messages in chats]
+    entry.note(service.request_id(request), model, [prompt.nonce for prompt in prompts])
+    with Generation(service.engine, service.choices(prompts, sampling, entry), entry) as generation:
+        await generation.finished()
+    return json_answer(_answer(service, f"chatcmpl-{entry.request_id}", model, sampling, generation))
+
+
 def chat_prompt(
     service: Service, body: Body, messages: Sequence[tuple[str, str]], model: str, cache_salt: str
 ) -> PreparedPrompt:

@@ -105,6 +105,25 @@ async def pooling(service: Service, request: web.BaseRequest, entry: LedgerEntry
     return await _vectors(service, request, entry, "pool", "pooling", "data")
 
 
+async def embed(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
+    """The same vectors, in the shape of Cohere's endpoint; texts only."""
+    body = await read_json(request)
+    texts = body.get("texts")
+    if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
+        raise ApiError(400, "Exactly one of texts, images, or inputs must be provided, and it must be non-empty")
+    service.check_model(body.get("model"), with_aliases=False)
+    prompts, tokens = await pool(service, request, entry, body, [(tokenise(each), each) for each in texts])
+    return json_answer(
+        {
+            "id": f"embd-{entry.request_id}",
+            "embeddings": {"float": [_vector(service, prompt.tokens, False) for prompt in prompts]},
+            "texts": texts,
+            "meta": {"api_version": {"version": "2"}, "billed_units": {"input_tokens": tokens}},
+            "response_type": "embeddings_by_type",
+        }
+    )
+
+
 async def _vectors(
     service: Service, request: web.BaseRequest, entry: LedgerEntry, prefix: str, kind: str, field: str
 ) -> web.StreamResponse:

@@ -6,6 +6,7 @@ from gateway.request import Kind
 
 POSTS = {
     "/v1/chat/completions": Kind.GENERATE,
+    "/v1/chat/completions/batch": Kind.GENERATE,
     "/v1/completions": Kind.GENERATE,
     "/v1/responses": Kind.GENERATE,
     "/v1/messages": Kind.GENERATE,
@@ -17,17 +18,29 @@ POSTS = {
     "/v2/rerank": Kind.POOL,
     "/pooling": Kind.POOL,
     "/classify": Kind.POOL,
+    "/v2/embed": Kind.POOL,
+    "/generative_scoring": Kind.POOL,
+    "/invocations": Kind.LIGHT,
     "/v1/messages/count_tokens": Kind.LIGHT,
     "/tokenize": Kind.LIGHT,
     "/detokenize": Kind.LIGHT,
     "/v1/audio/transcriptions": Kind.UPLOAD,
     "/v1/audio/translations": Kind.UPLOAD,
 }
-GETS = {"/v1/models": "models", "/livez": "livez", "/readyz": "readyz", "/health": "readyz"}
+GETS = {
+    "/v1/models": "models",
+    "/version": "version",
+    "/load": "load",
+    "/livez": "livez",
+    "/readyz": "readyz",
+    "/health": "readyz",
+    "/ping": "readyz",
+}
 
 
 def test_the_table_is_exactly_this() -> None:
     expected = {(b"POST", path.encode()) for path in POSTS} | {(b"GET", path.encode()) for path in GETS}
+    expected |= {(b"POST", b"/ping"), (b"GET", b"/tokenizer_info")}
     assert set(ROUTES) == expected
 
 
@@ -41,7 +54,7 @@ def test_what_is_forwarded_goes_to_the_same_path(path: str, kind: Kind) -> None:
 def test_what_we_answer_ourselves(path: str, endpoint: str) -> None:
     route = find_route(b"GET", path.encode())
     assert (route.local, route.endpoint) == (True, endpoint)
-    assert route.public == (path != "/v1/models")
+    assert route.public == (path not in ("/v1/models", "/version", "/load"))
 
 
 def test_a_query_string_is_dropped() -> None:
@@ -87,9 +100,9 @@ def test_an_error_about_a_url_shows_no_query_and_no_password() -> None:
     [b"/", b"", b"//v1/completions", b"/v1/completions/", b"/V1/completions", b"/v1/./completions",
      b"/v1%2fcompletions",
      b"/v1/completions/..",
-     b"http://h/v1/completions", b"/metrics", b"/version", b"/sleep", b"/reset_prefix_cache",
+     b"http://h/v1/completions", b"/metrics", b"/sleep", b"/reset_prefix_cache",
      b"/v1/load_lora_adapter", b"/collective_rpc", b"/server_info", b"/docs", b"/v1/models/", b"/v1/responses/",
-     b"/v1/responses/a/b", b"/v1/responses/../sleep", b"/v1/responses/a%2f..", b"/invocations", b"\xff\xfe", b"*"],
+     b"/v1/responses/a/b", b"/v1/responses/../sleep", b"/v1/responses/a%2f..", b"\xff\xfe", b"*"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", [b"GET", b"POST"])
 def test_everything_else_of_a_backend_is_out_of_reach(method: bytes, path: bytes) -> None:
