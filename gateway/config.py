@@ -54,19 +54,38 @@ class Listen(Section):
     allowed_hosts: tuple[HostName, ...] = default((), "Names accepted in `Host` besides `host`, localhost and IPs.")
 
 
+class AdminConfig(Listen):
+    """The admin port (/metrics, /livez, /readyz, /admin/*)."""
+
+    token: str = default(
+        "",
+        "Token that requests must have (`Authorization: Bearer ...`), but for `open_paths`; empty = none.",
+        pattern=r"^[!-~]*$",
+    )
+    open_paths: tuple[Literal["/metrics", "/livez", "/readyz"], ...] = default(
+        ("/metrics", "/livez", "/readyz"), "Paths that need no token."
+    )
+
+
+class MetricsConfig(Listen):
+    """A port for /metrics, /livez and /readyz alone."""
+
+    host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
+    port: int = default(8082, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+
+
 class ServerConfig(Section):
     """The client port with its limits and timeouts."""
 
     host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
     port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
     tls: ServerTls | None = default(None, "TLS of this port; null = plain HTTP.")
-    trusted_proxies: tuple[Network, ...] = default(
-        (), "Addresses or networks of proxies whose X-Forwarded-For names the client, such as 10.0.0.0/8."
+    trusted_proxies: tuple[Network, ...] = default((), "Networks of proxies whose X-Forwarded-For names the client.")
+    cors_origins: tuple[Origin, ...] = default((), 'Origins whose web pages may call the API (CORS); "*" = all.')
+    admin: AdminConfig | None = default(AdminConfig(), "Admin port (/metrics, /livez, /readyz, /admin/*); null = none.")
+    metrics: MetricsConfig | None = default(
+        None, "Another port for /metrics, /livez and /readyz, without a token; null = none."
     )
-    cors_origins: tuple[Origin, ...] = default(
-        (), 'Origins whose web pages may call the API (CORS), such as https://chat.example.com; "*" = all.'
-    )
-    admin: Listen | None = default(Listen(), "Admin port (/metrics, /admin/*), without authentication; null = none.")
     max_connections: Count = default(16384, "Maximum client connections; more are closed immediately.")
     max_body_bytes: Count = default(
         8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."

@@ -14,21 +14,27 @@ from gateway.config import Listen, ServerConfig
 
 BACKLOG = 4096
 _FIRST_FILE = 3
-_ADMIN_NAME = "admin"  # FileDescriptorName= of the admin port's sockets
 
 
 class Listeners(NamedTuple):
-    """Bound sockets of the main port and of the admin port; none = not bound yet."""
+    """Bound sockets of each port; none = not bound yet. systemd's FileDescriptorName= are these names."""
 
     main: list[socket.socket]
     admin: list[socket.socket]
+    metrics: list[socket.socket]
 
     def close(self) -> None:
-        for each in (*self.main, *self.admin):
+        for each in (*self.main, *self.admin, *self.metrics):
             each.close()
 
 
-NOT_BOUND = Listeners([], [])
+NOT_BOUND = Listeners([], [], [])
+
+
+def ports_of(server: ServerConfig) -> dict[str, Listen | ServerConfig]:
+    """The ports that are configured, by their names in `Listeners`."""
+    ports = {"main": server, "admin": server.admin, "metrics": server.metrics}
+    return {name: port for name, port in ports.items() if port is not None}
 
 
 async def bind(host: str, port: int) -> list[socket.socket]:
@@ -52,34 +58,29 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 async def bind_all(server: ServerConfig, have: Listeners) -> Listeners:
     """Bind what is not there yet. Raises OSError."""
-    main, admin = have
     try:
-        main = main or await bind(server.host, server.port)
-        if server.admin is not None:
-            admin = admin or await bind(server.admin.host, server.admin.port)
+        for name, port in ports_of(server).items():
+            if not getattr(have, name):
+                have = have._replace(**{name: await bind(port.host, port.port)})
     except OSError:
-        Listeners(main, admin).close()
+        have.close()
         raise
-    return Listeners(main, admin)
+    return have
 
 
 def of_systemd(environment: MutableMapping[str, str]) -> Listeners:
     """The sockets that systemd passed to this process. The variables are removed: they are not for its children."""
     process, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     names = environment.pop("LISTEN_FDNAMES", "").split(":")
-    found = Listeners([], [])
+    found = Listeners([], [], [])
     if process != str(os.getpid()) or not count.isdigit():
         return found
     for number in range(int(count)):
         each = socket.socket(fileno=_FIRST_FILE + number)
         os.set_inheritable(each.fileno(), False)
-        (found.admin if names[number : number + 1] == [_ADMIN_NAME] else found.main).append(each)
+        name = names[number] if number < len(names) else ""
+        {"admin": found.admin, "metrics": found.metrics}.get(name, found.main).append(each)
     return found
-
-
-def has_same_address(one: Listen | ServerConfig | None, host: str, port: int) -> bool:
-    """Whether a port is configured at this address."""
-    return one is not None and (one.host, one.port) == (host, port)
 
 
 def notify_systemd(environment: Mapping[str, str], state: str) -> None:

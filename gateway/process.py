@@ -27,7 +27,7 @@ from gateway.handover.restart import TAKES_OVER, Restart
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotError, load, save
 from gateway.handover.successor import Successor, TakeoverRefused, take_over
-from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd
+from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import LineWriter, logging_to
 from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
@@ -114,10 +114,7 @@ class Life:
             return None
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
-        server = self._config.server
-        addresses = {"main": (server.host, server.port)}
-        if server.admin is not None:
-            addresses["admin"] = server.admin.host, server.admin.port
+        addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
         lengths = gateway.cache_state.output_lengths
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, gateway.stop_listening, addresses, listeners, breather())

@@ -7,14 +7,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.config import Config
+from gateway.config import Config, Listen
 from gateway.config_file import version_of
 
-_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret")
+_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens: all that a running gateway cannot change.
 NEEDS_RESTART = (
-    *("server.host", "server.port", "server.admin", "server.admin.host", "server.admin.port"),
+    *("server.host", "server.port"),
+    *("server.admin", "server.admin.host", "server.admin.port"),
+    *("server.metrics", "server.metrics.host", "server.metrics.port"),
     *("server.tls", "server.tls.certificate", "server.tls.key", "server.tls.client_ca"),
 )
 
@@ -42,13 +44,17 @@ def differences(old: Config, new: Config) -> list[ConfigChange]:
 
 def applicable(old: Config, new: Config) -> Config:
     """The new configuration with the listening addresses and the TLS of the old one."""
-    was, admin = old.server, new.server.admin
-    if was.admin is None or admin is None:
-        admin = was.admin
-    else:
-        admin = admin.model_copy(update={"host": was.admin.host, "port": was.admin.port})
-    server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, "admin": admin})
+    was = old.server
+    ports = {"admin": _at(was.admin, new.server.admin), "metrics": _at(was.metrics, new.server.metrics)}
+    server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, **ports})
     return new.model_copy(update={"server": server})
+
+
+def _at(old: Listen | None, new: Listen | None) -> Listen | None:
+    """The new settings of a port that stays where it is."""
+    if old is None or new is None:
+        return old
+    return new.model_copy(update={"host": old.host, "port": old.port})
 
 
 def _plain(config: Config) -> dict[str, Any]:
@@ -70,8 +76,14 @@ def _compared(path: str, old: Any, new: Any) -> Iterator[ConfigChange]:
         for key in dict.fromkeys((*old, *new)):
             yield from _compared(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     else:
-        is_secret = path.rpartition(".")[2] in _SECRETS
-        yield ConfigChange(path, "***" if is_secret else old, "***" if is_secret else new)
+        key = path.rpartition(".")[2]
+        yield ConfigChange(path, _shown(key, old), _shown(key, new))
+
+
+def _shown(key: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _shown(name, each) for name, each in value.items()}
+    return "***" if key in _SECRETS and value is not None else value
 
 
 def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:

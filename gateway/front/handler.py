@@ -37,10 +37,7 @@ def answer_local(
     if route.endpoint == "livez":
         document = {"status": "alive"}
     elif route.endpoint == "readyz":
-        if draining:
-            raise Draining("The gateway is shutting down.")
-        if not fleet.ready:
-            raise NoBackend("No backend is available.")
+        check_ready(fleet, draining)
         document = {"status": "ready"}
     elif route.endpoint == "version":
         versions = sorted({backend.facts.version for backend in fleet.backends if backend.facts.version})
@@ -58,6 +55,14 @@ def answer_local(
             raise ModelNotFound.of(name)
         document = found[0]
     reply.send(200, JSON, b"", orjson.dumps(document))
+
+
+def check_ready(fleet: Fleet, draining: bool) -> None:
+    """Raises NoBackend or Draining if requests should go to another gateway."""
+    if draining:
+        raise Draining("The gateway is shutting down.")
+    if not fleet.ready:
+        raise NoBackend("No backend is available.")
 
 
 def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
@@ -149,6 +154,10 @@ class Handler(RequestHandler):
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
         self._draining = True
+
+    def check_ready(self) -> None:
+        """Raises NoBackend or Draining if requests should go to another gateway."""
+        check_ready(self._fleet, self._draining)
 
     async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         """Answer one request through the connection, whatever happens."""

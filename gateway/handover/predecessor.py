@@ -24,7 +24,8 @@ log = structlog.get_logger("gateway")
 class Predecessor:
     """Waits for the process that takes over. `began` is set once it has.
 
-    `addresses`: as configured, by port (`main`, `admin`), with the sockets in `listeners`. `stop_listening`: on both.
+    `addresses`: as configured, by port (`main`, `admin`, `metrics`), with the sockets in `listeners`. `stop_listening`:
+    on all.
     """
 
     knowledge: Knowledge
@@ -104,7 +105,7 @@ class Predecessor:
         self.began.set()
 
     async def _offer(self, channel: Channel, *, with_snapshot: bool) -> None:
-        offered = [("main", each) for each in self.listeners.main] + [("admin", each) for each in self.listeners.admin]
+        offered = [(name, each) for name, sockets in self.listeners._asdict().items() for each in sockets]
         snapshot: list[int] = []
         if with_snapshot:
             sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted

@@ -17,7 +17,7 @@ from gateway.config import ServerConfig
 from gateway.handover.channel import PROTOCOL, Channel, Message, connect
 from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, SnapshotError, read
-from gateway.listeners import Listeners, has_same_address
+from gateway.listeners import Listeners, ports_of
 from gateway.routing.engine import EngineUse
 
 _OFFER_SECONDS = 60.0
@@ -38,10 +38,10 @@ class Successor:
     def __init__(self, channel: Channel, offer: Message) -> None:
         self._channel = channel
         self._addresses: dict[str, tuple[str, int]] = offer.content["addresses"]
-        self._sockets: dict[str, list[socket.socket]] = {"main": [], "admin": []}
+        self._sockets: dict[str, list[socket.socket]] = {}
         files = [*offer.files]
         for name in offer.content["listeners"]:
-            self._sockets[name].append(socket.socket(fileno=files.pop(0)))
+            self._sockets.setdefault(name, []).append(socket.socket(fileno=files.pop(0)))
         self._snapshot = open(files.pop(0), "rb") if files else None  # noqa: SIM115 - `snapshot` closes it
         self._number = 0  # of the other process's last needs
         self._lent: dict[str, EngineUse] = {}  # as the other process knows it
@@ -49,15 +49,15 @@ class Successor:
 
     def listeners(self, server: ServerConfig) -> Listeners:
         """The sockets of the ports that are configured as they were. The others are closed."""
-        found = Listeners([], [])
-        for name, wanted, kept in (("main", server, found.main), ("admin", server.admin, found.admin)):
-            is_same = has_same_address(wanted, *self._addresses.get(name, ("", 0)))
-            for each in self._sockets[name]:
-                if is_same:
-                    kept.append(each)
-                else:
+        kept = Listeners([], [], [])
+        wanted = {name: [port.host, port.port] for name, port in ports_of(server).items()}
+        for name, sockets in self._sockets.items():
+            if name in wanted and wanted[name] == [*self._addresses[name]]:
+                kept = kept._replace(**{name: sockets})
+            else:
+                for each in sockets:
                     each.close()
-        return found
+        return kept
 
     async def snapshot(self) -> dict[str, Any] | None:
         """What the other process knows; None if its version has it in another form."""

@@ -60,8 +60,9 @@ class Restartable:
         return [line for line in map(orjson.loads, lines) if line.get("event") == name]
 
     async def asks_admin(self, target: str, method: bytes = b"POST", body: bytes = b"") -> Answer:
+        token = b"authorization: Bearer " + self.environment.get("GATEWAY_ADMIN_TOKEN", "").encode()
         async with await Client.connect(self.admin_port) as client:
-            await client.send(request(body, method=method, target=target.encode()))
+            await client.send(request(body, token, method=method, target=target.encode()))
             return await client.answer()
 
     async def restart(self) -> int:
@@ -107,7 +108,7 @@ async def restartable(folder: Path, *backends: ScriptedBackend, **sections: Any)
     port, admin_port = free_ports(2)
     environment: dict[str, str] = sections.pop("environment", {})
     cap, server = sections.pop("cap", 8), sections.pop("server", {})
-    admin = {"port": admin_port, "allowed_hosts": ["gateway"]}
+    admin = {"port": admin_port, "allowed_hosts": ["gateway"], "token": "${GATEWAY_ADMIN_TOKEN:-}"}
     base = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0}
     listed = [{"url": backend.url, "max_in_flight": cap} for backend in backends]
     running = Restartable(folder, port, admin_port, environment)

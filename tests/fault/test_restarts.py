@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import socket
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -339,39 +338,6 @@ async def test_systemd_hears_of_the_start_the_new_process_and_the_stop(
         os.kill(pid, signal.SIGTERM)
         assert await manager.hears() == "STOPPING=1"
     manager.close()
-
-
-async def test_sockets_of_systemd_wait_for_the_gateway(tmp_path: Path, backend: ScriptedBackend) -> None:
-    backend.plays(*json_answer())
-    async with restartable(tmp_path, backend) as gateway:
-        await stops(gateway)
-        main, admin = (socket.create_server(("127.0.0.1", port)) for port in (gateway.port, gateway.admin_port))
-        fds = main.fileno(), admin.fileno()
-        async with await gateway.client() as early:  # before the gateway has started
-            await early.send(request(chat()))
-            gateway.start(pass_fds=fds, command=launcher(*fds))
-            assert (await early.answer()).status == 200
-        main.close()
-        admin.close()
-        assert (await gateway.asks_admin("/admin/backends", b"GET")).status == 200
-        await gateway.restart()
-        assert (await gateway.ask(chat())).status == 200
-
-
-_LAUNCHER = """
-import fcntl, os, sys
-moved = [fcntl.fcntl(int(given), fcntl.F_DUPFD, 100) for given in sys.argv[1:3]]
-for number, each in enumerate(moved):
-    os.dup2(each, 3 + number)
-    os.close(each)
-os.environ |= {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "http:admin"}
-os.execv(sys.argv[3], sys.argv[3:])
-"""
-
-
-def launcher(*fds: int) -> tuple[str, ...]:
-    """Passes two sockets as systemd does: as descriptors 3 and 4, to the process with LISTEN_PID."""
-    return (sys.executable, "-c", _LAUNCHER, *map(str, fds))
 
 
 def sockets_of(pid: int) -> int:

@@ -153,7 +153,7 @@ async def test_a_batch_of_conversations_gets_a_choice_for_each(gateway: Gateway,
 
 async def test_coheres_embeddings_equal_those_of_openais_endpoint(gateway: Gateway) -> None:
     usual = await post(gateway.url, "/v1/embeddings", {"model": EMBEDDING_MODEL, "input": SENTENCES})
-    body = {"model": EMBEDDING_MODEL, "texts": SENTENCES, "input_type": "classification"}
+    body = {"model": EMBEDDING_MODEL, "texts": SENTENCES}
     answer = await post(gateway.url, "/v2/embed", body)
     vectors = [item["embedding"] for item in usual["data"]]
     np.testing.assert_allclose(answer["embeddings"]["float"], vectors, atol=1e-5)

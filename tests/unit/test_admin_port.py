@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.admin import AdminPort, breather
-from gateway.admin_http import is_own_host, own_hosts
-from gateway.config import Listen
-from gateway.errors import ModelNotFound
+from gateway.admin import AdminPages, MetricsPages, breather
+from gateway.admin_http import OperatorPort, is_own_host, own_hosts
+from gateway.config import AdminConfig, Listen, MetricsConfig
+from gateway.errors import ModelNotFound, NoBackend
 from gateway.observe.metrics import Breathe, Metrics
 
 NAMES = {"gateway.svc"}
@@ -27,13 +27,29 @@ async def three_wait() -> dict[str, Any]:
     return {"waiting": 3}
 
 
+@asynccontextmanager
+async def admin_port(
+    listen: Listen | None = None,
+    snapshot: Callable[[Breathe], Any] | None = None,
+    backends: Callable[[], dict[str, Any]] = dict,
+    route: Any = no_route,
+    prepare: Any = lambda _: None,
+) -> AsyncIterator[int | None]:
+    """A port with all pages."""
+    pages = MetricsPages(snapshot or Metrics().snapshot, lambda: None).routes()
+    pages += AdminPages(backends, route, three_wait, prepare).routes()
+    async with OperatorPort("server.admin", listen or Listen(port=0)).listening(pages) as port:
+        yield port
+
+
 async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
     metrics = Metrics()
     metrics.attempts.add(("a", "ok"))
-    admin = AdminPort(
-        Listen(port=0), metrics.snapshot, lambda: {"backends": [{"name": "a", "state": "up"}]}, no_route, three_wait
-    )
-    async with admin.listening() as port, aiohttp.ClientSession() as session:
+    backends = {"backends": [{"name": "a", "state": "up"}]}
+    async with (
+        admin_port(snapshot=metrics.snapshot, backends=lambda: backends) as port,
+        aiohttp.ClientSession() as session,
+    ):
         async with session.get(f"http://127.0.0.1:{port}/metrics") as response:
             assert response.headers["content-type"].startswith("text/plain")
             assert 'gateway_upstream_attempts_total{backend="a",result="ok"} 1.0' in await response.text()
@@ -48,7 +64,7 @@ async def test_metrics_and_backends_are_served_on_a_port_of_their_own() -> None:
 async def test_open_metrics_are_served_by_content_negotiation() -> None:
     headers = {"accept": "application/openmetrics-text; version=1.0.0"}
     async with (
-        AdminPort(Listen(port=0), Metrics().snapshot, dict, no_route, three_wait).listening() as port,
+        admin_port() as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics", headers=headers) as response,
     ):
@@ -56,7 +72,7 @@ async def test_open_metrics_are_served_by_content_negotiation() -> None:
 
 
 async def test_it_can_be_switched_off() -> None:
-    async with AdminPort(None, Metrics().snapshot, dict, no_route, three_wait).listening() as port:
+    async with OperatorPort("server.admin", None).listening([]) as port:
         assert port is None
 
 
@@ -68,9 +84,8 @@ async def test_a_dry_run_shows_where_a_body_would_go(query: str, path: str) -> N
         asked.append((body, path))
         return {"chosen": "a"}
 
-    admin = AdminPort(Listen(port=0), Metrics().snapshot, dict, route, three_wait)
     async with (
-        admin.listening() as port,
+        admin_port(route=route) as port,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{port}/admin/route{query}", data=b"{}") as response,
     ):
@@ -82,9 +97,8 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
     async def route(body: bytes, path: str) -> dict[str, Any]:
         raise ModelNotFound("The model 'x' does not exist.", param="model")
 
-    admin = AdminPort(Listen(port=0), Metrics().snapshot, dict, route, three_wait)
     async with (
-        admin.listening() as port,
+        admin_port(route=route) as port,
         aiohttp.ClientSession() as session,
         session.post(f"http://127.0.0.1:{port}/admin/route", data=b"{}") as response,
     ):
@@ -93,16 +107,14 @@ async def test_a_dry_run_of_what_would_be_refused_says_why() -> None:
 
 
 @asynccontextmanager
-async def asked(hosts: Iterable[str] = ()) -> AsyncIterator[Callable[..., Any]]:
-    """Ask a port that is known by these names."""
-    metrics = Metrics()
+async def asked(hosts: Iterable[str] = (), **settings: Any) -> AsyncIterator[Callable[..., Any]]:
+    """Ask a port that is known by these names and has these settings."""
 
     async def route(body: bytes, path: str) -> dict[str, Any]:
         return {"bytes": len(body)}
 
-    names = Listen(port=0, allowed_hosts=tuple(hosts))
-    admin = AdminPort(names, metrics.snapshot, dict, route, three_wait)
-    async with admin.listening() as port, aiohttp.ClientSession() as session:
+    listen = AdminConfig(port=0, allowed_hosts=tuple(hosts), **settings)
+    async with admin_port(listen, route=route) as port, aiohttp.ClientSession() as session:
 
         async def ask(method: str, path: str, **options: Any) -> tuple[int, Any]:
             async with session.request(method, f"http://127.0.0.1:{port}{path}", **options) as response:
@@ -126,6 +138,59 @@ async def test_a_page_that_has_its_own_name_point_here_reads_nothing(path: str) 
 def test_names_are_those_that_are_configured() -> None:
     assert own_hosts(Listen(host="Admin.example", allowed_hosts=("gateway.SVC.",))) == {"admin.example", "gateway.svc"}
     assert own_hosts(Listen(host="")) == own_hosts(None) == frozenset()
+
+
+@pytest.mark.parametrize("path", ["/admin/queue", "/admin/backends", "/nowhere", "/metrics/x"])
+async def test_a_token_keeps_everyone_else_out(path: str) -> None:
+    async with asked(token="s3cret") as ask:
+        for given in ({}, {"authorization": "Bearer"}, {"authorization": "Bearer s3cre"}, {"authorization": "s3cret"},
+                      {"authorization": "Basic s3cret"}, {"authorization": "Bearer s3cretx"},
+                      {"authorization": "Bearer \udcff"}):  # fmt: skip
+            status, answer = await ask("GET", path, headers=given)
+            assert (status, answer["error"]["code"]) == (401, "invalid_api_key"), given
+        for given in ("Bearer s3cret", "bearer  s3cret "):
+            status, _ = await ask("GET", path, headers={"authorization": given})
+            assert status == (200 if path.startswith("/admin") else 404), given
+
+
+@pytest.mark.parametrize("open_paths", [("/metrics", "/livez", "/readyz"), ("/livez",), ()])
+async def test_paths_for_probes_and_scrapes_need_the_token_unless_they_are_open(open_paths: tuple[str, ...]) -> None:
+    async with asked(token="s3cret", open_paths=open_paths) as ask:
+        for path in ("/metrics", "/livez", "/readyz"):
+            assert (await ask("GET", path))[0] == (200 if path in open_paths else 401)
+            assert (await ask("GET", path, headers={"authorization": "Bearer s3cret"}))[0] == 200
+
+
+async def test_a_reload_changes_the_token() -> None:
+    port = OperatorPort("server.admin", AdminConfig(port=0))
+    async with port.listening(AdminPages(dict, no_route, three_wait).routes()) as number:
+        url = f"http://127.0.0.1:{number}/admin/queue"
+        assert (await ask(url))[0] == 200
+        port.follow(AdminConfig(port=0, token="s3cret"))
+        assert (await ask(url))[0] == 401
+
+
+async def test_the_metrics_port_has_nothing_else() -> None:
+    is_ready = [False]
+
+    def check_ready() -> None:
+        if not is_ready[0]:
+            raise NoBackend("No backend is available.")
+
+    pages = MetricsPages(Metrics().snapshot, check_ready).routes()
+    async with (
+        OperatorPort("server.metrics", MetricsConfig(host="127.0.0.1", port=0)).listening(pages) as port,
+        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
+    ):
+
+        async def status(path: str, **headers: str) -> int:
+            async with session.get(path, headers=headers) as response:
+                return response.status
+
+        assert [await status(path) for path in ("/metrics", "/livez", "/readyz")] == [200, 200, 503]
+        is_ready[0] = True
+        assert [await status(path) for path in ("/readyz", "/admin/backends", "/v1/models")] == [200, 404, 404]
+        assert await status("/metrics", host="evil.example") == 403
 
 
 async def test_the_body_of_a_dry_run_is_bounded() -> None:
@@ -160,9 +225,8 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
             seen.append(threading.get_ident())
             yield from self._inner.collect()
 
-    admin = AdminPort(Listen(port=0), lambda breathe: Family(metrics.snapshot(breathe)), list, no_route, three_wait)  # type: ignore[arg-type,return-value]
     async with (
-        admin.listening() as port,
+        admin_port(snapshot=lambda breathe: Family(metrics.snapshot(breathe))) as port,
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{port}/metrics") as response,
     ):
@@ -174,7 +238,7 @@ async def test_metrics_are_taken_on_the_loop_and_rendered_beside_it() -> None:
 async def serving(
     prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None],
 ) -> AsyncIterator[str]:
-    async with AdminPort(Listen(port=0), Metrics().snapshot, dict, no_route, three_wait, prepare).listening() as port:
+    async with admin_port(prepare=prepare) as port:
         yield f"http://127.0.0.1:{port}/admin/prefixes"
 
 

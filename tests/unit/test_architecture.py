@@ -83,7 +83,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
-    "admin_http": {"config", "errors"},
+    "admin_http": {"config", "errors", "front.reply", "listeners"},
     "admin": {
         "admin_http",
         "request",
@@ -130,7 +130,7 @@ LAYERS: dict[str, set[str]] = {
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},
-    "cli": {"config", "backends", "discovery", "kv_events.endpoints"},
+    "cli": {"config", "config_file", "backends", "discovery", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {

@@ -27,12 +27,12 @@ def test_equal_configurations_do_not_differ() -> None:
 
 
 def test_values_are_shown_with_their_path() -> None:
-    new = config(routing={"aging": 0.5}, models={"aliases": {"gpt": "m"}}, server={"admin": None})
+    new = config(routing={"aging": 0.5}, models={"aliases": {"gpt": "m"}}, server={"metrics": {"port": 9}})
     assert paths(config(models={"aliases": {"old": "m"}}), new) == {
         "routing.aging": (0.05, 0.5),
         "models.aliases.old": ("m", None),
         "models.aliases.gpt": (None, "m"),
-        "server.admin": ({"host": "127.0.0.1", "port": 8081, "allowed_hosts": []}, None),
+        "server.metrics": (None, {"host": "0.0.0.0", "port": 9, "allowed_hosts": []}),
     }
 
 
@@ -53,28 +53,43 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
 
 
 def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(tmp_path: Path) -> None:
-    old, addresses = config(), {"host": "::1", "port": 1}
+    old, addresses = config(server={"metrics": {}}), {"host": "::1", "port": 1}
     tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
-    new = config(routing={"aging": 0.5}, server={**addresses, "tls": tls, "max_body_bytes": 7, "admin": {**addresses,
-        "allowed_hosts": ["gateway.svc"]}})  # fmt: skip
+    server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": addresses}
+    admin = {**addresses, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
+    new = config(routing={"aging": 0.5}, server={**server, "admin": admin})
     found = differences(old, new)
     assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {
-        *("server.admin", "server.tls.certificate", "server.tls.key", "server.tls.client_ca")
+        *("server.admin", "server.metrics"),
+        *("server.tls.certificate", "server.tls.key", "server.tls.client_ca"),
     }
     merged = applicable(old, new)
     assert merged.server.admin is not None
     assert merged.server.tls is None
+    assert merged.server.metrics == old.server.metrics
+    assert merged.server.admin.token == "s3cret"
     assert (merged.server.host, merged.server.port) == (old.server.host, old.server.port)
     assert (merged.server.admin.host, merged.server.admin.port) == ("127.0.0.1", 8081)
     assert (merged.server.admin.allowed_hosts, merged.server.max_body_bytes) == (("gateway.svc",), 7)
     assert {each.path for each in differences(merged, new)} == {each.path for each in found if not each.applies}
 
 
+@pytest.mark.parametrize("port", ["admin", "metrics"])
 @pytest.mark.parametrize(("before", "after"), [({}, None), (None, {})])
-def test_an_admin_port_comes_or_goes_at_a_restart(before: Any, after: Any) -> None:
-    old, new = config(server={"admin": before}), config(server={"admin": after})
-    assert [(each.path, each.applies) for each in differences(old, new)] == [("server.admin", False)]
+def test_a_port_for_operators_comes_or_goes_at_a_restart(port: str, before: Any, after: Any) -> None:
+    old, new = config(server={port: before}), config(server={port: after})
+    assert [(each.path, each.applies) for each in differences(old, new)] == [(f"server.{port}", False)]
     assert applicable(old, new) == old
+
+
+@pytest.mark.parametrize("before", [None, {}, {"token": "former"}])
+def test_a_token_of_the_admin_port_is_never_shown(before: Any) -> None:
+    old, new = config(server={"admin": before}), config(server={"admin": {"token": "s3cret"}})
+    for one, other in ((old, new), (new, old)):
+        (change,) = differences(one, other)
+        assert "***" in repr(change)
+        assert "s3cret" not in repr(change)
+        assert "former" not in repr(change)
 
 
 def test_a_reload_applies_once_and_lists_what_it_could_not() -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from gateway import BUILD, __version__
 from gateway.__main__ import app, is_open_to_all, why_not_serving
+from gateway.cli.client import livez_url
 from gateway.config import Config
 from gateway.config_file import load, parse
 from tests.unit import pages as web
@@ -150,7 +152,7 @@ def test_the_admin_port_can_be_moved_and_turned_off(tmp_path: Path, served: list
     file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: {host: 10.0.0.1, port: 1}}\n")
     for options in ([], ["--admin-port", "0"], ["--no-admin"]):
         assert gateway("serve", "-c", str(file), *options).exit_code == 0
-    assert [config.server.admin and config.server.admin.model_dump(exclude={"allowed_hosts"}) for config in served] == [
+    assert [config.server.admin and config.server.admin.model_dump(include={"host", "port"}) for config in served] == [
         {"host": "10.0.0.1", "port": 1},
         {"host": "10.0.0.1", "port": 0},
         None,
@@ -164,7 +166,7 @@ def test_an_admin_port_that_the_file_turned_off_is_turned_on_for_this_machine(
     file.write_text("backends: [{url: 'http://h:1'}]\nserver: {admin: null}\n")
     assert gateway("serve", "-c", str(file), "--admin-port", "9").exit_code == 0
     assert served[0].server.admin is not None
-    assert served[0].server.admin.model_dump(exclude={"allowed_hosts"}) == {"host": "127.0.0.1", "port": 9}
+    assert served[0].server.admin.model_dump(include={"host", "port"}) == {"host": "127.0.0.1", "port": 9}
 
 
 def test_a_gateway_without_keys_that_others_can_reach_is_warned_of(served: list[Config]) -> None:
@@ -277,13 +279,14 @@ def test_the_printed_configuration_masks_secrets_and_is_complete(tmp_path: Path)
     file = tmp_path / "gateway.yaml"
     file.write_text(
         "backends: [{url: 'http://h:1', api_key: sk-backend}, {url: 'http://h:2'}]\n"
+        "server: {admin: {token: sk-admin}}\n"
         "auth: {cache_salt_secret: sk-salts, keys: [{name: a, key: sk-client}, {name: b, key_sha256: "
         + "ab" * 32
         + "}]}\n"
     )
     result = gateway("config", "print", "-c", str(file), "--port", "9")
     assert result.exit_code == 0
-    for secret in ("sk-backend", "sk-client", "sk-salts", "abab"):
+    for secret in ("sk-backend", "sk-client", "sk-salts", "abab", "sk-admin"):
         assert secret not in result.output
     document = yaml.safe_load(result.stdout)
     assert document["server"]["port"] == 9
@@ -296,6 +299,20 @@ def test_healthcheck_is_0_only_for_200(answering: str) -> None:
     assert gateway("healthcheck", "--url", f"{answering}/readyz").exit_code == 1
     assert gateway("healthcheck", "--url", closed_url()).exit_code == 1
     assert gateway("healthcheck", "--url", "nonsense").exit_code == 1
+
+
+def test_healthcheck_follows_the_configured_port(answering: str, tmp_path: Path) -> None:
+    file, port = tmp_path / "gateway.yaml", urlsplit(answering).port
+    backends = "backends: [{url: 'http://h:1'}]\n"
+    for host in ('"0.0.0.0"', '""', "127.0.0.1"):
+        file.write_text(f"{backends}server: {{host: {host}, port: {port}}}\n")
+        assert gateway("healthcheck", "-c", str(file)).exit_code == 0
+    file.write_text(f"{backends}server: {{host: '::', port: 1}}\n")
+    result = gateway("healthcheck", "-c", str(file))
+    assert (result.exit_code, "http://[::1]:1/livez" in result.stderr) == (1, True)
+    assert livez_url(tmp_path / "none.yaml") == "http://127.0.0.1:8080/livez"
+    file.write_text("nonsense: 1\n")
+    assert gateway("healthcheck", "-c", str(file)).exit_code == 1  # Docker gives 2 no meaning
 
 
 def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,13 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.admin import AdminPort
+from gateway.admin import AdminPages
+from gateway.admin_http import OperatorPort
 from gateway.cli.pages import page
 from gateway.config import Listen
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
-from gateway.observe.metrics import Breathe, Metrics
+from gateway.observe.metrics import Breathe
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 
@@ -50,7 +51,8 @@ async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
     def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
         return None if report is None else partial(make_report, report.snapshot(31.0, window_seconds))
 
-    async with AdminPort(Listen(port=0), Metrics().snapshot, dict, unused, unused, prepare).listening() as port:
+    pages = AdminPages(dict, unused, unused, prepare).routes()
+    async with OperatorPort("server.admin", Listen(port=0)).listening(pages) as port:
         yield f"http://127.0.0.1:{port}"
 
 

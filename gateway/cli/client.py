@@ -1,0 +1,71 @@
+"""What commands ask of a running gateway over HTTP.
+
+By the standard library, and without a proxy: health checks must start quickly.
+"""
+
+import http.client
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_MOST_BYTES = 32 << 20
+
+
+class AskError(Exception):
+    """The gateway could not be asked, or refused; the message says why."""
+
+
+def get(
+    url: str, timeout_seconds: float, most_bytes: int, method: str = "GET", body: bytes | None = None, token: str = ""
+) -> tuple[int, bytes]:
+    """Status and body of an answer. Raises OSError."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
+    try:
+        question = urllib.request.Request(url, body, headers, method=method)
+        with opener.open(question, timeout=timeout_seconds) as answer:
+            return answer.status, answer.read(most_bytes)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read(most_bytes)
+    except (ValueError, http.client.HTTPException) as error:
+        raise OSError(str(error)) from None
+
+
+def ask_admin(
+    url: str, path: str, token: str, method: str = "GET", document: object = None, timeout_seconds: float = 30.0
+) -> dict[str, Any]:
+    """The document at the path below the admin port's URL. Raises AskError."""
+    import orjson
+
+    whole = url.rstrip("/") + path
+    try:
+        sent = None if document is None else orjson.dumps(document)
+        status, body = get(whole, timeout_seconds, _MOST_BYTES, method, sent, token)
+    except OSError as error:
+        raise AskError(f"{url} is unreachable: {getattr(error, 'reason', error)}") from error
+    answer = None
+    with suppress(ValueError):
+        answer = orjson.loads(body)
+    if status in (200, 201) and answer and isinstance(answer, dict):
+        return answer
+    if status != 200 and isinstance(answer, dict):
+        told = answer.get("error")
+        reason = told.get("message") if isinstance(told, dict) else told
+        if isinstance(reason, str):
+            raise AskError(f"{url}: {reason}")
+    what = "no gateway document" if status == 200 else status
+    raise AskError(f"{whole} returned {what}: is this the admin port of a gateway?")
+
+
+def livez_url(file: Path | None) -> str:
+    """/livez of a gateway with this configuration file; without the file, at the default port. Raises ConfigError."""
+    if file is None or not file.exists():
+        return "http://127.0.0.1:8080/livez"
+    from gateway.config_file import load
+
+    server = load(file, []).server
+    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)
+    return f"http://{f'[{host}]' if ':' in host else host}:{server.port}/livez"
