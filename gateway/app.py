@@ -83,6 +83,7 @@ class Gateway:
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        fleet.expect(config.named_models)
         self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
         self.membership = Membership(fleet)
         self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
@@ -203,6 +204,7 @@ class Gateway:
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.queue_view.follow([key.name for key in config.auth.keys])
         self.admin_port.follow(server.admin)
+        self.fleet.expect(config.named_models)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)

@@ -439,6 +439,11 @@ class Config(Section):
         return bool(getattr(self.embeddings, how) if own is None else own)
 
     @property
+    def named_models(self) -> frozenset[str]:
+        """Models with a section of their own or an alias: backends are expected to have them."""
+        return frozenset((*self.models.by_name, *self.models.aliases.values()))
+
+    @property
     def without_effect(self) -> list[str]:
         sections: dict[str, EmbeddingsConfig | ModelEmbeddingsConfig] = {"embeddings": self.embeddings}
         sections |= {f"models.{name}.embeddings": model.embeddings for name, model in self.models.by_name.items()}
