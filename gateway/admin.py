@@ -16,6 +16,7 @@ from gateway.admin_http import as_json, body_of
 from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
+from gateway.backends.health import ProbeResult
 from gateway.backends.membership import Membership
 from gateway.config import Config
 from gateway.errors import InvalidRequest
@@ -88,6 +89,8 @@ class Overview:
         for name, documentation, read in by_backend:
             metrics.gauge(f"gateway_backend_{name}", documentation, ("backend",), partial(self._of_backends, read))
         by_rank, gauge, counter = ("backend", "rank"), metrics.gauge, metrics.counter
+        text = "1 while the last probe failed: refused, timeout, dns, tls, broken (connection), unwell (answered 5xx)."
+        gauge("gateway_backend_unreachable", text, ("backend", "reason"), self._unreachable)
         for add, name, documentation, key in (
             (gauge, "gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", "used"),
             (gauge, "gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", "resident_blocks"),
@@ -116,6 +119,10 @@ class Overview:
     def _of_backends(self, read: Callable[[Backend], float]) -> list[tuple[Labels, float]]:
         # Another server may have taken the name of one that leaves.
         return list({(each.name,): read(each) for each in (*self.fleet.leaving, *self.fleet.backends)}.items())
+
+    def _unreachable(self) -> list[tuple[Labels, float]]:
+        results = [(backend.name, backend.health.probe_result) for backend in self.fleet.backends]
+        return [((name, result.value), 1.0) for name, result in results if result not in (None, ProbeResult.OK)]
 
     def _limit(self, backend: Backend) -> int:
         return backend.limit(self.clock())
@@ -172,7 +179,7 @@ class Overview:
             "relative_cost": round(_relative_cost(backend), 2),
             "tokenizers": self.tokenization.verdicts(backend.name),
             "kv_events": [each for each in streams if each["backend"] == backend.name],
-            "kv_events_problem": plan(backend).problem,
+            "kv_events_problem": plan(backend).problem if backend.health.ever_up else None,
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:

@@ -84,6 +84,7 @@ class Gateway:
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        fleet.expect(config.named_models)
         self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
         self.membership = Membership(fleet)
         self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
@@ -208,6 +209,7 @@ class Gateway:
         self.queue_view.follow([key.name for key in config.auth.keys])
         self.admin_port.follow(server.admin)
         self.metrics_port.follow(server.metrics)
+        self.fleet.expect(config.named_models)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)

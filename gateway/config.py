@@ -468,13 +468,10 @@ class Config(Section):
         own = None if section is None else getattr(section.embeddings, how)
         return bool(getattr(self.embeddings, how) if own is None else own)
 
-    @field_validator("backends")
-    @classmethod
-    def _have_tls_for_https_alone(cls, backends: tuple[BackendConfig, ...]) -> tuple[BackendConfig, ...]:
-        for backend in backends:  # of those that are found, one setting is for all, and some may be http
-            if backend.tls is not None and not backend.url.startswith("https://"):
-                raise ValueError(f"{backend.name} has tls, which is for https, and its url is {backend.url}")
-        return backends
+    @property
+    def named_models(self) -> frozenset[str]:
+        """Models with a section of their own or an alias: backends are expected to have them."""
+        return frozenset((*self.models.by_name, *self.models.aliases.values()))
 
     @property
     def without_effect(self) -> list[str]:
@@ -493,6 +490,9 @@ class Config(Section):
         found = self.discovery
         if not (self.backends or found.file or found.dns or found.kubernetes):
             raise ValueError("backends is empty, and discovery has no source: list at least one backend")
+        for each in self.backends:  # of those that are found, one setting is for all, and some may be http
+            if each.tls is not None and not each.url.startswith("https://"):
+                raise ValueError(f"{each.name} has tls, which is for https, and its url is {each.url}")
         names = Counter(backend.name for backend in self.backends)
         if twice := sorted(name for name, times in names.items() if times > 1):
             raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")

@@ -230,7 +230,7 @@ class Dispatcher:
     def _failed(self, request: InferenceRequest, lease: Lease, backend: Backend, error: BackendError) -> None:
         demand = request.demand
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
-        self._metrics.attempts.add((lease.backend, error.code or "failed"))
+        self._metrics.attempts.add((lease.backend, error.result))
         lease.on_failure()
         if isinstance(error, BackendBusy):
             error.retry_after(self._lease_broker.retry_after_seconds(demand.model))

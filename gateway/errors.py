@@ -24,6 +24,7 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     not_retryable: bool = False  # the same request would fail again
+    model: str = ""  # whose backends the message should name
     in_bursts: ClassVar[bool] = False  # many clients at once: their retries are spread out
 
     def __init_subclass__(cls, **differences: Any) -> None:
@@ -93,7 +94,9 @@ class ModelNotFound(GatewayError, status=404, code="model_not_found"):
 
     @classmethod
     def of(cls, model: str) -> Self:
-        return cls(f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model")
+        error = cls(f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model")
+        error.model = model
+        return error
 
 
 class RequestTimeout(GatewayError, status=408, code="request_timeout"):
@@ -133,6 +136,12 @@ class DeadlineUnmeetable(
 class NoBackend(GatewayError, status=503, code="no_backend_available", outcome="no_backend", in_bursts=True):
     """No backend can serve this model at the moment."""
 
+    @classmethod
+    def of(cls, model: str, when: str, retry_after_seconds: float | None = None) -> Self:
+        error = cls(f"No backend for model {model!r} was ready {when}.", retry_after_seconds=retry_after_seconds)
+        error.model = model
+        return error
+
 
 class MemoryFull(GatewayError, status=503, code="memory_budget_exceeded", outcome="memory_full", in_bursts=True):
     """The memory budget of the gateway for requests is exceeded."""
@@ -171,9 +180,22 @@ class BackendError(GatewayError, status=502, code="backend_failed", outcome="bac
         self.answered = self.answered or answered
         self.answer = answer  # the backend's response, if any: passed on when no retry is left
 
+    @property
+    def result(self) -> str:
+        """The result of the attempt, in metrics."""
+        return self.code or "failed"
+
 
 class ConnectFailed(BackendError, code="backend_unreachable", retryable=True, passing=True):
     """Could not connect to the backend; nothing was sent."""
+
+    def __init__(self, message: str, *, kind: str = "refused") -> None:
+        super().__init__(message)
+        self.kind = kind  # refused, timeout, dns, tls or broken
+
+    @property
+    def result(self) -> str:
+        return f"connect_{self.kind}"
 
 
 class ReusedConnectionClosed(BackendError, retryable=True, counts_as_failure=False):

@@ -87,6 +87,20 @@ class Backend:
         self.limiter.bind(found if configured == "auto" else configured, facts.engines)
         self._kv_cache.report(facts.kv_cache_tokens)
 
+    @property
+    def why_not(self) -> str:
+        """Why it gets no requests now, in words; empty = it may get some."""
+        health = self.health
+        if self.draining:
+            return "draining"
+        if health.state == "ejected":
+            return "ejected after failed requests"
+        if health.gone or health.state == "down":
+            return health.probe_error or "connection refused"
+        if health.state == "unknown":
+            return "not probed yet"
+        return "" if self.facts.models else "it has listed no models"
+
     def reconfigure(self, config: BackendConfig) -> None:
         """Follow other settings of the same server. What was learned of it stays, but a relative cost that changed."""
         if config.relative_cost != self.config.relative_cost:

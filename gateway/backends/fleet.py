@@ -6,20 +6,22 @@ the relay (requests) and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
 from gateway.backends.backend import Backend, EngineNumbers
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
-from gateway.backends.health import UNREACHABLE_ERRNOS, Blame, HealthView, ProbeResult
+from gateway.backends.health import Blame, HealthView, ProbeResult
+from gateway.backends.reachability import kind_of
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.routing.engine import Engine, EngineUse
 from gateway.supervisor import Supervisor
 
 Clock = Callable[[], float]
+_MOST_REASONS = 3  # in one message
 _FORGOTTEN = 16  # backends at once, so that requests do not wait for it
 
 
@@ -86,6 +88,7 @@ class Fleet:
         self._random = random
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
+        self._expected_models: Collection[str] = ()
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._numbers = EngineNumbers(clock)
@@ -127,6 +130,10 @@ class Fleet:
             backend.follow(health, admission)
         self._rebuild(must_notify=True)
 
+    def expect(self, models: Collection[str]) -> None:
+        """Models that the configuration names: a backend that has listed nothing yet may have them."""
+        self._expected_models = models
+
     def _new(self, config: BackendConfig) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
@@ -164,13 +171,28 @@ class Fleet:
         return self._serving.get(model)
 
     def candidates(self, model: str) -> list[Engine] | None:
-        """The engines of these; None if no backend can have the model (one whose models are unknown yet may)."""
+        """The engines of these; None if the model does not exist.
+
+        A model exists if a backend listed it last. While backends have listed nothing yet, one of them may have it: any
+        model until its first probe has ended and while no model at all is known, later only one that was listed before
+        or is expected.
+        """
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        may_come = not self.backends or any(
-            model in backend.context_tokens or not backend.facts.models for backend in self.backends
-        )
+        if any(model in backend.context_tokens for backend in self.backends) or not self.backends:
+            return []
+        without_list = [backend for backend in self.backends if not backend.facts.models]
+        is_expected = not self._serving or model in self._serving or model in self._expected_models
+        may_come = any(is_expected or backend.health.state == "unknown" for backend in without_list)
         return [] if may_come else None
+
+    def why_none(self, model: str) -> str:
+        """Why no backend serves the model now: a reason for each of the first few that have it, or may have it."""
+        having = [backend for backend in self.backends if model in backend.context_tokens]
+        having = having or [backend for backend in self.backends if not backend.facts.models]
+        reasons = [f"{backend.name}: {reason}" for backend in having if (reason := backend.why_not)]
+        more = [f"{len(reasons) - _MOST_REASONS} more"] if len(reasons) > _MOST_REASONS else []
+        return "; ".join(reasons[:_MOST_REASONS] + more)
 
     def engines(self) -> list[Engine]:
         return [engine for backend in self.backends for engine in backend.engines]
@@ -226,7 +248,7 @@ class Fleet:
         if not error.counts_as_failure:
             return
         cause = error.__cause__ if isinstance(error, ConnectFailed) else None
-        refused = isinstance(cause, ConnectionRefusedError) or getattr(cause, "errno", None) in UNREACHABLE_ERRNOS
+        refused = cause is not None and kind_of(cause) is ProbeResult.REFUSED
         before = backend.health.view
         if error.answered:
             backend.health.erred(self._clock(), tenant, self._peers(backend))

@@ -93,10 +93,18 @@ class ProbeResult(enum.Enum):
     """The result of one probe of /health."""
 
     OK = "ok"
-    TIMEOUT = "timeout"  # no answer in time, or the connection broke
+    TIMEOUT = "timeout"  # no answer in time
+    BROKEN = "broken"  # the connection broke, or the answer is not HTTP
+    DNS = "dns"  # the host name has no address
+    TLS = "tls"  # the certificate is not trusted, or the server does not speak TLS
     UNWELL = "unwell"  # answered 5xx
     REFUSED = "refused"  # nothing listens there
     UNSENT = "unsent"  # the gateway has no file descriptor left: ignored
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing answered, which says nothing about the backend's process."""
+        return self in (ProbeResult.TIMEOUT, ProbeResult.BROKEN, ProbeResult.DNS, ProbeResult.TLS)
 
 
 class HealthView(NamedTuple):
@@ -116,7 +124,8 @@ class Health:
         self._random = random
         self.follow(config)
         self.state: State = "unknown"
-        self.probe_error: str | None = None  # why the last probe did not succeed
+        self.probe_result: ProbeResult | None = None  # of the last probe
+        self.probe_error: str | None = None  # why it did not succeed
         self.late = False  # the last probe timed out, and no response bytes came meanwhile
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
@@ -147,17 +156,17 @@ class Health:
     def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""
         self.tick(now)
-        self.probe_error = reason or None
+        self.probe_result, self.probe_error = probe, reason or None
         may_be_another = self._refused_before and probe is not ProbeResult.REFUSED
         self.refused = self._refused_before = probe is ProbeResult.REFUSED
         self._unwell = probe is ProbeResult.UNWELL
-        self.late = probe is ProbeResult.TIMEOUT and now - self.heard_at >= self._config.probe_timeout_seconds
+        self.late = probe.is_silent and now - self.heard_at >= self._config.probe_timeout_seconds
         if probe is ProbeResult.OK:
             self._probed_well(now)
         else:
             self._rises = 0
             self._falls += 1
-            is_busy = probe is ProbeResult.TIMEOUT and now - self.heard_at < self._grace_seconds
+            is_busy = probe.is_silent and now - self.heard_at < self._grace_seconds
             if self._verdict == "unknown" or (self._falls >= self._config.fall and not is_busy):
                 self._verdict = "down"
         self._settle()

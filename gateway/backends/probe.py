@@ -266,7 +266,7 @@ class Answers:
 
     @property
     def is_reachable(self) -> bool:
-        return self.probe not in (ProbeResult.TIMEOUT, ProbeResult.REFUSED)
+        return not (self.probe.is_silent or self.probe in (ProbeResult.REFUSED, ProbeResult.UNSENT))
 
     async def query(self, client: ControlClient) -> None:
         self.probe, self.probe_error = await client.probe(self.backend.config)

@@ -5,9 +5,6 @@ thousands of lines. `LineFilter` keeps the few that matter while the page comes 
 parsing holds up the event loop.
 """
 
-import os
-import socket
-import ssl
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -21,9 +18,9 @@ from prometheus_client.samples import Sample
 from yarl import URL
 
 from gateway.backends.facts import KvEventSource, ModelCard, Telemetry
-from gateway.backends.health import UNREACHABLE_ERRNOS, ProbeResult
+from gateway.backends.health import ProbeResult
+from gateway.backends.reachability import kind_of, why
 from gateway.config import BackendConfig
-from gateway.resources import are_used_up
 from gateway.tls import BackendContexts
 
 MAX_JSON_BYTES = 1048576
@@ -93,7 +90,7 @@ class ControlClient:
         except TimeoutError:
             return ProbeResult.TIMEOUT, "/health timed out"
         except (aiohttp.ClientError, OSError) as error:
-            return _probe_result(error), why(error)
+            return kind_of(error), why(error)
 
     async def read(self, backend: BackendConfig, path: str) -> Findings:
         """Read /metrics or a path of `READERS`; of a longer page of metrics, its first 4 MiB. Raises ControlError."""
@@ -143,14 +140,6 @@ class ControlClient:
             ssl=self._tls.of(tls) if tls is not None else True,
             server_hostname=(tls.server_name or None) if tls is not None else None,
         )
-
-
-def _probe_result(error: Exception) -> ProbeResult:
-    if not isinstance(error, aiohttp.ClientConnectorError):
-        return ProbeResult.TIMEOUT  # says nothing about the backend's process
-    if are_used_up(error.os_error):
-        return ProbeResult.UNSENT
-    return ProbeResult.REFUSED if error.os_error.errno in UNREACHABLE_ERRNOS else ProbeResult.TIMEOUT
 
 
 async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
@@ -317,24 +306,3 @@ def _kv_cache_tokens(config: dict[str, str]) -> int | None:
 def _integer(label: str | None) -> int | None:
     """Labels hold Python's text of a value: a number, or None."""
     return int(label) if label is not None and label.isascii() and label.isdigit() else None
-
-
-def why(error: BaseException) -> str:
-    """A short reason, without the backend's address."""
-    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
-    match cause:
-        case ssl.SSLCertVerificationError():
-            return f"TLS: {cause.verify_message.rstrip('.')}"
-        case ssl.SSLError():
-            return f"TLS: {(getattr(cause, 'reason', None) or str(cause)).lower().replace('_', ' ')}"
-        case socket.gaierror():
-            return f"host name not resolved: {(cause.strerror or str(cause)).lower()}"
-        case TimeoutError():
-            return "timed out"
-        case aiohttp.ServerDisconnectedError():
-            return "connection closed without a response"
-        case aiohttp.ClientResponseError():
-            return f"the response is not HTTP: {cause.message.splitlines()[0] if cause.message else cause.status}"
-        case OSError() if cause.errno is not None and cause.errno > 0:
-            return os.strerror(cause.errno).lower()
-    return str(cause) or type(cause).__name__

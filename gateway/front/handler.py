@@ -1,6 +1,7 @@
 """One HTTP request to one answer: route, key, body, dispatch; and exactly one recorded outcome."""
 
 import asyncio
+import difflib
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -72,6 +73,31 @@ def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
     }
     named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
     return [*cards.values(), *named]
+
+
+_MOST_NAMES = 10  # in one message
+_MOST_COMPARED = 64  # names, and as many times two characters of each: a refusal stays cheap
+
+
+def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str]) -> None:
+    """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
+    if isinstance(error, ModelNotFound) and error.model:
+        names = [str(card["id"]) for card in _cards(fleet, aliases)]
+        error.message = _unknown_model(error.model, names, fleet.why_none(error.model))
+    elif isinstance(error, NoBackend) and error.model and (reasons := fleet.why_none(error.model)):
+        error.message += f" {reasons}."
+
+
+def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
+    """The message; `unlisted`: backends whose models are not known, with the reasons."""
+    message = f"The model {model[: 2 * _MOST_COMPARED]!r} does not exist."
+    compared = {name[: 2 * _MOST_COMPARED].lower(): name for name in names[:_MOST_COMPARED]}
+    if near := difflib.get_close_matches(model[: 2 * _MOST_COMPARED].lower(), compared, n=1):
+        message += f" Did you mean {compared[near[0]]!r}?"
+    if names:
+        more = f" and {len(names) - _MOST_NAMES} more (GET /v1/models)" if len(names) > _MOST_NAMES else ""
+        message += f" Available models: {', '.join(names[:_MOST_NAMES])}{more}."
+    return f"{message} The models of other backends are not known yet: {unlisted}." if unlisted else message
 
 
 _MULTIPART = re.compile(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?')
@@ -184,6 +210,7 @@ class Handler(RequestHandler):
             outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"
             raise
         except GatewayError as error:
+            explain(error, self._fleet, self._aliases)
             outcome, message = error.outcome, error.message
             self._fail(error, reply)
         except Exception as error:

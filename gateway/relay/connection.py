@@ -13,6 +13,7 @@ import httptools
 
 from gateway._native import IN_C, event_chunks
 from gateway.backends.backend import Backend
+from gateway.backends.reachability import kind_of, why
 from gateway.config import UpstreamConfig
 from gateway.errors import (
     AnswerBrokeOff,
@@ -339,7 +340,8 @@ class Pool:
         except TimeoutError as error:
             raise ConnectFailed(
                 f"Timeout: backend {self.backend.name!r} did not accept a connection"
-                f" within {self._config.connect_timeout_seconds:g} s."
+                f" within {self._config.connect_timeout_seconds:g} s.",
+                kind="timeout",
             ) from error
         except OSError as error:
             if are_used_up(error):
@@ -347,7 +349,9 @@ class Pool:
                     "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 ) from error
-            failure = ConnectFailed(f"Could not connect to backend {self.backend.name!r}: {error}.")
+            failure = ConnectFailed(
+                f"Could not connect to backend {self.backend.name!r}: {why(error)}.", kind=kind_of(error).value
+            )
             failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
             raise failure from error
         return connection

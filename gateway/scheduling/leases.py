@@ -133,7 +133,7 @@ class LeaseBroker:
         demand, retry_after_seconds = ticket.demand, self.retry_after_seconds(ticket.demand.model)
         if not self._scheduler.is_served(demand, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {limit_seconds:g} s"
-            return NoBackend(f"No backend for model {demand.model!r} was ready {when}.")
+            return NoBackend.of(demand.model, when)
         if is_late:
             return DeadlineUnmeetable(
                 f"No backend for model {demand.model!r} had free capacity in time for this request's deadline.",

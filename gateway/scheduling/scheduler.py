@@ -377,7 +377,7 @@ class Scheduler:
         if demand.rank is not None:  # a single engine ignores it
             engines = [engine for engine in engines if engine.rank == demand.rank] or engines
         if not engines:
-            raise NoBackend(f"No backend for model {demand.model!r} is available.", retry_after_seconds=2.0)
+            raise NoBackend.of(demand.model, "at this moment", 2.0)
         return engines
 
     def _engines_of(self, model: str) -> list[Engine]:

@@ -99,6 +99,7 @@ async def test_a_backend_that_never_comes_back_is_told_with_503_after_the_longes
         for answer in answers:
             assert (answer.status, answer.error["code"]) == (503, "no_backend_available")
             assert int(answer.header("retry-after-ms") or 0) >= 1
+            assert answer.error["message"].endswith(": connection refused.")
         assert under_test.outcomes == {"no_backend": 6}
 
 
@@ -160,3 +161,26 @@ async def test_a_stream_that_has_begun_is_not_held(backend: ScriptedBackend) -> 
         await asyncio.sleep(0.1)
         await backend.stop()
         assert b"stream_interrupted" in (await asked).body
+
+
+async def test_an_unknown_model_gets_404_at_once_though_a_backend_was_never_seen(
+    backend: ScriptedBackend, other: ScriptedBackend
+) -> None:
+    await other.stop()
+    async with running(backend, other, wait=False) as under_test:
+        await holds(lambda: under_test.state(other) == "down", "its first probe has ended")
+        await holds(lambda: under_test.state(backend) == "up", "the other one serves")
+        answer = await under_test.ask(chat(model="m0"))
+        name = under_test.backend(other).name
+        assert (answer.status, answer.error["code"]) == (404, "model_not_found")
+        assert "Available models: " in answer.error["message"]
+        assert answer.error["message"].endswith(f"{name}: connection refused.")
+
+
+async def test_a_deadline_ends_the_wait_for_the_only_backend_with_the_reason(backend: ScriptedBackend) -> None:
+    async with running(backend) as under_test:
+        await backend.stop()
+        await gone(under_test)
+        answer = await under_test.ask(chat(), b"x-gateway-deadline-ms: 50")
+        assert (answer.status, answer.error["code"]) == (503, "no_backend_available")
+        assert answer.error["message"].endswith(f"{under_test.backend(backend).name}: connection refused.")

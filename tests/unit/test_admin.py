@@ -221,8 +221,10 @@ def test_gauges_follow_what_runs() -> None:
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     assert scene.gauge("gateway_backend_up", "a") == 0
+    assert scene.gauge("gateway_backend_unreachable", "a", "refused") == 1
     assert scene.gauge("gateway_queued_requests", "m") == 0
     scene.gateway.fleet.learned(scene.b, Facts())
+    scene.gateway.fleet.expect({"not listed yet"})
     scene.gateway.scheduler.place(Demand("not listed yet"), scene.now)
     assert scene.gauge("gateway_queued_requests", "unknown") == 1
     assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0

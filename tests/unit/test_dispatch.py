@@ -59,8 +59,17 @@ def test_a_failure_that_the_client_has_not_seen_is_tried_again(failure: BackendE
         assert await scene.dispatch() is WELL
         assert scene.sent == sent
         assert (scene.record.attempts, scene.record.backend) == (2, "b")
-        assert scene.attempts()[("a", failure.code or "failed")] == 1
+        assert scene.attempts()[("a", failure.result)] == 1
         scene.check_that_nothing_is_left()
+
+    run(main())
+
+
+def test_attempts_are_counted_by_the_kind_of_failure_to_connect() -> None:
+    async def main() -> None:
+        scene = Scene(ConnectFailed("why", kind="dns"), WELL)
+        await scene.dispatch()
+        assert scene.attempts() == {("a", "connect_dns"): 1, ("b", "ok"): 1}
 
     run(main())
 

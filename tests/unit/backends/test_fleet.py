@@ -43,6 +43,33 @@ def test_a_model_may_come_back_while_a_backend_listed_it_last_or_has_listed_noth
     assert s.fleet.candidates("m") == []
 
 
+def test_an_unknown_model_waits_for_no_backend_that_was_probed_and_has_listed_nothing(scene: MakeScene) -> None:
+    s = scene(2, up=False)
+    a, b = s.fleet.backends
+    s.probe(a, ProbeResult.REFUSED)
+    assert s.fleet.candidates("other") == []  # nothing is known yet
+    s.fleet.learned(a, Facts(models=(ModelCard("m"),)))
+    assert s.fleet.candidates("other") == []  # b may have it
+    s.probe(b, ProbeResult.DNS)
+    assert s.fleet.candidates("other") is None
+    s.fleet.expect({"other"})
+    assert s.fleet.candidates("other") == []
+
+
+def test_it_is_said_why_no_backend_serves_a_model(scene: MakeScene) -> None:
+    s = scene(6)
+    for backend, (result, reason) in zip(
+        s.fleet.backends,
+        [(ProbeResult.REFUSED, "connection refused"), (ProbeResult.TLS, "TLS: certificate has expired"),
+         (ProbeResult.TIMEOUT, "/health timed out")] * 2, strict=True,
+    ):  # fmt: skip
+        for _ in range(3):
+            s.fleet.probed(backend, result, reason)
+    reasons = "a: connection refused; b: TLS: certificate has expired; c: /health timed out; 3 more"
+    assert s.fleet.why_none("m") == reasons
+    assert s.fleet.why_none("other") == ""
+
+
 def test_nothing_is_ready_before_the_first_answer(scene: MakeScene) -> None:
     s = scene(2, up=False)
     assert not s.fleet.ready

@@ -70,7 +70,7 @@ async def test_what_is_not_http_is_no_good_probe(reply: bytes) -> None:
     server = await asyncio.start_server(speak, "127.0.0.1", 0)
     async with server, client() as asking:
         port = server.sockets[0].getsockname()[1]
-        assert (await asking.probe(backend(f"http://127.0.0.1:{port}")))[0] is ProbeResult.TIMEOUT
+        assert (await asking.probe(backend(f"http://127.0.0.1:{port}")))[0] is ProbeResult.BROKEN
 
 
 async def test_questions_carry_the_backends_key_and_no_cookie() -> None:

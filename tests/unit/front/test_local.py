@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from random import Random
 from types import MappingProxyType
 
 import orjson
@@ -6,8 +7,10 @@ import pytest
 
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
+from gateway.backends.health import ProbeResult
+from gateway.config import BackendConfig, HealthConfig
 from gateway.errors import Draining, ModelNotFound, NoBackend
-from gateway.front.handler import answer_local
+from gateway.front.handler import answer_local, explain
 from gateway.front.http_request import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 
@@ -53,6 +56,30 @@ def test_a_model_is_found_in_any_spelling_of_its_name(path: bytes) -> None:
 def test_an_unknown_model_is_not_found(path: bytes) -> None:
     with pytest.raises(ModelNotFound, match="does not exist"):
         answer(path)
+
+
+def explained(error: ModelNotFound | NoBackend, fleet: Fleet) -> str:
+    explain(error, fleet, {"gpt": "n"})
+    return error.message
+
+
+def test_an_unknown_model_is_answered_with_those_there_are() -> None:
+    assert explained(ModelNotFound.of("org/n"), FLEET) == (
+        "The model 'org/n' does not exist. Did you mean 'org/m'? Available models: org/m, n, gpt."
+    )
+    many = fleet_of(*[ModelCard(f"model-{number}") for number in range(12)])
+    assert explained(ModelNotFound.of("x" * 1000), many).endswith("model-9 and 2 more (GET /v1/models).")
+    assert len(explained(ModelNotFound.of("x" * 100000), many)) < 500
+
+
+def test_a_backend_whose_models_are_not_known_is_named_with_the_reason() -> None:
+    fleet = Fleet([BackendConfig(url="http://10.0.0.7:8000", name="b")], HealthConfig(), lambda: 1.0, Random(1))
+    fleet.probed(fleet.backends[0], ProbeResult.DNS, "host name not resolved: name or service not known")
+    reason = "b: host name not resolved: name or service not known."
+    assert explained(ModelNotFound.of("m"), fleet).endswith(f"The models of other backends are not known yet: {reason}")
+    assert explained(NoBackend.of("m", "within 60 s"), fleet) == (
+        f"No backend for model 'm' was ready within 60 s. {reason}"
+    )
 
 
 def test_an_alias_is_listed_with_the_card_of_its_model_if_that_is_there() -> None:
