@@ -122,9 +122,11 @@ class Backend:
 
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
         """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
-        sent = sum(engine.placed for engine in self.all_engines)
-        self.telemetry = telemetry and replace(telemetry, in_flight=self.in_flight, sent=sent)
+        self.telemetry = None
         if telemetry:
+            sent = sum(engine.placed for engine in self.all_engines)
+            behind = sum(engine.load.behind_prefill(telemetry.at_seconds) for engine in self.all_engines)
+            self.telemetry = replace(telemetry, in_flight=self.in_flight, sent=sent, behind_prefill=behind)
             self._kv_cache.observe(held_tokens(self.engines), telemetry.kv_usage)
         return self.limiter.observe(self.telemetry)
 

@@ -5,7 +5,7 @@ elsewhere (`routing.kv_reservations`); this is the feedback for what cannot be p
 
 Metrics may mislead, so they must fit what an engine can do. It preempts only with a full KV cache. Requests wait only
 while others run, and with room in the KV cache a lower limit lessens what waits, not what runs: otherwise as many as
-are shown there do not wait.
+are shown there do not wait. Requests behind a long prefill wait for that, whatever the limit.
 """
 
 import math
@@ -254,4 +254,4 @@ class _Evidence:
         # New arrivals wait for the current step to end: this is their mean number.
         seconds = sample.at_seconds - last.at_seconds
         arriving = 1.5 * (sample.sent - last.sent) / seconds * step_seconds if seconds > 0 else 0.0
-        self.tolerated = _WAITING + limit // 64 + int(min(arriving, limit / _GROWTH))
+        self.tolerated = _WAITING + limit // 64 + int(min(arriving, limit / _GROWTH)) + sample.behind_prefill

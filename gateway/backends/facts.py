@@ -81,6 +81,7 @@ class Telemetry:
     kv_usage: float  # 0..1, the fullest engine's
     in_flight: int = 0  # sequences, by the gateway's own count
     sent: int = 0  # requests so far, by the gateway's own count
+    behind_prefill: int = 0  # sequences that wait for a long prefill, by the gateway's own count
     generation_tokens: float | None = None  # None = not exposed
     prefix_queries_tokens: float = 0.0
     sleep_state: str | None = None  # None = not exposed

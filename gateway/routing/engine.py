@@ -20,6 +20,7 @@ from gateway.routing.kv_reservations import KvLedger, Reservation
 
 # Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
 MEMORY_SECONDS: Final = 10.0
+_LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. What is behind it waits visibly long
 
 
 class EngineLoad:
@@ -93,6 +94,18 @@ class EngineLoad:
             self._end_prefill(head)  # not streamed, so its first token is not seen: over at the predicted time
             self._head_since += whole
         return 0.0
+
+    def behind_prefill(self, now: float) -> int:
+        """Sequences without a first token while the oldest prefill is expected to take long, with its own; else 0.
+
+        An engine that works in order can start none of them sooner. A prefill that should be over explains no waiting:
+        then slots or KV cache are short.
+        """
+        self.prefill_ahead_seconds(now)  # first: it may change the load
+        head = next(iter(self.pending), None)
+        if head is None or head.prefill_seconds - (now - self._head_since) <= _LONG_SECONDS:
+            return 0
+        return sum(request.sequences for request in self.pending)
 
     def prefill_share(self, now: float) -> float:
         """Share of the engine's recent time that prefills were predicted to take; above 1 = overloaded."""

@@ -64,6 +64,7 @@ class ModelledBackend:
             kv_usage=scheduler.pool.num_used / scheduler.pool.num_blocks,
             in_flight=engine.load.in_flight,
             sent=engine.placed,
+            behind_prefill=engine.load.behind_prefill(now),
         )
         self.kv_cache.observe(held_tokens([engine]), look.kv_usage)
         self.limiter.observe(look)

@@ -120,6 +120,15 @@ def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
     assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is LimitReason.WAITING
 
 
+def test_requests_behind_a_long_prefill_are_no_sign() -> None:
+    limiter = bound(256)
+    look = Telemetry(0.0, 1, 60, 0.0, 0.5, 61, 0, behind_prefill=61)
+    for turn in range(5):
+        assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
+    others = replace(look, at_seconds=10.0, behind_prefill=10)
+    assert reason_of(limiter.observe(others)) is LimitReason.WAITING
+
+
 def test_slow_streams_lower_it_in_proportion() -> None:
     site = Site(bound(100, objective=0.05))
     site.look()
@@ -314,13 +323,16 @@ class LimiterMachine(RuleBasedStateMachine):
         usage=st.floats(0, 1),
         share=st.sampled_from([0.0, 0.3, 0.8, 0.95, 1.0, 1.3]),
         seconds=st.floats(0, 30),
+        behind=st.sampled_from([0, 0, 5, 100]),
     )
-    def look(self, running: int, waiting: int, preempted: int, usage: float, share: float, seconds: float) -> None:
+    def look(
+        self, running: int, waiting: int, preempted: int, usage: float, share: float, seconds: float, behind: int
+    ) -> None:
         self.now += seconds
         self.preemptions += preempted
         self.sent += running // 10
         in_flight = math.ceil(self.limiter.limit * share)
-        look = Telemetry(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent)
+        look = Telemetry(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent, behind)
         before, had = self.limiter.limit, self.limiter.last_change
         move = self.limiter.observe(look)
         assert (move is None) == (self.limiter.limit == before)
@@ -348,7 +360,7 @@ class LimiterMachine(RuleBasedStateMachine):
         if move.reason is LimitReason.PREEMPTIONS:
             assert look.kv_usage > 0.9
         elif move.reason is LimitReason.WAITING:
-            assert min(look.waiting, last.waiting) > 2
+            assert min(look.waiting, last.waiting) > 2 + look.behind_prefill
         else:
             assert self.slow > 0
 

@@ -9,6 +9,8 @@ from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import read_scrape
 from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.request import Demand
+from gateway.routing.kv_reservations import Reservation
 
 from .conftest import MakeScene, ManualClock
 
@@ -33,6 +35,19 @@ def test_samples_of_an_engine_change_its_limit_and_notify_listeners(scene: MakeS
     s.fleet.measured(a, overloaded(3.0, 136))
     assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, 100))]
     assert (a.limit(3.0), a.cap) == (100, 256)
+
+
+def test_a_long_prefill_in_flight_explains_what_waits_behind_it(scene: MakeScene) -> None:
+    s = scene(1)
+    [a] = s.fleet.backends
+    [engine] = a.engines
+    for prefill_seconds in (8.0, *[0.1] * 60):
+        engine.load.start(Reservation(Demand("m"), 1, prefill_seconds), 1.0)
+    for second in (1.0, 3.0, 5.0):
+        s.fleet.measured(a, Telemetry(second, 1, 60, 0.0, 0.5))
+    assert a.limit(5.0) == 256
+    s.fleet.measured(a, Telemetry(9.0, 1, 60, 0.0, 0.5))  # it should be over: what waits, waits for something else
+    assert a.limit(9.0) == 31
 
 
 def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> None:

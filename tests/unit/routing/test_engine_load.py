@@ -58,6 +58,13 @@ class LoadMachine(RuleBasedStateMachine):
         if not self.in_prefill:
             assert ahead == 0.0
 
+    @rule()
+    def ask_what_is_behind_a_long_prefill(self) -> None:
+        behind = self.load.behind_prefill(self.now)
+        assert behind in (0, self.load.in_flight - self.load.decoding)
+        if max((work.prefill_seconds for work in self.in_prefill), default=0.0) <= 0.5:
+            assert behind == 0
+
     @invariant()
     def counters_are_sums_over_what_runs(self) -> None:
         assert self.load.in_flight == sum(work.sequences for work in self.running)
@@ -116,6 +123,34 @@ def test_prefills_that_are_not_seen_end_one_after_another_when_they_were_predict
     load.finish(first, 7.0)
     load.finish(second, 7.0)
     assert load.decoding == 0
+
+
+def test_all_without_a_first_token_are_behind_a_long_prefill_until_it_should_be_over() -> None:
+    load = EngineLoad()
+    first, chats = work(8.0), work(0.1, sequences=3)
+    load.start(first, 0.0)
+    load.start(chats, 1.0)
+    assert load.behind_prefill(1.0) == 4
+    assert load.behind_prefill(7.0) == 4
+    assert load.behind_prefill(7.8) == 0  # it may still run, but explains little
+    load.first_token(first, 7.9)
+    assert load.behind_prefill(7.9) == 0
+
+
+def test_many_short_prefills_are_not_a_long_one() -> None:
+    load = EngineLoad()
+    for _ in range(100):  # ten seconds of prefill: they wait for slots
+        load.start(work(0.1), 0.0)
+    assert load.behind_prefill(0.0) == 0
+
+
+def test_a_long_prefill_that_is_not_seen_ends_when_it_was_predicted_to() -> None:
+    load = EngineLoad()
+    load.start(work(8.0, observable=False), 0.0)
+    load.start(work(0.1), 0.0)
+    assert load.behind_prefill(7.0) == 2
+    assert load.behind_prefill(8.0) == 0
+    assert load.decoding == 1
 
 
 def test_a_request_that_is_aborted_in_prefill_leaves_nothing() -> None:
