@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from collections import Counter
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -22,12 +21,15 @@ from gateway.config_values import (
     Section,
     check_installed,
     default,
+    refuse,
+    twice,
 )
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
     "|x-(api-key|data-parallel-rank|request-id)"
 )
+_ALL_INTERFACES = {"", "0.0.0.0", "::"}
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
 _LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
@@ -80,6 +82,16 @@ class ServerConfig(Section):
     response_headers: bool = default(True, "Send the x-gateway-* response headers.")
     access_log: bool = default(True, "Write one JSON line per request to standard output.")
     access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
+
+    @model_validator(mode="after")
+    def _has_two_addresses(self) -> Self:
+        admin = self.admin
+        if admin is None or not self.port or admin.port != self.port:
+            return self
+        hosts = {self.host, admin.host}
+        is_one_address = len(hosts) == 1 or not hosts.isdisjoint(_ALL_INTERFACES)
+        wrong = f"port and admin.port are both {self.port}: change one of them (--port N, --admin-port N)"
+        return refuse(self, [wrong] if is_one_address else [])
 
 
 class KvEventsConfig(Section):
@@ -341,15 +353,10 @@ class AuthConfig(Section):
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
         owners: dict[bytes, str] = {}
-        names = set[str]()
-        for key in self.keys:
-            if key.name in names:
-                raise ValueError(f"duplicate key name {key.name!r}; key names must be unique")
-            if key.digest in owners:
-                raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
-            owners[key.digest] = key.name
-            names.add(key.name)
-        return self
+        wrong = [f"duplicate key name {name!r}; key names must be unique" for name in twice(k.name for k in self.keys)]
+        pairs = [(owners.setdefault(key.digest, key.name), key.name) for key in self.keys]
+        wrong += [f"{a!r} and {b!r} are the same key; remove one of them" for a, b in pairs if a != b]
+        return refuse(self, wrong)
 
 
 class ModelEmbeddingsConfig(Section):
@@ -387,9 +394,21 @@ class ModelsConfig(Section):
 
     @model_validator(mode="after")
     def _has_no_section_for_an_alias(self) -> Self:
-        if wrong := sorted(self.by_name.keys() & self.aliases.keys()):
-            raise ValueError(f"{wrong[0]!r} is an alias; use a section for {self.aliases[wrong[0]]!r} instead")
-        return self
+        both = sorted(self.by_name.keys() & self.aliases.keys())
+        return refuse(
+            self, [f"{name!r} is an alias; use a section for {self.aliases[name]!r} instead" for name in both]
+        )
+
+    @field_validator("aliases")
+    @classmethod
+    def _name_models(cls, aliases: dict[str, str]) -> dict[str, str]:
+        wrong = [f"{alias!r} is an alias of nothing; name a model" for alias, model in aliases.items() if not model]
+        for alias, model in aliases.items():
+            if model in aliases:
+                wrong.append(f"{alias!r} is an alias of {model!r}, which is an alias itself; name a model")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return aliases
 
     @property
     def by_name(self) -> dict[str, ModelConfig]:
@@ -457,10 +476,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:
-        found = self.discovery
+        found, names = self.discovery, (backend.name for backend in self.backends)
+        wrong = [f"duplicate backend name {name!r}; backend names must be unique" for name in twice(names)]
         if not (self.backends or found.file or found.dns or found.kubernetes):
-            raise ValueError("backends is empty, and discovery has no source: list at least one backend")
-        names = Counter(backend.name for backend in self.backends)
-        if twice := sorted(name for name, times in names.items() if times > 1):
-            raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
-        return self
+            wrong.append("no backends: pass --backend http://host:8000 (repeatable) or list them in a file")
+        return refuse(self, wrong)

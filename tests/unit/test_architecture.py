@@ -31,7 +31,8 @@ LAYERS: dict[str, set[str]] = {
     "supervisor": set(),
     "config": {"config_values"},
     "config_values": set(),
-    "config_file": {"config"},
+    "config_errors": {"config"},
+    "config_file": {"config", "config_errors"},
     "resources": {"config", "errors"},
     "listeners": {"config"},
     "_native": set(),
@@ -97,7 +98,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
-    "control": {"admin_http", "backends", "config", "config_file", "errors", "reload"},
+    "control": {"admin_http", "backends", "config", "config_errors", "errors", "reload"},
     "reload": {"config", "config_file"},
     "handover": {
         "admin_http",
@@ -124,7 +125,7 @@ LAYERS: dict[str, set[str]] = {
         "reload",
         "resources",
     },
-    "discovery": {"backends.fleet", "backends.membership", "config", "config_file", "supervisor"},
+    "discovery": {"backends.fleet", "backends.membership", "config", "config_errors", "config_file", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "config_file", "backends"},

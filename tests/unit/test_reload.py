@@ -53,7 +53,7 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
 
 def test_only_listening_addresses_need_a_restart_and_keep_their_values() -> None:
     old, addresses = config(), {"host": "::1", "port": 1}
-    new = config(routing={"aging": 0.5}, server={**addresses, "max_body_bytes": 7, "admin": {**addresses,
+    new = config(routing={"aging": 0.5}, server={**addresses, "max_body_bytes": 7, "admin": {"host": "::1", "port": 2,
         "allowed_hosts": ["gateway.svc"]}})  # fmt: skip
     found = differences(old, new)
     assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {"server.admin"}

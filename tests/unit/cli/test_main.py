@@ -222,7 +222,7 @@ def test_other_errors_of_listening_name_their_setting() -> None:
 
 
 def test_two_listeners_at_one_port_are_both_named() -> None:
-    server = {"port": 80, "admin": {"port": 80}}
+    server = {"host": "127.0.0.2", "port": 80, "admin": {"port": 80}}
     config = parse({"backends": [{"url": "http://h:1"}], "server": server})
     line = why_not_serving(bind_error(errno.EADDRINUSE, "0.0.0.0", 80), config)
     assert line.endswith("change server.port (--port N) or server.admin.port (--admin-port N)")
@@ -313,3 +313,8 @@ def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyP
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert gateway(*arguments).exit_code == 2
+
+
+def test_a_backend_and_a_key_need_no_file() -> None:
+    printed = yaml.safe_load(gateway("config", "print", "--backend", "h:1", "--api-key", "team=sk-1").output)
+    assert (printed["backends"][0]["url"], printed["auth"]["keys"][0]["name"]) == ("http://h:1", "team")

@@ -34,7 +34,7 @@ async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypa
 
 async def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "backends.yaml"
-    file.write_text("- url: http://a:1\n- url: nonsense\n")
+    file.write_text("- url: http://a:1\n- url: ftp://nonsense\n")
     with pytest.raises(DiscoveryError, match=r"backends\.yaml:2: 1\.url: must look like http://host:port"):
         await WatchedFile(file).read()
     file.write_text("- url: ${NOT_SET}")
