@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gateway.config import Config
 
 FAILED, INVALID = 1, 2  # exit codes
-_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")
 
 ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 _BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
@@ -394,8 +393,10 @@ def config_print(
 
 
 def masked(value: object) -> object:
+    from gateway.config import SECRETS
+
     if isinstance(value, dict):
-        return {key: "***" if key in _SECRETS and item else masked(item) for key, item in value.items()}
+        return {key: "***" if key in SECRETS and item else masked(item) for key, item in value.items()}
     return [masked(item) for item in value] if isinstance(value, list) else value
 
 

@@ -32,6 +32,7 @@ _TAKEN_HEADER = re.compile(
     "|x-(api-key|data-parallel-rank|request-id)"
 )
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
+SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")  # keys whose values are never shown
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
 _LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
 _LABEL_VALUE = r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?"

@@ -24,7 +24,6 @@ class GatewayError(Exception):
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     not_retryable: bool = False  # the same request would fail again
-    model: str = ""  # whose backends the message should name
     in_bursts: ClassVar[bool] = False  # many clients at once: their retries are spread out
 
     def __init_subclass__(cls, **differences: Any) -> None:
@@ -40,13 +39,19 @@ class GatewayError(Exception):
         param: str | None = None,
         retry_after_seconds: float | None = None,
         not_retryable: bool = False,
+        model: str = "",
     ) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
+        self.model = model  # whose backends the message should name
         self.retry_after_seconds = retry_after_seconds
         if not_retryable or self.status in _REQUEST_IS_AT_FAULT:
             self.not_retryable = True
+
+    def reword(self, message: str) -> None:
+        """Say more than the code that raised the error knew."""
+        self.message = message
 
     def retry_after(self, seconds: float | None) -> None:
         """Set when the client should retry, which the code that raised the error did not know."""
@@ -94,9 +99,8 @@ class ModelNotFound(GatewayError, status=404, code="model_not_found"):
 
     @classmethod
     def of(cls, model: str) -> Self:
-        error = cls(f"The model {model!r} does not exist. GET /v1/models lists the available models.", param="model")
-        error.model = model
-        return error
+        text = f"The model {model!r} does not exist. GET /v1/models lists the available models."
+        return cls(text, param="model", model=model)
 
 
 class RequestTimeout(GatewayError, status=408, code="request_timeout"):
@@ -138,9 +142,8 @@ class NoBackend(GatewayError, status=503, code="no_backend_available", outcome="
 
     @classmethod
     def of(cls, model: str, when: str, retry_after_seconds: float | None = None) -> Self:
-        error = cls(f"No backend for model {model!r} was ready {when}.", retry_after_seconds=retry_after_seconds)
-        error.model = model
-        return error
+        text = f"No backend for model {model!r} was ready {when}."
+        return cls(text, retry_after_seconds=retry_after_seconds, model=model)
 
 
 class MemoryFull(GatewayError, status=503, code="memory_budget_exceeded", outcome="memory_full", in_bursts=True):

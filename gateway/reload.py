@@ -7,10 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.config import Config, Listen
+from gateway.config import SECRETS, Config, Listen
 from gateway.config_file import version_of
 
-_SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens: all that a running gateway cannot change.
 NEEDS_RESTART = (
@@ -83,7 +82,7 @@ def _compared(path: str, old: Any, new: Any) -> Iterator[ConfigChange]:
 def _shown(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _shown(name, each) for name, each in value.items()}
-    return "***" if key in _SECRETS and value is not None else value
+    return "***" if key in SECRETS and value is not None else value
 
 
 def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -154,3 +154,7 @@ class BackendContexts:
             except ValueError as error:
                 raise OSError(str(error)) from error
         return made[1]
+
+    def options(self, config: BackendTls | None) -> tuple[ssl.SSLContext, str | None]:
+        """The context, and the name that the certificate must have; None = the host's. Raises OSError."""
+        return self.of(config), (config.server_name or None) if config is not None else None

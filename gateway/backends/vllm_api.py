@@ -129,7 +129,7 @@ class ControlClient:
     def _request(
         self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        tls = backend.tls
+        context, name = self._tls.options(backend.tls) if backend.tls is not None else (True, None)
         return self._session.request(
             "GET" if document is None else "POST",
             URL(backend.url + path, encoded=True),
@@ -137,8 +137,8 @@ class ControlClient:
             headers={"Authorization": f"Bearer {backend.api_key}"} if backend.api_key else {},
             timeout=aiohttp.ClientTimeout(total=timeout_seconds),
             allow_redirects=False,
-            ssl=self._tls.of(tls) if tls is not None else True,
-            server_hostname=(tls.server_name or None) if tls is not None else None,
+            ssl=context,
+            server_hostname=name,
         )
 
 

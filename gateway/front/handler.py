@@ -83,9 +83,9 @@ def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str]) -> No
     """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
         names = [str(card["id"]) for card in _cards(fleet, aliases)]
-        error.message = _unknown_model(error.model, names, fleet.why_none(error.model))
+        error.reword(_unknown_model(error.model, names, fleet.why_none(error.model)))
     elif isinstance(error, NoBackend) and error.model and (reasons := fleet.why_none(error.model)):
-        error.message += f" {reasons}."
+        error.reword(f"{error.message} {reasons}.")
 
 
 def _unknown_model(model: str, names: list[str], unlisted: str) -> str:

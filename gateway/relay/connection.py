@@ -325,10 +325,8 @@ class Pool:
 
     async def _connect(self) -> BackendConnection:
         origin, loop = self.backend.origin, asyncio.get_running_loop()
-        tls = self.backend.config.tls
         try:
-            context = self._tls.of(tls) if origin.tls else None
-            name = (tls.server_name or None) if tls is not None else None
+            context, name = self._tls.options(self.backend.config.tls) if origin.tls else (None, None)
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 _, connection = await loop.create_connection(
                     lambda: BackendConnection(self._clock()),

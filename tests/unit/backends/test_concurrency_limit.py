@@ -102,13 +102,17 @@ def test_a_few_may_wait() -> None:
     assert site.looks(10) == []
 
 
-def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
+def check_no_sign_until(look: Telemetry, sign: Telemetry) -> None:
+    """What waits at one look, seen five times, lowers no limit of 256; at the other one it does."""
     limiter = bound(256)
-    look = Telemetry(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
     for turn in range(5):
         assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
-    generating = replace(look, at_seconds=10.0, generation_tokens=8.0)
-    assert reason_of(limiter.observe(generating)) is LimitReason.WAITING
+    assert reason_of(limiter.observe(replace(sign, at_seconds=10.0))) is LimitReason.WAITING
+
+
+def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
+    look = Telemetry(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    check_no_sign_until(look, replace(look, generation_tokens=8.0))
 
 
 def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
@@ -121,12 +125,8 @@ def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
 
 
 def test_requests_behind_a_long_prefill_are_no_sign() -> None:
-    limiter = bound(256)
     look = Telemetry(0.0, 1, 60, 0.0, 0.5, 61, 0, behind_prefill=61)
-    for turn in range(5):
-        assert limiter.observe(replace(look, at_seconds=2.0 * turn)) is None
-    others = replace(look, at_seconds=10.0, behind_prefill=10)
-    assert reason_of(limiter.observe(others)) is LimitReason.WAITING
+    check_no_sign_until(look, replace(look, behind_prefill=10))
 
 
 def test_slow_streams_lower_it_in_proportion() -> None:
