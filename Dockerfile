@@ -1,7 +1,8 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
 # Any base with python3 (3.11 or later) and CA certificates will do: --build-arg BASE_IMAGE=... The builder has the same
-# Python with its venv module and headers, and a C compiler: --build-arg BUILDER_IMAGE=...
+# Python with its venv module and headers, and a C compiler: --build-arg BUILDER_IMAGE=... For a release, give both with
+# their digests, such as python:3.13-slim@sha256:... (docs/image.md).
 # Without compiled modules (docs/builds.md): --build-arg GATEWAY_PURE=1
 # Backends from DNS or Kubernetes, and tokenizers of models for exact routing:
 #   --build-arg EXTRAS='discovery kubernetes tokenizer'
@@ -18,24 +19,25 @@ ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
 RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
 WORKDIR /src
 
-# dependencies first: they change less often than the code. Wheels only: nothing else is compiled
-COPY pyproject.toml ./
+# dependencies first: they change less often than the code. Wheels only, of known hashes: nothing else is compiled
+COPY deploy/image/*.lock ./locks/
 ARG EXTRAS=
 RUN --mount=type=secret,id=pip.conf \
-    python3 -c "import tomllib; project = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-extras = [need for extra in '${EXTRAS}'.split() for need in project['optional-dependencies'][extra]]; \
-print(*project['dependencies'], *extras, sep='\n')" > /tmp/requirements.txt && \
-    /opt/installer/bin/pip --python /opt/gateway/bin/python install --only-binary :all: --no-compile \
-      -r /tmp/requirements.txt
+    for name in base ${EXTRAS}; do set -- "$@" -r "locks/${name}.lock"; done && \
+    /opt/installer/bin/pip install --require-hashes --no-deps --only-binary :all: -r locks/build.lock && \
+    /opt/installer/bin/pip --python /opt/gateway/bin/python install --require-hashes --no-deps --only-binary :all: \
+      --no-compile "$@"
 
-COPY README.md LICENSE* hatch_build.py ./
+COPY pyproject.toml README.md LICENSE* hatch_build.py ./
 COPY gateway ./gateway
 ARG GATEWAY_PURE=0
 RUN --mount=type=secret,id=pip.conf \
-    /opt/installer/bin/pip wheel --no-deps --wheel-dir /tmp/wheel . && \
+    /opt/installer/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /tmp/wheel . && \
     /opt/installer/bin/pip --python /opt/gateway/bin/python install --no-deps --no-compile \
       --no-index --find-links /tmp/wheel vllm-batching-gateway && \
-    rm /opt/gateway/bin/loadtest
+    rm /opt/gateway/bin/loadtest && \
+    /opt/installer/bin/cyclonedx-py environment --output-reproducible -o /opt/gateway/sbom.cdx.json \
+      /opt/gateway/bin/python
 
 # No tests of the packages. Bytecode of all that is installed, and of what it imports from the standard library (slim bases carry none):
 # the final image cannot write any, and would compile at every start and every health check.
@@ -44,7 +46,7 @@ WORKDIR /
 ENV PYTHONPYCACHEPREFIX=/opt/bytecode
 RUN find /opt/gateway/lib -type d -name tests -prune -exec rm -rf {} + && \
     /opt/gateway/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/gateway/lib && \
-    /opt/gateway/bin/python -c "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.pages, http.client, urllib.request"
+    /opt/gateway/bin/python -c "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.client, gateway.cli.pages"
 
 FROM ${BASE_IMAGE}
 ARG VERSION=dev
@@ -62,8 +64,8 @@ ENV PATH=/opt/gateway/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbi
     PYTHONUNBUFFERED=1
 # a number, so that Kubernetes can tell that it is not root; nothing in the image belongs to it
 USER 10001:10001
-EXPOSE 8080 8081
-HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["gateway", "healthcheck"]
+EXPOSE 8080 8081 8082
+HEALTHCHECK --interval=15s --timeout=5s --start-period=20s --retries=3 CMD ["gateway", "healthcheck", "-c", "/etc/gateway/gateway.yaml"]
 # exec form: signals reach the gateway, which drains on SIGTERM
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["gateway"]

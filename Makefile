@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs manifests image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -97,6 +97,11 @@ image: setup
 
 docs: setup
 	$(PY) docs/generate.py
+
+# What the image installs, with hashes: the newest versions that pyproject.toml allows.
+lock: setup
+	$(PY) -m pip install -q --disable-pip-version-check uv
+	$(PY) -m tests.image.lock
 
 # Plain manifests of the Helm chart with its default values.
 manifests: setup

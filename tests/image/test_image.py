@@ -11,8 +11,10 @@ from gateway import __version__
 from tests.image import host
 from tests.image.build import ROOT, output
 from tests.image.container import Image, Runtime
+from tests.image.lock import LOCKS, entries
 
 MAX_ADDED_BYTES = 140_000_000  # of which numpy is half
+MAX_PACKAGES = 35  # each is something to keep up to date
 BUILD_TOOLS = ("cc", "gcc", "g++", "make", "git", "ld", "as")
 INSTALLERS = ("pip", "setuptools", "hatchling", "wheel")
 
@@ -42,10 +44,10 @@ def test_nobody_but_root_can_change_what_is_installed(image: Image) -> None:
 
 def test_it_declares_its_ports_command_signal_and_health_check(image: Image) -> None:
     config = image.config
-    assert set(config["ExposedPorts"]) == {"8080/tcp", "8081/tcp"}
+    assert set(config["ExposedPorts"]) == {"8080/tcp", "8081/tcp", "8082/tcp"}
     assert (config["Entrypoint"], config["Cmd"]) == (["gateway"], ["serve", "-c", "/etc/gateway/gateway.yaml"])
     assert config["StopSignal"] == "SIGTERM"
-    assert config["Healthcheck"]["Test"] == ["CMD", "gateway", "healthcheck"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "gateway", "healthcheck", "-c", "/etc/gateway/gateway.yaml"]
     assert config["Labels"]["org.opencontainers.image.version"] == __version__
 
 
@@ -59,6 +61,17 @@ def test_it_has_nothing_that_builds_installs_or_drives_load(image: Image) -> Non
     assert not (image.root / "opt/gateway/bin/loadtest").exists()
     assert sorted(path.name for path in (image.root / "opt").iterdir()) == ["bytecode", "gateway"]
     assert not (image.root / "src").exists()
+
+
+def test_its_bill_of_materials_lists_what_is_installed_at_the_locked_versions(image: Image) -> None:
+    bill = json.loads((image.root / "opt/gateway/sbom.cdx.json").read_text())
+    listed = {each["name"].lower().replace("_", "-"): each["version"] for each in bill["components"]}
+    (packages,) = (image.root / "opt/gateway/lib").glob("python3.*/site-packages")
+    assert len(listed) == len(list(packages.glob("*.dist-info")))
+    assert listed.pop("vllm-batching-gateway") == __version__
+    locked = {name: "".join(pins) for name, pins in entries((LOCKS / "base.lock").read_text()).items()}
+    assert all(f"=={version} " in locked[name] for name, version in listed.items())
+    assert len(listed) < MAX_PACKAGES
 
 
 def test_it_tells_nothing_of_the_machine_that_built_it(image: Image) -> None:
@@ -90,7 +103,7 @@ def test_it_runs_as_a_user_without_rights_on_a_file_system_it_cannot_write(conta
 
 def test_everything_it_imports_is_compiled(containers: Runtime) -> None:
     code = (
-        "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.pages, http.client, urllib.request\n"
+        "import gateway.__main__, gateway.app, gateway.cli.check, gateway.cli.client, gateway.cli.pages\n"
         "import json, os, sys\n"
         "cached = {name: getattr(module, '__cached__', None) for name, module in sys.modules.items()}\n"
         "print(json.dumps([len(cached), [name for name, file in cached.items() if file and not os.path.exists(file)]]))"
