@@ -7,7 +7,8 @@ from typing import Any
 
 from gateway import errors
 from gateway.app import Gateway
-from gateway.config import BackendConfig, Config
+from gateway.config import Config
+from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError, GatewayError
 from gateway.reload import NEEDS_RESTART
 

@@ -17,6 +17,8 @@ from typer import Argument, Option
 from gateway import BUILD, __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gateway.config import Config
 
 FAILED, INVALID = 1, 2  # exit codes
@@ -24,6 +26,8 @@ FAILED, INVALID = 1, 2  # exit codes
 ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 _BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
 BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
+_API_KEY = "API key of clients, or name=key; repeatable. Other users see it in `ps`: GATEWAY_API_KEYS hides it."
+ApiKeys = Annotated[list[str] | None, Option("--api-key", help=_API_KEY, metavar="KEY")]
 Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
 _PORT = "Port to listen on; 0 = any free port; overrides server.port."
 _ADMIN = "URL of the admin port of a running gateway; its token is read from GATEWAY_ADMIN_TOKEN."
@@ -75,9 +79,11 @@ def serve(
     port: Port = None,
     admin_port: AdminPort = None,
     no_admin: NoAdmin = False,
+    api_key: ApiKeys = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
-    config = _load(file, backend, host, port, admin_port, no_admin)
+    read = _reader(file, backend, host, port, admin_port, no_admin, api_key)
+    config = _load(read)
     if is_open_to_all(config):
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
             typer.echo(
@@ -90,7 +96,7 @@ def serve(
     from gateway.handover.successor import TakeoverRefused
 
     try:
-        process.serve(config, partial(_read, file, backend, host, port, admin_port, no_admin), file)
+        process.serve(config, read, file)
     except ConfigError as error:
         _fail(str(error), INVALID)
     except TakeoverRefused as error:
@@ -141,7 +147,7 @@ def check(
 
     Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
     """
-    config = _load(file, backend, host=None, port=None, admin_port=None, no_admin=False)
+    config = _load(_reader(file, backend))
     import asyncio
 
     from gateway.cli.check import examine
@@ -384,9 +390,10 @@ def config_print(
     port: Port = None,
     admin_port: AdminPort = None,
     no_admin: NoAdmin = False,
+    api_key: ApiKeys = None,
 ) -> None:
     """Print the effective configuration as YAML, defaults included, secrets masked."""
-    config = _load(file, backend, host, port, admin_port, no_admin)
+    config = _load(_reader(file, backend, host, port, admin_port, no_admin, api_key))
     import yaml
 
     typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
@@ -400,26 +407,30 @@ def masked(value: object) -> object:
     return [masked(item) for item in value] if isinstance(value, list) else value
 
 
-def _load(
-    file: Path | None, backends: list[str] | None, host: Host, port: Port, admin_port: AdminPort, no_admin: bool
-) -> "Config":
+def _reader(
+    file: Path | None,
+    backends: list[str] | None,
+    host: Host = None,
+    port: Port = None,
+    admin_port: AdminPort = None,
+    no_admin: bool = False,
+    api_keys: list[str] | None = None,
+) -> "Callable[[], Config]":
+    """Reads the configuration, now and for each reload. What it returns raises ConfigError."""
     if no_admin and admin_port is not None:
         raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
+    from gateway.config.file import load
+
+    return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or ())
+
+
+def _load(read: "Callable[[], Config]") -> "Config":
     from gateway.config import ConfigError
 
     try:
-        return _read(file, backends, host, port, admin_port, no_admin)
+        return read()
     except ConfigError as error:
         _fail(str(error), INVALID)
-
-
-def _read(
-    file: Path | None, backends: list[str] | None, host: Host, port: Port, admin_port: AdminPort, no_admin: bool
-) -> "Config":
-    """The configuration, read now. Raises ConfigError."""
-    from gateway.config_file import load
-
-    return load(file, backends or [], host, port, "off" if no_admin else admin_port)
 
 
 def _ask_admin(

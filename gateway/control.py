@@ -11,8 +11,9 @@ from pydantic import ValidationError
 from gateway.admin_http import as_json, body_of
 from gateway.backends.backend import Backend
 from gateway.backends.membership import Membership
-from gateway.config import BackendConfig, ConfigError
-from gateway.config_file import error_lines
+from gateway.config import ConfigError
+from gateway.config.backends import BackendConfig
+from gateway.config.errors import error_lines
 from gateway.errors import InvalidRequest
 from gateway.reload import Reloads
 
@@ -55,7 +56,8 @@ class Control:
         except orjson.JSONDecodeError as error:
             raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
         except ValidationError as error:
-            raise InvalidRequest(f"Invalid backend: {'; '.join(error_lines(error))}.") from error
+            wrong = "; ".join(error_lines(error, within=("backends", 0)))
+            raise InvalidRequest(f"Invalid backend: {wrong}.") from error
         return as_json({"backend": self._describe(self._membership.add(config))}, 201)
 
     async def _remove(self, request: web.Request) -> web.Response:

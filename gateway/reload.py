@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.config import SECRETS, Config, Listen
-from gateway.config_file import version_of
+from gateway.config.file import version_of
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens: all that a running gateway cannot change.

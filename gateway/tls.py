@@ -10,7 +10,7 @@ from typing import Self
 import structlog
 from pydantic import Field, model_validator
 
-from gateway.config_values import Section, default
+from gateway.config.values import Section, default
 
 Stamp = tuple[int, ...]
 """When each file was written, in nanoseconds; 0 = it cannot be seen."""

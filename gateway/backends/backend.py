@@ -10,7 +10,8 @@ from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
 from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
-from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1

@@ -15,7 +15,8 @@ from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import Blame, HealthView, ProbeResult
 from gateway.backends.reachability import kind_of
-from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
 from gateway.routing.engine import Engine, EngineUse
 from gateway.supervisor import Supervisor

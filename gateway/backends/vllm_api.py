@@ -20,7 +20,7 @@ from yarl import URL
 from gateway.backends.facts import KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.backends.reachability import kind_of, why
-from gateway.config import BackendConfig
+from gateway.config.backends import BackendConfig
 from gateway.tls import BackendContexts
 
 MAX_JSON_BYTES = 1048576

@@ -64,7 +64,7 @@ def livez_url(file: Path | None) -> str:
     """/livez of a gateway with this configuration file; without the file, at the default port. Raises ConfigError."""
     if file is None or not file.exists():
         return "http://127.0.0.1:8080/livez"
-    from gateway.config_file import load
+    from gateway.config.file import load
 
     server = load(file, []).server
     host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)

@@ -17,7 +17,7 @@ import msgspec
 from pydantic import ValidationError
 
 from gateway.backends.fleet import Wanted
-from gateway.config import BackendConfig, KubernetesDiscovery
+from gateway.config.backends import BackendConfig, KubernetesDiscovery
 from gateway.discovery.listings import DiscoveryError, Listing
 
 T = TypeVar("T")

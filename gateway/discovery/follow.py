@@ -10,7 +10,7 @@ import structlog
 
 from gateway.backends.fleet import FleetChanges, Wanted
 from gateway.backends.membership import Membership
-from gateway.config import DiscoveryConfig
+from gateway.config.backends import DiscoveryConfig
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing
 from gateway.discovery.sources import configured_sources
 from gateway.supervisor import Supervisor

@@ -17,7 +17,7 @@ from kubernetes_asyncio.client import ApiClient, Configuration, DiscoveryV1Api
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
 
 from gateway import __version__
-from gateway.config import DiscoveredBackend, KubernetesDiscovery
+from gateway.config.backends import DiscoveredBackend, KubernetesDiscovery
 from gateway.discovery.endpoint_slices import SlicesExpired, SliceTable, listed_backends, status_message
 from gateway.discovery.listings import DiscoveryError, Listing
 

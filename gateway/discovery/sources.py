@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.backends.fleet import Wanted
-from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
-from gateway.config_file import LOADER, mistakes_with_lines, substitute, version_of
+from gateway.config import ConfigError
+from gateway.config.backends import BackendConfig, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
+from gateway.config.errors import Mistake, mistakes
+from gateway.config.file import YamlFile, version_of
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing, polled
 
 if TYPE_CHECKING:
@@ -88,12 +89,18 @@ class WatchedFile:
             version = version_of(self._file)
             if version == self._version:
                 return
-            text = self._file.read_text(encoding="utf-8")
-            backends = _BACKENDS.validate_python(substitute(yaml.load(text, Loader=LOADER) or [], dict(os.environ)))
-        except ValidationError as error:
-            raise DiscoveryError(mistakes_with_lines(self._file, text, error)) from error
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError) as error:
+            read = YamlFile(self._file, os.environ)
+        except OSError as error:
             raise DiscoveryError(f"{self._file}: {error}") from error
+        except ConfigError as error:
+            raise DiscoveryError(str(error)) from error
+        backends, found = tuple[BackendConfig, ...](), list[Mistake]()
+        try:
+            backends = _BACKENDS.validate_python(read.document or [])
+        except ValidationError as error:
+            found = mistakes(error, within=("backends",))
+        if complaints := read.complaints(found):
+            raise DiscoveryError(complaints)
         self._version, self._listing = version, Listing(tuple(map(Wanted, backends)))
 
 

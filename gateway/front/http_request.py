@@ -8,7 +8,8 @@ import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gateway.config import KeyConfig, ServerConfig
+from gateway.config import ServerConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import (
     BodyTooLarge,
     GatewayError,

@@ -9,7 +9,7 @@ import hashlib
 import hmac
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.config import KeyConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import RateLimited, Unauthorized
 from gateway.scheduling.fair_share import ServiceRate
 

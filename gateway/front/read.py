@@ -8,7 +8,8 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
-from gateway.config import Config, KeyConfig
+from gateway.config import Config
+from gateway.config.keys import KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend
-from gateway.config import KvEventsConfig
+from gateway.config.backends import KvEventsConfig
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
 

@@ -11,7 +11,7 @@ from gateway.backends.facts import Facts
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import survey
 from gateway.config import ConfigError
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.plan import capacity
 from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
 from gateway.plan.model import DTYPE_BYTES, ModelShape, PlanError, chosen, read_checkpoint, read_shape, text_part, weigh

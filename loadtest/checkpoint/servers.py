@@ -19,7 +19,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ConfigError
-from gateway.config_file import parse, substitute
+from gateway.config.file import parse, substitute
 from loadtest.checkpoint import redaction
 from loadtest.checkpoint.document import ModelCard, ModelFiles, ProcessInfo, Role, ServerInfo
 from loadtest.checkpoint.fingerprints import freeze_of, model_files

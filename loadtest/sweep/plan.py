@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from gateway.config_file import error_lines
+from gateway.config.errors import error_lines
 from loadtest.drive.options import DEFAULT_DURATION_SECONDS, RunOptions
 
 Scalar = bool | int | float | str | None

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
-from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
+from gateway.config import Config, EmbeddingsConfig, ModelsConfig, ServerConfig
+from gateway.config.backends import BackendConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.read import RequestReader, StoredResponses

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gateway.config import Config
-from gateway.config_file import load
+from gateway.config.file import load
 from tests.deploy.conftest import CHART, ROOT, Objects
 
 VERSIONS = ("1.27.0", kubernetes_validate.latest_version())

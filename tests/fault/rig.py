@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
 from gateway.backends.backend import Backend
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest

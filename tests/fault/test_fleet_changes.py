@@ -156,7 +156,7 @@ async def test_backends_come_and_go_under_traffic_and_no_request_fails(
 async def test_what_is_wrong_with_a_change_is_said(backend: ScriptedBackend) -> None:
     cases: tuple[tuple[dict[str, Any], int, str], ...] = (
         ({"data": b"{"}, 400, "not valid JSON"),
-        ({"json": {"url": "nonsense"}}, 400, "url: must look like http://host:port"),
+        ({"json": {"url": "ftp://nonsense"}}, 400, "url: must look like http://host:port"),
         ({"json": {"url": "http://a:1", "colour": "red"}}, 400, "colour: unknown key"),
         ({"json": {"url": "http://a:1"}, "headers": {"origin": "http://evil.example"}}, 403, "web pages"),
     )

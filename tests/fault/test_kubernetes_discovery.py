@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.cli.check import examine
-from gateway.config_file import parse
+from gateway.config.file import parse
 from tests.clients import Answer, chat
 from tests.fault.rig import BACKEND_KEY, UnderTest, holds, running
 from tests.kubernetes_api import ApiServer, Document, endpoint_slice, pod

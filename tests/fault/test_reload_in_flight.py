@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from tests.clients import Answer, chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend

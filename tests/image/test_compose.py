@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gateway.config import Config
-from gateway.config_file import load
+from gateway.config.file import load
 
 FOLDER = Path("config")
 ENGINES = ("engine-a", "engine-b")

@@ -7,7 +7,7 @@ import pytest
 from gateway.app import Gateway
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.request import Demand
 from gateway.routing.exact_index import packed, token_keys, token_seed

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.resources import are_used_up, fitted, raise_limit
 
 

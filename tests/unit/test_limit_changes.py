@@ -7,7 +7,7 @@ from gateway.app import Gateway
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.scheduling.scheduler import Lease

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Queue, Ticket
 from tests.recount import mismatches

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.config import Config, ConfigError
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
 from tests.certificates import certificate
 
@@ -55,8 +55,8 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
 def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(tmp_path: Path) -> None:
     old, addresses = config(server={"metrics": {}}), {"host": "::1", "port": 1}
     tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
-    server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": addresses}
-    admin = {**addresses, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
+    server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": {"host": "::1", "port": 3}}
+    admin = {"host": "::1", "port": 2, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
     new = config(routing={"aging": 0.5}, server={**server, "admin": admin})
     found = differences(old, new)
     assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.app import Gateway
 from gateway.config import Config, Section
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.reload import NEEDS_RESTART, applicable, differences
 from tests.unit.holdings import Holdings
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigError
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.tls import BackendContexts, BackendTls, ServerContext, ServerTls
 from tests.certificates import certificate
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import ServerFailed
 from tests.bench.bounds.cases import CASES, MEBIBYTE, Answered, Case, Target

@@ -5,7 +5,8 @@ from itertools import islice
 
 import orjson
 
-from gateway.config import BackendConfig, Config
+from gateway.config import Config
+from gateway.config.backends import BackendConfig
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, find_route
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.request import Demand, InferenceRequest

@@ -15,7 +15,7 @@ import uvloop
 from gateway.app import Gateway
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.health import ProbeResult
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.front.connection import ClientConnection
 from gateway.relay.connection import BackendConnection
 

@@ -11,7 +11,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import HealthConfig
+from gateway.config.backends import BackendConfig
 
 from .conftest import MakeScene, Scene
 

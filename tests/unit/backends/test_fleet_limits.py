@@ -8,7 +8,8 @@ from gateway.backends.concurrency_limit import LimitChange, LimitReason
 from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import read_scrape
-from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.request import Demand
 from gateway.routing.kv_reservations import Reservation
 

@@ -7,7 +7,8 @@ from random import Random
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
-from gateway.config import AdmissionConfig, BackendConfig, HealthConfig
+from gateway.config import AdmissionConfig, HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.errors import EngineDead
 from tests.unit.backends.conftest import MakeScene
 from tests.unit.backends.scripted import Scripted

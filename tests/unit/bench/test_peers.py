@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config_file
+from gateway.config import file as config_file
 from tests.bench.peers import PEERS, setting
 from tests.bench.place import SOURCES, Place, Ports
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
 from gateway.app import Gateway
-from gateway.config_file import parse
+from gateway.config.file import parse
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def test_what_is_refused_is_said() -> None:
         for arguments, text in (
             (("drain", "x"), "No backend is named 'x'. Backends: a, b."),
             (("add", "http://127.0.0.1:1"), "backend 'a' is at http://127.0.0.1:1"),
-            (("add", "nonsense"), "must look like http://host:port"),
+            (("add", "ftp://nonsense"), "must look like http://host:port"),
         ):
             result = await run(url, *arguments)
             assert result.exit_code == 1
@@ -76,4 +76,4 @@ async def test_a_reload_shows_what_has_changed() -> None:
         assert (await run(url, command="reload")).output == "nothing has changed\n"
     async with gateway(backends=[]) as url:
         result = await run(url, command="reload")
-        assert (result.exit_code, "Nothing was changed. configuration: backends is empty" in result.output) == (1, True)
+        assert (result.exit_code, "Nothing was changed. configuration: no backends" in result.output) == (1, True)

@@ -17,7 +17,7 @@ from gateway import BUILD, __version__
 from gateway.__main__ import app, is_open_to_all, why_not_serving
 from gateway.cli.client import livez_url
 from gateway.config import Config
-from gateway.config_file import load, parse
+from gateway.config.file import load, parse
 from tests.unit import pages as web
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -224,7 +224,7 @@ def test_other_errors_of_listening_name_their_setting() -> None:
 
 
 def test_two_listeners_at_one_port_are_both_named() -> None:
-    server = {"port": 80, "admin": {"port": 80}}
+    server = {"host": "127.0.0.2", "port": 80, "admin": {"port": 80}}
     config = parse({"backends": [{"url": "http://h:1"}], "server": server})
     line = why_not_serving(bind_error(errno.EADDRINUSE, "0.0.0.0", 80), config)
     assert line.endswith("change server.port (--port N) or server.admin.port (--admin-port N)")
@@ -330,3 +330,8 @@ def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyP
 )
 def test_wrong_usage_is_2(arguments: list[str]) -> None:
     assert gateway(*arguments).exit_code == 2
+
+
+def test_a_backend_and_a_key_need_no_file() -> None:
+    printed = yaml.safe_load(gateway("config", "print", "--backend", "h:1", "--api-key", "team=sk-1").output)
+    assert (printed["backends"][0]["url"], printed["auth"]["keys"][0]["name"]) == ("http://h:1", "team")

@@ -8,7 +8,8 @@ from random import Random
 
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
-from gateway.config import BackendConfig, DiscoveryConfig, HealthConfig
+from gateway.config import HealthConfig
+from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.discovery.follow import Discovery
 from gateway.supervisor import Supervisor
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from gateway.config import DiscoveredBackend, KubernetesDiscovery
+from gateway.config.backends import DiscoveredBackend, KubernetesDiscovery
 from gateway.discovery.kubernetes import KubernetesEndpoints
 from gateway.discovery.listings import DiscoveryError, Listing, first_listing
 from tests.certificates import certificate

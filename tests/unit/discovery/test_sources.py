@@ -10,8 +10,9 @@ from typing import Any
 import dns.rcode
 import pytest
 
-from gateway.config import BackendConfig, ConfigError, DiscoveredBackend, DnsDiscovery
-from gateway.config_file import parse
+from gateway.config import ConfigError
+from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
+from gateway.config.file import parse
 from gateway.discovery.listings import DiscoveryError, first_listing
 from gateway.discovery.sources import DnsName, WatchedFile, configured_sources, several_addresses
 from tests.dns import NameServer
@@ -34,7 +35,7 @@ async def test_a_file_is_read_again_when_it_has_changed(tmp_path: Path, monkeypa
 
 async def test_a_mistake_in_a_file_is_named_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "backends.yaml"
-    file.write_text("- url: http://a:1\n- url: nonsense\n")
+    file.write_text("- url: http://a:1\n- url: ftp://nonsense\n")
     with pytest.raises(DiscoveryError, match=r"backends\.yaml:2: 1\.url: must look like http://host:port"):
         await WatchedFile(file).read()
     file.write_text("- url: ${NOT_SET}")
@@ -109,7 +110,7 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
         "kubernetes vllm", "kubernetes models/vllm:8001, zone a", "kubernetes (app=vllm):http, kubeconfig other",
     ]  # fmt: skip
     assert configured_sources(config.discovery) == configured_sources(parse({"discovery": sections}).discovery)
-    monkeypatch.setattr("gateway.config_values.find_spec", lambda _: None)
+    monkeypatch.setattr("gateway.config.values.find_spec", lambda _: None)
     for key, extra in (("dns", "discovery"), ("kubernetes", "kubernetes")):
         with pytest.raises(ConfigError, match=rf"discovery\.{key}\.0: .*vllm-batching-gateway\[{extra}\]"):
             parse({"discovery": {key: sections[key]}})

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.embeddings.cache import ENTRY_BYTES, EmbeddingCache
 from gateway.observe.metrics import EmbeddingMetrics, Metrics
 

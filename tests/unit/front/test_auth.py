@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 
-from gateway.config import KeyConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import Unauthorized
 from gateway.front.rate_limits import check_key
 

@@ -12,7 +12,8 @@ import structlog
 
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.config import BackendConfig, Config
+from gateway.config import Config
+from gateway.config.backends import BackendConfig
 from gateway.errors import (
     BackendBusy,
     BodyTooLarge,

@@ -8,7 +8,8 @@ import pytest
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local, explain
 from gateway.front.http_request import find_route

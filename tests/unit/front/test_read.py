@@ -3,7 +3,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.config import BackendConfig, Config, EmbeddingsConfig, KeyConfig, ModelsConfig, ServerConfig
+from gateway.config import Config, EmbeddingsConfig, ModelsConfig, ServerConfig
+from gateway.config.backends import BackendConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses

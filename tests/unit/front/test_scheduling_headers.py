@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.config import KeyConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import SchedulingHeaders

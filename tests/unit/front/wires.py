@@ -7,7 +7,8 @@ from random import Random
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
-from gateway.config import BackendConfig, HealthConfig
+from gateway.config import HealthConfig
+from gateway.config.backends import BackendConfig
 from gateway.front.http_request import HttpRequest, Route, find_route
 from gateway.front.reply import ClientResponse
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.app import Gateway
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
-from gateway.config import BackendConfig
-from gateway.config_file import parse
+from gateway.config.backends import BackendConfig
+from gateway.config.file import parse
 from gateway.front.stored_responses import Place
 from gateway.handover.snapshot import FILE_NAME, FORMAT, SnapshotError, load, read, save, write
 from gateway.request import Demand, Usage

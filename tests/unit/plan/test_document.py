@@ -5,7 +5,7 @@ import orjson
 import yaml
 
 from gateway.backends.facts import Facts, ModelCard
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.plan.capacity import make_plan
 from gateway.plan.command import gateway_file, plan_document, running_document, serve_command
 from gateway.plan.model import read_shape

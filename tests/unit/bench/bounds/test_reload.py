@@ -1,6 +1,6 @@
 """The configurations of the reload row: valid, as large as they say, and different from each other."""
 
-from gateway.config_file import parse
+from gateway.config.file import parse
 from gateway.reload import differences
 from tests.bench.bounds.reload import BACKENDS, KEYS, sections
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config_file import load
+from gateway.config.file import load
 from tests.bench.overload.load import CAPACITY_PER_S, MULTIPLES, QUEUED, SLOTS, scenario
 from tests.bench.place import SOURCES, Place
 

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway import config, config_file
+from gateway import config
+from gateway.config import file as config_file
 from loadtest.servers.engines import EngineOptions
 from tests.bench.place import Place, Ports
 from tests.bench.routing.arms import POLICIES, arms, ours

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gateway import config_file
+from gateway.config import file as config_file
 from loadtest.compare.peers import PEERS, named, ours
 from loadtest.compare.proxy import Setting
 

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gateway.__main__ import app as gateway_command
-from gateway.config_file import parse
+from gateway.config.file import parse
 from loadtest.servers import demo
 from loadtest.servers.server import get, serves
 

@@ -54,12 +54,12 @@ def test_a_small_plan_is_enough() -> None:
         ({"workloads": [{"name": "a", "run": {}}]}, "workloads.0.run: give --concurrency"),
         ({"workloads": [{"name": "a", "run": {"rate": 1}}] * 2}, "plan: workloads: each name once"),
         ({"through": ["direct", "direct"]}, "plan: through: each way once"),
-        ({"through": "around"}, "through.0: Input should be 'direct' or 'gateway'"),
+        ({"through": "around"}, "through.0: must be 'direct' or 'gateway'"),
         ({"gateway_config": "gateway.yaml"}, "plan: gateway_config is for `through: gateway`"),
         ({"exclude": [{"max-num-seqs": 4, "speed": 1}]}, "plan: exclude: speed is not among the flags"),
         ({"objective": {"maximise": "joy"}}, "objective.maximise: Input should be"),
-        ({"objective": {"ttft_p95_seconds": 0}}, "objective.ttft_p95_seconds: Input should be greater than 0"),
-        ({"gpus": 0}, "gpus: Input should be greater than or equal to 1"),
+        ({"objective": {"ttft_p95_seconds": 0}}, "objective.ttft_p95_seconds: must be more than 0"),
+        ({"gpus": 0}, "gpus: must be at least 1"),
     ],
 )
 def test_a_wrong_plan_is_reported_where(changes: dict[str, Any], complaint: str) -> None:

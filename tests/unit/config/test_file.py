@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import ConfigError
-from gateway.config_file import load, substitute
+from gateway.config.file import load, substitute
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BACKENDS = [{"url": "http://10.0.0.1:8000"}]
 
 
@@ -128,5 +128,72 @@ def test_mistakes_are_reported_with_file_and_line(tmp_path: Path) -> None:
         f"{file}:{line}" for line in (6, 4, 7)
     ]
     with pytest.raises(ConfigError) as caught:
-        load(file, ["nonsense"])
-    assert f"{file}:7: servr: unknown key" in str(caught.value).splitlines()
+        load(file, ["ftp://nonsense"])
+    assert f"{file}:7: servr: unknown key; did you mean server?" in str(caught.value).splitlines()
+
+
+def complaints(tmp_path: Path, text: str, environ: dict[str, str] | None = None) -> list[str]:
+    """What is said of a file, without its name."""
+    file = tmp_path / "gateway.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file, environ=environ or {})
+    return [line.removeprefix(f"{file}:") for line in str(caught.value).splitlines()]
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
+    text = (
+        "backends:\n- {url: 'http://a:1', api_key: '${ONE}'}\nserver:\n  port: '${TWO}'\n  prot: 1\nport: 2\n"
+        "models:\n  aliases: {a: '', b: c, c: d}\nauth:\n  keys:\n  - {name: x, key: k}\n  - {name: x, key: k2}\n"
+        "  - {name: y, key: k}\nserver2: {}\nauth: {keys: [{name: x, key: k}, {name: x, key: k}]}\n"
+    )
+    assert sorted(complaints(tmp_path, text)) == sorted([
+        "15: auth: duplicate key; it is in line 9, too",
+        "2: backends.0.api_key: the environment variable ONE is not set and has no default",
+        "4: server.port: the environment variable TWO is not set and has no default",
+        "5: server.prot: unknown key; did you mean port?",
+        "6: port: unknown key; did you mean server.port?",
+        "8: models.aliases: 'a' is an alias of nothing; name a model",
+        "8: models.aliases: 'b' is an alias of 'c', which is an alias itself; name a model",
+        "9: auth: duplicate key name 'x'; key names must be unique",
+        "14: server2: unknown key; did you mean server?",
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("backend:\n- url: http://a:1\n", "1: backend: unknown key; did you mean backends?"),
+        ("backends: [{url: 'http://a:1'}]\nserver: {port: 8081}\n",
+         "2: server: port and admin.port are both 8081: change one of them"),
+        ("backends:\n- {url: 'http://a:1', api_key: ${KEY}}\n",
+         '2: ${KEY} needs quotes inside { } or [ ]: "${KEY}"'),
+        ("backends: [{url: 'http://a:1'}]\nserver: {port: 99999}\n", "2: server.port: must be at most 65535"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_was_meant(tmp_path: Path, text: str, line: str) -> None:
+    assert complaints(tmp_path, text) == [line]
+
+
+def test_the_environment_alone_is_a_configuration_and_overrides_the_file(tmp_path: Path) -> None:
+    environ = {
+        "GATEWAY_BACKENDS": "a:1, http://b:2", "GATEWAY_API_KEYS": "team=sk-1,c2stMg==", "GATEWAY_SERVER__PORT": "9000",
+        "GATEWAY_SERVER__ADMIN__PORT": "9001", "GATEWAY_ROUTING__POLICY": "round_robin", "GATEWAY_PURE": "1",
+        "GATEWAY_PORT": "tcp://10.0.0.1:80", "GATEWAY_MODELS__ALIASES": "{x: Y}",
+    }  # fmt: skip
+    config = load(None, environ=environ)
+    assert [backend.url for backend in config.backends] == ["http://a:1", "http://b:2"]
+    assert [(key.name, key.key) for key in config.auth.keys] == [("team", "sk-1"), ("key-2", "c2stMg==")]
+    assert config.server.admin is not None
+    assert (config.server.port, config.server.admin.port, config.models.aliases) == (9000, 9001, {"x": "Y"})
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://c:1'}]\nserver: {max_body_bytes: 7, port: 1}\n")
+    config = load(file, port=5, api_keys=["k"], environ=environ)
+    assert (config.server.port, config.server.max_body_bytes, len(config.backends)) == (5, 7, 2)
+    assert [(key.name, key.key) for key in config.auth.keys] == [("key-1", "k")]
+
+
+@pytest.mark.parametrize(("name", "value"), [("GATEWAY_SERVER__PROT", "1"), ("GATEWAY_SERVER__PORT", "[")])
+def test_a_wrong_variable_of_the_environment_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=r"(PORT|prot): "):
+        load(None, ["http://a:1"], environ={name: value})

@@ -7,10 +7,11 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gateway.config import BackendConfig, Config, ConfigError, KvEventsConfig
-from gateway.config_file import parse
+from gateway.config import Config, ConfigError
+from gateway.config.backends import BackendConfig, KvEventsConfig
+from gateway.config.file import parse
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 BACKENDS = [{"url": "http://10.0.0.1:8000"}]
 
 
@@ -70,9 +71,13 @@ def test_every_mistake_is_reported_at_once() -> None:
     assert str(error.value).splitlines() == ["a: unknown key", "b: unknown key"]
 
 
+def test_a_url_without_a_scheme_is_http() -> None:
+    assert BackendConfig(url="localhost:8000").url == "http://localhost:8000"
+
+
 @pytest.mark.parametrize(
     "url",
-    ["10.0.0.1:8000", "ftp://a", "http://", "http://a/v1", "http://a?x=1", "http://a#x", "http://u:p@a", "http://a:99999",
+    ["10.0.0.1:8000/v1", "ftp://a", "http://", "http://a/v1", "http://a?x=1", "http://a#x", "http://u:p@a", "http://a:99999",
      "http://a:x", "http://[::1", "http://a b", "http://a\r\nx: y", "", "http://127.0.0.1:0", "http://a..b",
      "http://" + "x" * 64 + ".example", "http://" + ".".join(["x" * 60] * 5), "http://-a", "http://a\0b",
      "http://b\u00fccher.example", "http://1.2.3.4:80\n", "http://%41"],
@@ -167,7 +172,7 @@ KV_EVENTS_FORMS = "must be auto, off, or a mapping such as {endpoint: tcp://10.0
             "{endpoint: 'tcp://h..h:1'}",
             ".endpoint: 'h..h' is not a host name (labels of 1 to 63 letters, digits, - or _; at most 253 in all)",
         ),
-        ("{endpoint: 'tcp://h:1', replai: 'tcp://h:2'}", ".replai: unknown key"),
+        ("{endpoint: 'tcp://h:1', replai: 'tcp://h:2'}", ".replai: unknown key; did you mean replay?"),
     ],
 )
 def test_a_wrong_value_of_kv_events_is_reported_once(written: str, complaint: str) -> None:

@@ -1,19 +1,15 @@
 """The configuration: its schema and its defaults."""
 
-import hashlib
 import re
-from collections import Counter
-from functools import cached_property
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from itertools import combinations
+from typing import Literal, Self
 
-from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from gateway.config_values import (
-    BackendUrl,
+from gateway.config.backends import BackendConfig, DiscoveryConfig
+from gateway.config.keys import AuthConfig
+from gateway.config.values import (
     Count,
-    CountOrAuto,
-    Endpoint,
     Fraction,
     HostName,
     ListenHost,
@@ -24,23 +20,16 @@ from gateway.config_values import (
     Section,
     check_installed,
     default,
+    refuse,
+    twice,
 )
-from gateway.tls import BackendTls, ServerTls
+from gateway.tls import ServerTls
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
     "|x-(api-key|data-parallel-rank|request-id)"
 )
-_NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")  # keys whose values are never shown
-_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
-_LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"
-_LABEL_VALUE = r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?"
-_LABEL_RULE = (
-    rf"\s*(!?{_LABEL_KEY}|{_LABEL_KEY}\s*(=|==|!=)\s*{_LABEL_VALUE}"
-    rf"|{_LABEL_KEY}\s+(in|notin)\s*\(\s*{_LABEL_VALUE}(\s*,\s*{_LABEL_VALUE})*\s*\))\s*"
-)
-_SELECTOR = re.compile(rf"{_LABEL_RULE}(,{_LABEL_RULE})*", re.ASCII)
 
 
 class ConfigError(Exception):
@@ -111,142 +100,22 @@ class ServerConfig(Section):
     access_log: bool = default(True, "Write one JSON line per request to standard output.")
     access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
 
-
-class KvEventsConfig(Section):
-    """Endpoints of a backend's KV events. Rank r of a data-parallel backend uses these ports plus r."""
-
-    endpoint: Endpoint = Field(description="tcp://host:port of the publisher; host * = the backend's host.")
-    replay: Endpoint | None = default(None, "tcp://host:port that resends missed events; null = none.")
-    topic: str | None = default(None, "Topic to subscribe to; null = all topics.")
-    bind: bool = default(False, "Listen on `endpoint` for publishers that connect; false = connect.")
-
-
-KvEvents = Annotated[  # YAML reads an unquoted `off` as false
-    Literal["auto", "off"] | KvEventsConfig, BeforeValidator(lambda value: "off" if value is False else value)
-]
-
-
-class DiscoveredBackend(Section):
-    """Settings of every backend that DNS or Kubernetes finds."""
-
-    api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
-    max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
-    kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
-    kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
-    tls: BackendTls | None = default(None, "TLS of an https URL: own CA, client certificate; null = system's CAs.")
-    relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
-
-
-class BackendConfig(DiscoveredBackend):
-    """One vLLM server."""
-
-    url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
-    name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
-    speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accepts_the_former_name(cls, document: Any) -> Any:
-        if not isinstance(document, dict) or document.get("speed") is None:
-            return document
-        if "relative_cost" in document:
-            raise ValueError("speed is the former name of relative_cost: remove it")
-        return document | {"relative_cost": document["speed"]}
-
     @model_validator(mode="after")
-    def _has_a_name(self) -> Self:
-        if not self.name:
-            object.__setattr__(self, "name", urlsplit(self.url).netloc)
-        if not re.fullmatch(r"[A-Za-z0-9._:\[\]-]{1,128}", self.name):
-            raise ValueError(f"name {self.name!r} may contain only letters, digits and . _ : -")
-        return self
+    def _has_ports_of_its_own(self) -> Self:
+        ports = {"port": self, "admin.port": self.admin, "metrics.port": self.metrics}
+        wrong = [
+            f"{a} and {b} are both {first.port}: change one of them"
+            for (a, first), (b, second) in combinations(ports.items(), 2)
+            if first and second and first.port and first.port == second.port and _overlap(first.host, second.host)
+        ]
+        return refuse(self, wrong)
 
 
-class DnsDiscovery(Section):
-    """A name in DNS, each of whose addresses is a backend."""
-
-    name: HostName = Field(description="Host name, such as that of a headless Kubernetes Service.")
-    port: int | None = default(None, "Port of the backends; required for `record: a`.", ge=1, le=65535)
-    record: Literal["a", "srv"] = default("a", "a = A and AAAA records; srv = SRV records, which have the ports, too.")
-    tls: bool = default(False, "Use https.")
-    nameserver: str = default(
-        "",
-        "IP address and port of a DNS server, such as 127.0.0.1:8600; empty = those of the system.",
-        pattern=r"^([0-9.]+:[0-9]{1,5}|\[[0-9A-Fa-f:.]+\]:[0-9]{1,5})?$",
-    )
-
-    @model_validator(mode="after")
-    def _is_installed(self) -> Self:
-        check_installed("dns", "discovery")
-        return self
-
-    @model_validator(mode="after")
-    def _has_a_port_unless_records_have_it(self) -> Self:
-        if (self.port is None) != (self.record == "srv"):
-            raise ValueError("set port for `record: a`, and not for `record: srv`")
-        return self
-
-
-class KubernetesDiscovery(Section):
-    """EndpointSlices in Kubernetes, each of whose pods is a backend."""
-
-    service: str = default("", "Name of the Service; alternative to `selector`.", pattern=rf"^({_LABEL})?$")
-    selector: str = default(
-        "", "Label selector of EndpointSlices, which have their Service's labels; alternative to `service`."
-    )
-    namespace: str = default(
-        "", "Namespace; empty = that of the kubeconfig or of the pod, else default.", pattern=rf"^({_LABEL})?$"
-    )
-    port: int | str | None = default(
-        None, "Port of the pods, by number or by its name in the Service; null = the only one."
-    )
-    tls: bool = default(False, "Use https.")
-    zone: str = default("", "Only endpoints of this zone; empty = all.", max_length=63)
-    kubeconfig: str = default("", "Path of a kubeconfig file; empty = the service account of the gateway's own pod.")
-
-    @field_validator("selector")
-    @classmethod
-    def _is_a_label_selector(cls, selector: str) -> str:
-        if selector and not _SELECTOR.fullmatch(selector):
-            raise ValueError("must be a label selector, such as app=vllm or app in (vllm,vllm-canary)")
-        return selector
-
-    @field_validator("port")
-    @classmethod
-    def _is_a_number_or_a_name(cls, port: int | str | None) -> int | str | None:
-        if isinstance(port, str) and port.isdecimal():
-            port = int(port)  # of an environment variable
-        is_valid = re.fullmatch(_LABEL, port) if isinstance(port, str) else port is None or 0 < port < 65536
-        if not is_valid:
-            raise ValueError("must be a number from 1 to 65535, or a name of lower-case letters, digits and -")
-        return port
-
-    @model_validator(mode="after")
-    def _is_installed(self) -> Self:
-        check_installed("kubernetes_asyncio", "kubernetes")
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_way_to_find_slices(self) -> Self:
-        if bool(self.service) == bool(self.selector):
-            raise ValueError("set either service or selector")
-        return self
-
-
-class DiscoveryConfig(Section):
-    """Backends that are found while the gateway runs, besides those of `backends`."""
-
-    file: str | None = default(None, "YAML file with a list like `backends`; read again when it changes. null = none.")
-    dns: tuple[DnsDiscovery, ...] = default((), "Names in DNS, asked again when their records expire (30 s at most).")
-    kubernetes: tuple[KubernetesDiscovery, ...] = default((), "EndpointSlices in Kubernetes, followed by a watch.")
-    backend: DiscoveredBackend = default(DiscoveredBackend(), "Settings of every backend that DNS or Kubernetes finds.")
-
-    @field_validator("kubernetes")
-    @classmethod
-    def _has_distinct_entries(cls, entries: tuple[KubernetesDiscovery, ...]) -> tuple[KubernetesDiscovery, ...]:
-        if len(set(entries)) < len(entries):
-            raise ValueError("two entries are the same; remove one of them")
-        return entries
+def _overlap(host: str, other: str) -> bool:
+    """Whether two sockets with one port would claim the same address."""
+    if host == other or not host or not other:
+        return True
+    return any(every in (host, other) and (":" in host) == (":" in other) for every in ("0.0.0.0", "::"))
 
 
 class RoutingConfig(Section):
@@ -331,58 +200,6 @@ class UpstreamConfig(Section):
     retry_budget_min: int = default(10, "Retries allowed before any request was served.", ge=0)
 
 
-class KeyConfig(Section):
-    """An API key that clients may use."""
-
-    name: str = Field(min_length=1, max_length=64, description="Unique name in logs, metrics and reports.")
-    key: str = default("", "API key in plain text; alternative to `key_sha256`.")
-    key_sha256: str = default("", "SHA-256 of the API key in hex; alternative to `key`.", pattern=r"^([0-9a-f]{64})?$")
-    isolate_cache: bool = default(False, "Use a KV-cache salt of its own, to share no cached prefixes with other keys.")
-    weight: float = default(1.0, "Relative share of tokens while other tenants also wait.", gt=0)
-    priority: Literal["interactive", "batch"] = default(
-        "interactive", "batch = after queued interactive requests; a request header can lower the priority."
-    )
-    requests_per_minute: Count | None = default(None, "Maximum requests per minute; more get 429. null = unlimited.")
-    tokens_per_minute: Count | None = default(
-        None, "Maximum prompt and output tokens per minute, as estimated, later by usage; null = no limit."
-    )
-    max_concurrent_requests: Count | None = default(
-        None, "Maximum running and queued requests; more get 429. null = unlimited."
-    )
-
-    @model_validator(mode="after")
-    def _has_one_form(self) -> Self:
-        if bool(self.key) == bool(self.key_sha256):
-            raise ValueError("set either key or key_sha256, not both")
-        if self.digest in _NO_DIGESTS:
-            raise ValueError("key_sha256 is a placeholder (zeros or the digest of an empty string); set a key's digest")
-        return self
-
-    @cached_property
-    def digest(self) -> bytes:
-        return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
-
-
-class AuthConfig(Section):
-    """Authentication of clients."""
-
-    keys: tuple[KeyConfig, ...] = default((), "API keys of clients; empty = no authentication.")
-    cache_salt_secret: str = default("", "Secret for all cache salts, of isolate_cache too; empty = random at start.")
-
-    @model_validator(mode="after")
-    def _has_distinct_keys(self) -> Self:
-        owners: dict[bytes, str] = {}
-        names = set[str]()
-        for key in self.keys:
-            if key.name in names:
-                raise ValueError(f"duplicate key name {key.name!r}; key names must be unique")
-            if key.digest in owners:
-                raise ValueError(f"{owners[key.digest]!r} and {key.name!r} are the same key; remove one of them")
-            owners[key.digest] = key.name
-            names.add(key.name)
-        return self
-
-
 class ModelEmbeddingsConfig(Section):
     """Batching of embeddings requests for one model."""
 
@@ -418,9 +235,21 @@ class ModelsConfig(Section):
 
     @model_validator(mode="after")
     def _has_no_section_for_an_alias(self) -> Self:
-        if wrong := sorted(self.by_name.keys() & self.aliases.keys()):
-            raise ValueError(f"{wrong[0]!r} is an alias; use a section for {self.aliases[wrong[0]]!r} instead")
-        return self
+        both = sorted(self.by_name.keys() & self.aliases.keys())
+        return refuse(
+            self, [f"{name!r} is an alias; use a section for {self.aliases[name]!r} instead" for name in both]
+        )
+
+    @field_validator("aliases")
+    @classmethod
+    def _name_models(cls, aliases: dict[str, str]) -> dict[str, str]:
+        wrong = [f"{alias!r} is an alias of nothing; name a model" for alias, model in aliases.items() if not model]
+        for alias, model in aliases.items():
+            if model in aliases:
+                wrong.append(f"{alias!r} is an alias of {model!r}, which is an alias itself; name a model")
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return aliases
 
     @property
     def by_name(self) -> dict[str, ModelConfig]:
@@ -488,13 +317,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:
-        found = self.discovery
+        found, names = self.discovery, (backend.name for backend in self.backends)
+        wrong = [f"duplicate backend name {name!r}; backend names must be unique" for name in twice(names)]
         if not (self.backends or found.file or found.dns or found.kubernetes):
-            raise ValueError("backends is empty, and discovery has no source: list at least one backend")
-        for each in self.backends:  # of those that are found, one setting is for all, and some may be http
-            if each.tls is not None and not each.url.startswith("https://"):
-                raise ValueError(f"{each.name} has tls, which is for https, and its url is {each.url}")
-        names = Counter(backend.name for backend in self.backends)
-        if twice := sorted(name for name, times in names.items() if times > 1):
-            raise ValueError(f"duplicate backend name {twice[0]!r}; backend names must be unique")
-        return self
+            wrong.append("no backends: pass --backend http://host:8000 (repeatable) or list them in a file")
+        wrong += [  # of those that are found, one setting is for all, and some may be http
+            f"{each.name} has tls, which is for https, and its url is {each.url}"
+            for each in self.backends
+            if each.tls is not None and not each.url.startswith("https://")
+        ]
+        return refuse(self, wrong)

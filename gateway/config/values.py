@@ -1,6 +1,8 @@
 """Types of configuration values, and what is checked of them."""
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
@@ -18,6 +20,9 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MAX_HOST_LENGTH = 253
+
+
+S = TypeVar("S", bound="Section")
 
 
 def default(value: T, description: str, **rules: Any) -> T:
@@ -53,6 +58,8 @@ def _checked_endpoint(endpoint: str) -> str:
 
 
 def _checked_origin(url: str) -> str:
+    if "://" not in url:
+        url = f"http://{url}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must look like http://host:port")
@@ -73,6 +80,17 @@ def _checked_origin(url: str) -> str:
 def check_installed(module: str, extra: str) -> None:
     if find_spec(module) is None:
         raise ValueError(f"requires packages that are not installed: pip install 'vllm-batching-gateway[{extra}]'")
+
+
+def twice(names: Iterable[str]) -> list[str]:
+    return sorted(name for name, times in Counter(names).items() if times > 1)
+
+
+def refuse(section: S, wrong: list[str]) -> S:
+    """The section, if nothing is wrong with it. Raises ValueError with a line for each problem."""
+    if wrong:
+        raise ValueError("\n".join(wrong))
+    return section
 
 
 def _positive_or_auto(value: int | str) -> int | str:
