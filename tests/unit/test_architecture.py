@@ -80,7 +80,7 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.wire",
         "observe.record",
     },
-    "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
+    "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
     "admin": {
         "admin_http",
