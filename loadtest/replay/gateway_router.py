@@ -9,10 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.backends.backend import SLOW_START_SHARE
+from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
-from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.feedback import Learning
 from gateway.request import Demand, Usage
