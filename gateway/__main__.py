@@ -93,7 +93,7 @@ def serve(
             )
     from gateway import process
     from gateway.config import ConfigError
-    from gateway.handover.successor import TakeoverRefused
+    from gateway.handover.conversation import TakeoverRefused
 
     try:
         process.serve(config, read, file)

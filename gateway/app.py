@@ -49,7 +49,8 @@ from gateway.reload import Reloads
 from gateway.resources import MemoryBudget
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
+from gateway.routing.prefix_policy import Affinity, PrefixPolicy
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue

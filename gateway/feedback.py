@@ -15,9 +15,8 @@ from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, HitAccuracy, HitPredictor, PrefixIndex, StaleEventDetector
 from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates, OutputLengths
+from gateway.routing.estimates import LEAST_PACED_TOKENS, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
-from gateway.scheduling.scheduler import LEAST_PACED_TOKENS
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much

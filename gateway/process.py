@@ -20,13 +20,12 @@ from gateway.admin import breather
 from gateway.app import Gateway
 from gateway.backends.fleet import Fleet
 from gateway.config import Config, ConfigError
+from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
 from gateway.handover.channel import address_of
-from gateway.handover.predecessor import Predecessor
-from gateway.handover.restart import TAKES_OVER, Restart
+from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused, take_over
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotError, load, save
-from gateway.handover.successor import Successor, TakeoverRefused, take_over
 from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import LineWriter, logging_to
 from gateway.reload import FileWatch, Reloads
@@ -119,7 +118,7 @@ class Life:
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, gateway.stop_listening, addresses, listeners, breather())
         handover = Handover(gateway, sharing, predecessor, successor, self._stop)
-        restart = Restart(self._load_config, self._address, predecessor)
+        restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
         async with gateway.running(listeners, restart.routes(), handover.take_place) as admin_port:
             self._log_start(gateway, admin_port)
             notify_systemd(os.environ, "READY=1")

@@ -7,6 +7,7 @@ extension runs; `event_chunks` in Python would cost more than the parsing that i
 import os
 
 from gateway._native.pure import LONGEST_BYTES
+from gateway._native.pure import json_line as json_line_in_python
 
 try:
     if os.environ.get("GATEWAY_PURE") == "1":
@@ -23,6 +24,7 @@ __all__ = [
     "LONGEST_BYTES",
     "event_chunks",
     "json_line",
+    "json_line_in_python",
     "json_object",
     "prefix_keys",
     "text_turns",

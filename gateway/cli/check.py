@@ -10,8 +10,9 @@ from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import Answers, survey
 from gateway.config import Config
+from gateway.discovery.follow import configured_sources
 from gateway.discovery.listings import DiscoveryError, first_listing
-from gateway.discovery.sources import configured_sources, several_addresses
+from gateway.discovery.sources import several_addresses
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
 

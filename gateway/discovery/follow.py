@@ -1,8 +1,9 @@
-"""Keeps the fleet like its sources: what each lists is applied whenever it changes."""
+"""Keeps the fleet like the configured sources: what each lists is applied whenever it changes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from random import Random
 from typing import Self
 
@@ -12,7 +13,7 @@ from gateway.backends.fleet import FleetChanges, Wanted
 from gateway.backends.membership import Membership
 from gateway.config.backends import DiscoveryConfig
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing
-from gateway.discovery.sources import configured_sources
+from gateway.discovery.sources import DnsName, WatchedFile
 from gateway.supervisor import Supervisor
 
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 10.0  # before a source that failed is started again; doubles
@@ -20,6 +21,18 @@ _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 10.0  # before a source that fa
 Follow = Callable[[str, Sequence[Wanted]], FleetChanges]
 
 log = structlog.get_logger("gateway")
+
+
+def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
+    sources: list[BackendSource] = []
+    if config.file is not None:
+        sources.append(WatchedFile(Path(config.file)))
+    sources += [DnsName(each, config.backend) for each in config.dns]
+    if config.kubernetes:
+        from gateway.discovery.kubernetes import KubernetesEndpoints  # of a package that few need, and 60 MiB
+
+        sources += [KubernetesEndpoints(each, config.backend) for each in config.kubernetes]
+    return sources
 
 
 class SourceFollower:

@@ -1,26 +1,42 @@
-"""Follows EndpointSlices in Kubernetes: lists them, then watches for changes from there on.
+"""The backends that EndpointSlices in Kubernetes list, and their changes.
 
-A watch ends after a minute, and the next one goes on at the last version that was seen, as after a loss of the
-connection. Only if the API server no longer has that version (410) are the slices listed again. This module is imported
-where it is used: the client of the API takes 60 MiB.
+A Service has several slices: one set for each IP family and each set of ports, of at most 100 endpoints each. So a pod
+may be in several of them: in one for each family, or in two while it moves from one slice to another. The rules:
+
+- A pod that terminates is not listed, whatever else its slices say: it never serves again. The fleet then sends it
+  nothing new, and lets its streams end.
+- A pod that is not ready is listed, but drains: it may be back soon, with what its KV cache holds and what was learned.
+- Of a pod's addresses one is used: a ready one first, IPv4 before IPv6.
+
+The slices are listed, then watched for changes from there on. A watch ends after a minute, and the next one goes on at
+the last version that was seen, as after a loss of the connection. Only if the API server no longer has that version
+(410) are the slices listed again. This module is imported where it is used: the client of the API takes 60 MiB.
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
+import msgspec
 import yaml
 from kubernetes_asyncio.client import ApiClient, Configuration, DiscoveryV1Api
 from kubernetes_asyncio.config import ConfigException, load_incluster_config, load_kube_config
+from pydantic import ValidationError
 
 from gateway import __version__
-from gateway.config.backends import DiscoveredBackend, KubernetesDiscovery
-from gateway.discovery.endpoint_slices import SlicesExpired, SliceTable, listed_backends, status_message
+from gateway.backends.fleet import Wanted
+from gateway.config.backends import BackendConfig, DiscoveredBackend, KubernetesDiscovery
 from gateway.discovery.listings import DiscoveryError, Listing
 
+T = TypeVar("T")
+NOT_READY = "not ready"
+_FAMILIES = ("IPv4", "IPv6", "FQDN")  # address types, the preferred one first
+_MAX_NAME_LENGTH = 128  # of a backend
+_MOST_PROBLEMS = 3  # in one message
 _LIST_SECONDS = 10.0
 _WATCH_SECONDS = 60  # and no more, so that a connection that is dead but was not closed is noticed
 _GRACE_SECONDS = 10.0
@@ -29,6 +45,222 @@ _OK, _UNAUTHORIZED, _GONE = 200, 401, 410
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 # What the library raises for credentials that lack something.
 _BAD_CREDENTIALS = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AssertionError)
+
+
+class SliceMetadata(msgspec.Struct, frozen=True, rename="camel"):
+    """The part of an object's or a list's metadata that is used here."""
+
+    name: str = ""
+    resource_version: str = ""
+
+
+class PodReference(msgspec.Struct, frozen=True):
+    """The pod of an endpoint. Another pod of the same name has another uid."""
+
+    name: str = ""
+    uid: str = ""
+
+
+class EndpointConditions(msgspec.Struct, frozen=True):
+    """The API's rules for what it does not know: ready, and not terminating."""
+
+    ready: bool | None = None
+    terminating: bool | None = None
+
+
+class SliceEndpoint(msgspec.Struct, frozen=True, rename="camel"):
+    """One endpoint. Its addresses are equivalent; the API allows to use the first one alone."""
+
+    addresses: tuple[str, ...] = ()
+    conditions: EndpointConditions | None = None
+    target_ref: PodReference | None = None
+    zone: str | None = None
+
+
+class SlicePort(msgspec.Struct, frozen=True):
+    """A port of all endpoints of a slice."""
+
+    name: str | None = None
+    port: int | None = None
+    protocol: str | None = None
+
+
+class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
+    """One slice. A Service without pods has one whose endpoints are null."""
+
+    metadata: SliceMetadata
+    address_type: str = ""
+    endpoints: tuple[SliceEndpoint, ...] | None = None
+    ports: tuple[SlicePort, ...] | None = None
+
+
+class EndpointSliceList(msgspec.Struct, frozen=True):
+    """The answer to a list request."""
+
+    metadata: SliceMetadata
+    items: tuple[EndpointSlice, ...] | None = None
+
+
+class WatchEvent(msgspec.Struct, frozen=True):
+    """One line of a watch. The type decides what the object is."""
+
+    type: str
+    object: msgspec.Raw
+
+
+class ApiStatus(msgspec.Struct, frozen=True):
+    """Why the API server refused a request or ended a watch."""
+
+    code: int = 0
+    message: str | None = ""
+
+
+class SlicesExpired(Exception):
+    """The API server does not have all changes since the last event any more: the slices must be listed again."""
+
+
+class SliceTable:
+    """The slices by name, as of `version`, from which a watch goes on; empty = they must be listed first."""
+
+    def __init__(self) -> None:
+        self.version = ""
+        self._slices: dict[str, EndpointSlice] = {}
+
+    @property
+    def slices(self) -> list[EndpointSlice]:
+        return list(self._slices.values())
+
+    def expire(self) -> None:
+        """A watch cannot go on from here: the slices must be listed again."""
+        self.version = ""
+
+    def replace(self, document: bytes) -> None:
+        """Take the answer to a list request. Raises DiscoveryError."""
+        listed = _decoded(document, EndpointSliceList)
+        self._slices = {each.metadata.name: each for each in listed.items or ()}
+        self.version = listed.metadata.resource_version
+
+    def apply(self, line: bytes) -> None:
+        """Take one event of a watch. Raises SlicesExpired, and DiscoveryError."""
+        event = _decoded(line, WatchEvent)
+        if event.type == "ERROR":
+            status = _decoded(event.object, ApiStatus)
+            if status.code == _GONE:
+                raise SlicesExpired
+            raise DiscoveryError(f"the watch failed: {status.code} {status.message}")
+        changed = _decoded(event.object, EndpointSlice)
+        if event.type in ("ADDED", "MODIFIED"):
+            self._slices[changed.metadata.name] = changed
+        elif event.type == "DELETED":
+            self._slices.pop(changed.metadata.name, None)
+        # A BOOKMARK has only the version; what an API server of the future may send has it, too.
+        self.version = changed.metadata.resource_version or self.version
+
+
+def status_message(body: bytes) -> str:
+    """The reason in an answer that is an error; empty if it has none."""
+    try:
+        return msgspec.json.decode(body, type=ApiStatus).message or ""
+    except msgspec.DecodeError:
+        return ""
+
+
+def listed_backends(
+    slices: Iterable[EndpointSlice], config: KubernetesDiscovery, settings: Mapping[str, Any]
+) -> Listing:
+    """The backends of these slices, by name. `settings`: of every backend."""
+    slices, problems = sorted(slices, key=lambda each: each.metadata.name), list[str]()
+    if not slices:
+        problems.append(f"no EndpointSlice of {config.service or config.selector}: check the name and the namespace")
+    sightings = [each for one in slices for each in _sightings(one, config, problems)]
+    terminating = {each.pod for each in sightings if each.terminating}
+    staying = [each for each in sightings if each.port and each.pod not in terminating]
+    here = [each for each in staying if config.zone in ("", each.zone)]
+    if sightings and config.zone not in ("", *(each.zone for each in sightings)):
+        zones = ", ".join(sorted({each.zone for each in sightings if each.zone})) or "none"
+        problems.append(f"no endpoint is in zone {config.zone}; zones: {zones}")
+    found: dict[str, Wanted] = {}
+    urls = set[str]()
+    for each in sorted(here, key=lambda each: each.preference):
+        try:
+            wanted = each.wanted("https" if config.tls else "http", settings)
+        except ValidationError:
+            problems.append(f"{each.name or 'an endpoint'} has an address that cannot be used: {each.host}")
+            continue
+        if wanted.config.name not in found and wanted.config.url not in urls:
+            found[wanted.config.name] = wanted
+            urls.add(wanted.config.url)
+    shown = problems[:_MOST_PROBLEMS] + [f"{len(problems) - _MOST_PROBLEMS} more"] * (len(problems) > _MOST_PROBLEMS)
+    return Listing(tuple(found[name] for name in sorted(found)), "; ".join(shown))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    """One endpoint in one slice. `pod` is the same for all sightings of a pod, and for no other pod's."""
+
+    pod: str
+    name: str
+    host: str
+    port: int
+    family: int
+    zone: str
+    ready: bool
+    terminating: bool
+
+    @property
+    def preference(self) -> tuple[object, ...]:
+        """Of a pod's sightings the one with the smallest value is used."""
+        return not self.ready, self.family, self.host, self.port, self.name, self.pod, self.zone
+
+    def wanted(self, scheme: str, settings: Mapping[str, Any]) -> Wanted:
+        """Raises ValidationError if the API lists what is no address."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        name = self.name if len(self.name) <= _MAX_NAME_LENGTH else ""
+        config = BackendConfig.model_validate({**settings, "url": f"{scheme}://{host}:{self.port}", "name": name})
+        return Wanted(config, "" if self.ready else NOT_READY, self.zone)
+
+
+def _sightings(one: EndpointSlice, config: KubernetesDiscovery, problems: list[str]) -> Iterator[_Sighting]:
+    endpoints = [each for each in one.endpoints or () if each.addresses]
+    if not endpoints or one.address_type not in _FAMILIES:
+        return
+    port = _port(one, config.port, problems)
+    for each in endpoints:
+        reference, conditions = each.target_ref or PodReference(), each.conditions or EndpointConditions()
+        host = each.addresses[0]
+        yield _Sighting(
+            pod=reference.uid or reference.name or f"{host}:{port}",
+            name=reference.name,
+            host=host,
+            port=port,
+            family=_FAMILIES.index(one.address_type),
+            zone=each.zone or "",
+            ready=conditions.ready is not False,
+            terminating=conditions.terminating is True,
+        )
+
+
+def _port(one: EndpointSlice, wanted: int | str | None, problems: list[str]) -> int:
+    """The port of a slice's endpoints; 0 and a problem if the slice does not have the one that is wanted."""
+    if isinstance(wanted, int):
+        return wanted
+    ports = [each for each in one.ports or () if each.port and (each.protocol or "TCP") == "TCP"]
+    names = ", ".join(f"{each.name or 'unnamed'} {each.port}" for each in ports) or "none"
+    found = [each.port or 0 for each in ports if wanted in (None, each.name)]
+    if len(found) == 1:
+        return found[0]
+    if wanted is not None:
+        problems.append(f"EndpointSlice {one.metadata.name} has no port named {wanted}; ports: {names}")
+    else:
+        problems.append(f"EndpointSlice {one.metadata.name} does not have exactly one port: set port; ports: {names}")
+    return 0
+
+
+def _decoded(document: bytes | msgspec.Raw, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(document, type=kind)
+    except msgspec.DecodeError as error:
+        raise DiscoveryError(f"the API server sent something else than expected: {error}") from error
 
 
 class KubernetesEndpoints:
@@ -94,7 +326,7 @@ class KubernetesEndpoints:
                     seen += 1
                     yield
         except SlicesExpired:
-            self._table.version = ""
+            self._table.expire()
             if is_fresh and not seen:
                 raise DiscoveryError("the API server does not have the version that it has just listed") from None
             return

@@ -1,4 +1,4 @@
-"""The sources of the configuration, and those that are asked again and again: a watched file, a name in DNS."""
+"""Sources that are asked again and again: a watched file, a name in DNS; a warning about names that are no source."""
 
 import asyncio
 import os
@@ -13,10 +13,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from gateway.backends.fleet import Wanted
 from gateway.config import ConfigError
-from gateway.config.backends import BackendConfig, DiscoveredBackend, DiscoveryConfig, DnsDiscovery
+from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.errors import Mistake, mistakes
 from gateway.config.file import YamlFile, version_of
-from gateway.discovery.listings import BackendSource, DiscoveryError, Listing, polled
+from gateway.discovery.listings import DiscoveryError, Listing, polled
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -25,18 +25,6 @@ _FILE_SECONDS = 1.0
 _MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, whatever the TTL
 _TIMEOUT_SECONDS = 5.0
 _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
-
-
-def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
-    sources: list[BackendSource] = []
-    if config.file is not None:
-        sources.append(WatchedFile(Path(config.file)))
-    sources += [DnsName(each, config.backend) for each in config.dns]
-    if config.kubernetes:
-        from gateway.discovery.kubernetes import KubernetesEndpoints  # of a package that few need, and 60 MiB
-
-        sources += [KubernetesEndpoints(each, config.backend) for each in config.kubernetes]
-    return sources
 
 
 async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:

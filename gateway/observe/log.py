@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Final, Self, TextIO, TypeVar, cast
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
-from gateway._native import json_line, pure
+from gateway._native import json_line, json_line_in_python
 from gateway.observe.record import Record
 from gateway.request import Demand
 
@@ -248,7 +248,7 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
         record.error or None,
     ]
     if prefixes is None:
-        return json_line(_PLAIN_LINE, values) or pure.json_line(_PLAIN_LINE, values)
+        return json_line(_PLAIN_LINE, values) or json_line_in_python(_PLAIN_LINE, values)
     demand = record.demand
     values.append(prefixes.of(demand) if demand is not None and demand.keys else None)
-    return pure.json_line(_LINE_WITH_PREFIX, values)
+    return json_line_in_python(_LINE_WITH_PREFIX, values)

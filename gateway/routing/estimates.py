@@ -137,6 +137,7 @@ class Estimates:
 
 
 _MIN_TOKENS: Final = 64
+LEAST_PACED_TOKENS: Final = 8  # of a stream: shorter ones say little about the pace
 _CLIP = (0.25, 4.0)
 _LEAST_WEIGHT: Final = 0.05
 _LEAST_MEAN_WEIGHT: Final = 0.0125

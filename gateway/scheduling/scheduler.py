@@ -16,14 +16,12 @@ from typing import Final, Self
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand, UpstreamResult, Usage
 from gateway.routing.engine import Engine, Shortlist, prefill_seconds
-from gateway.routing.estimates import Calibration, Calibrations, OutputLengths
+from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibration, Calibrations, OutputLengths
 from gateway.routing.kv_reservations import Reservation
 from gateway.routing.policy import EngineVerdict, Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
 from gateway.scheduling.wait_queue import Queue, Ticket
-
-LEAST_PACED_TOKENS: Final = 8  # shorter streams say little about the pace
 
 
 class Lease(Reservation):

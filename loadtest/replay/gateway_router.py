@@ -9,10 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gateway.backends.backend import SLOW_START_SHARE
+from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
-from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
 from gateway.feedback import Learning
 from gateway.request import Demand, Usage
@@ -20,7 +19,8 @@ from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
-from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
+from gateway.routing.prefix_policy import Affinity, PrefixPolicy
 from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending

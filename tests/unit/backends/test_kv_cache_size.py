@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.backends.backend import KvCacheSize, held_tokens
 from gateway.backends.facts import Telemetry
-from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config.backends import BackendConfig
 from gateway.request import Demand
 from gateway.routing.engine import Engine

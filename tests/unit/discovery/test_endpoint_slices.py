@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.backends import KubernetesDiscovery
-from gateway.discovery.endpoint_slices import NOT_READY, SlicesExpired, SliceTable, listed_backends, status_message
+from gateway.discovery.kubernetes import NOT_READY, SlicesExpired, SliceTable, listed_backends, status_message
 from gateway.discovery.listings import DiscoveryError, Listing
 from tests.kubernetes_api import Document, endpoint_slice, event, pod, status
 

@@ -13,8 +13,9 @@ import pytest
 from gateway.config import ConfigError
 from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.file import parse
+from gateway.discovery.follow import configured_sources
 from gateway.discovery.listings import DiscoveryError, first_listing
-from gateway.discovery.sources import DnsName, WatchedFile, configured_sources, several_addresses
+from gateway.discovery.sources import DnsName, WatchedFile, several_addresses
 from tests.dns import NameServer
 
 
