@@ -61,6 +61,10 @@ class EngineLoad:
         self.recent_share = self.prefill_share(now) + request.prefill_seconds / MEMORY_SECONDS
         self.share_at = now
 
+    def changed(self) -> None:
+        """The engine has another size or pace: what was computed for it does not hold any more."""
+        self.changes += 1
+
     def first_token(self, request: Reservation, now: float) -> bool:
         """The request's prefill is over. Only the first call counts, and returns True."""
         if request not in self.pending:
@@ -267,7 +271,7 @@ class Engine:
             kv_cache_tokens = None if kv_cache_tokens is None else max(1, min(kv_cache_tokens, part.kv_tokens))
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
-            self.load.changes += 1
+            self.load.changed()
 
     @property
     def whole(self) -> EngineUse:
@@ -279,7 +283,7 @@ class Engine:
         """Go on from what another process has learned of its relative cost: `learned`."""
         self._log_cost, self._paces = learned
         self.slowness = self._slowness()
-        self.load.changes += 1
+        self.load.changed()
 
     @property
     def learned(self) -> tuple[float, int]:
@@ -289,7 +293,7 @@ class Engine:
     def start_at(self, relative_cost: float) -> None:
         """Take another start value of its relative cost, in place of what was learned."""
         self.slowness, self._log_cost, self._paces = relative_cost**0.5, math.log(relative_cost), 0
-        self.load.changes += 1
+        self.load.changed()
 
     def on_pace(self, log_cost: float) -> None:
         """A stream showed this logarithm of its relative cost. Small differences are noise; steps void fewer costs."""
@@ -299,7 +303,7 @@ class Engine:
         slowness = self._slowness()
         if abs(slowness - self.slowness) > _SLOWNESS_STEP * self.slowness:
             self.slowness = slowness
-            self.load.changes += 1
+            self.load.changed()
 
     def _slowness(self) -> float:
         return math.exp(self._log_cost / 2) if abs(self._log_cost) > _EQUAL_LOG_COST else 1.0

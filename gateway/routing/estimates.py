@@ -54,10 +54,23 @@ class _Means:
 
     __slots__ = ("answers", "bytes_per_token", "output_tokens", "prompts")
 
-    def __init__(self, bytes_per_token: float, output_tokens: float) -> None:
+    def __init__(self, bytes_per_token: float, output_tokens: float, prompts: int = 0, answers: int = 0) -> None:
         self.bytes_per_token = bytes_per_token
         self.output_tokens = output_tokens
-        self.prompts = self.answers = 0
+        self.prompts = prompts
+        self.answers = answers
+
+    def learn(self, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
+        if prompt_tokens >= 64 and prompt_bytes >= 256:
+            if self.prompts < _PROMPTS:
+                self.prompts += 1
+            sample = prompt_bytes / prompt_tokens
+            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
+            self.bytes_per_token += 1 / self.prompts * (sample - self.bytes_per_token)
+        if output_tokens > 0:
+            if self.answers < _ANSWERS:
+                self.answers += 1
+            self.output_tokens += (output_tokens - self.output_tokens) / self.answers
 
 
 class Estimates:
@@ -99,16 +112,7 @@ class Estimates:
             if len(self._means) > _MOST_MODELS:  # adapters come and go
                 del self._means[next(iter(self._means))]
             means = self._means[model] = _Means(self._start.bytes_per_token, self._start.output_tokens)
-        if prompt_tokens >= 64 and prompt_bytes >= 256:
-            if means.prompts < _PROMPTS:
-                means.prompts += 1
-            sample = prompt_bytes / prompt_tokens
-            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
-            means.bytes_per_token += 1 / means.prompts * (sample - means.bytes_per_token)
-        if output_tokens > 0:
-            if means.answers < _ANSWERS:
-                means.answers += 1
-            means.output_tokens += (output_tokens - means.output_tokens) / means.answers
+        means.learn(prompt_bytes, prompt_tokens, output_tokens)
 
     def learned(self) -> tuple[dict[str, tuple[float, float, int, int]], list[tuple[int, tuple[int, int]]]]:
         """What `start_from` takes: means by model, and known prompts."""
@@ -121,8 +125,7 @@ class Estimates:
     def start_from(self, means: dict[str, Any], known: list[Any]) -> None:
         """Go on from what another process has learned."""
         for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
-            mean = self._means[model] = _Means(bytes_per_token, output_tokens)
-            mean.prompts, mean.answers = prompts, answers
+            self._means[model] = _Means(bytes_per_token, output_tokens, prompts, answers)
         for key, (prompt_tokens, answer_tokens) in known:
             self._known[key] = prompt_tokens, answer_tokens
 

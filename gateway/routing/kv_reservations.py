@@ -93,6 +93,14 @@ class _RadixNode:
         self.users: dict[int, int] = {end: 1}
         self.children: dict[int, _RadixNode] = {}
 
+    def cut(self, end: int) -> int:
+        """Free the blocks from `end` on, which no request uses; returns their tokens."""
+        measured = self.creator.tokens_of
+        kept = min(self.tokens, measured(end) - measured(self.start))
+        freed = self.tokens - kept
+        self.tokens, self.end = kept, end
+        return freed
+
 
 class Reservation:
     """What one request holds on an engine until it is released: slots, its part in prefill, and KV tokens.
@@ -118,6 +126,11 @@ class Reservation:
         self.node: _RadixNode | None = None
         self.depth = 0
         self.released = False
+
+    def grow(self, tokens: int) -> None:
+        """So much more is reserved for its output."""
+        self.own_tokens += tokens
+        self.output_tokens += tokens
 
     @property
     def tokens_alone(self) -> int:
@@ -232,8 +245,7 @@ class KvLedger:
         if reservation.released or reserved >= most or not reservation.demand.sequences:
             return _ENDLESS
         more = min(most - reserved, self._whole_blocks(max(lacking + 1, int(reserved * _GROWTH))))
-        reservation.own_tokens += more
-        reservation.output_tokens += more
+        reservation.grow(more)
         self.taken_tokens += more
         self._forecast = None
         return min(more - lacking, _REPORTED_TOKENS) if more > lacking else _ENDLESS
@@ -262,7 +274,7 @@ class KvLedger:
             del users[depth]
             if users:
                 if depth == node.end:
-                    self._cut(node, max(users))
+                    self.taken_tokens -= node.cut(max(users))
                 return
             self.taken_tokens -= node.tokens
             depth, first = node.start, node.creator.keys[node.start]
@@ -311,13 +323,6 @@ class KvLedger:
                 break
             node, depth = child, alike(keys, child.creator.keys, depth, min(count, child.end))
         return node, depth
-
-    def _cut(self, node: _RadixNode, end: int) -> None:
-        """Free the node's blocks from `end` on, which no request uses."""
-        measured = node.creator.tokens_of
-        kept = min(node.tokens, measured(end) - measured(node.start))
-        self.taken_tokens -= node.tokens - kept
-        node.tokens, node.end = kept, end
 
 
 def _margin_squared(sequences: int, output_tokens: int, margin_tokens: int) -> int:
