@@ -23,24 +23,19 @@ MEMORY_SECONDS: Final = 10.0
 _LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. What is behind it waits visibly long
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EngineLoad:
     """Requests in flight on one engine: those still in prefill, in order, and those decoding."""
 
-    __slots__ = (
-        "_head_since", "_pending_seconds", "changes", "context_tokens", "decoding", "in_flight", "pending",
-        "recent_share", "share_at",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.changes = 0  # number of changes so far
-        self.in_flight = 0  # sequences
-        self.decoding = 0  # sequences with a first token
-        self.context_tokens = 0  # in flight, of prompts and what came of their answers
-        self.pending: dict[Reservation, None] = {}  # in prefill, oldest first
-        self._pending_seconds = 0.0
-        self._head_since = 0.0
-        self.recent_share = 0.0  # of recent time spent in prefill, as predicted when requests were sent
-        self.share_at = 0.0
+    changes: int = 0  # number of changes so far
+    in_flight: int = 0  # sequences
+    decoding: int = 0  # sequences with a first token
+    context_tokens: int = 0  # in flight, of prompts and what came of their answers
+    pending: dict[Reservation, None] = field(default_factory=dict)  # in prefill, oldest first
+    _pending_seconds: float = 0.0
+    _head_since: float = 0.0
+    recent_share: float = 0.0  # of recent time spent in prefill, as predicted when requests were sent
+    share_at: float = 0.0
 
     def __repr__(self) -> str:
         return f"<EngineLoad {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"

@@ -11,7 +11,7 @@ are those of the lengths without a limit (the Kaplan-Meier estimate). Old answer
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import log, log2
 from typing import Any, Final
@@ -272,26 +272,22 @@ _EDGES: Final = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS)
 _MIDDLES: Final = tuple(2 ** ((number + 0.5) / _STEPS) for number in range(_BUCKETS))
 
 
+@dataclass(slots=True, eq=False)
 class _Lengths:
     """A fading histogram of the lengths of answers, their mean and quantile; of a model, also the excess of its
     prompts.
     """
 
-    __slots__ = (
-        "_cut", "_ended", "_mean_excess", "_prompts", "_unseen", "_weight", "answers", "excess_tokens", "mean_tokens",
-        "quantile_tokens",
-    )  # fmt: skip
-
-    def __init__(self, excess_tokens: int = 0) -> None:
-        self._ended = [0.0] * _BUCKETS
-        self._cut = [0.0] * _BUCKETS
-        self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
-        self._unseen = 0
-        self.answers = 0
-        self.mean_tokens = self.quantile_tokens = _UNKNOWN_TOKENS
-        self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
-        self._mean_excess = 0.0
-        self._prompts = 0
+    excess_tokens: int = 0  # of a prompt beyond its estimate, which does not see the chat template
+    answers: int = 0
+    mean_tokens: int = _UNKNOWN_TOKENS
+    quantile_tokens: int = _UNKNOWN_TOKENS
+    _ended: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    _cut: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    _weight: float = 1.0  # of the next answer: growing weights cost less than shrinking all others
+    _unseen: int = 0
+    _mean_excess: float = 0.0
+    _prompts: int = 0
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
         """Add an answer. `was_cut`: its limit ended it; `share`: of answers that the quantile is not below."""

@@ -16,6 +16,7 @@ steps ahead: a preemption costs less than a second of recomputing, so a peak tha
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import sqrt
 from typing import Final, NamedTuple
@@ -141,6 +142,7 @@ class Reservation:
         return self.own_tokens + node.tokens
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KvLedger:
     """Owner of the KV tokens that are reserved on one engine.
 
@@ -148,21 +150,15 @@ class KvLedger:
     engine caches no prefixes) every request counts for itself.
     """
 
-    __slots__ = (
-        "_forecast", "_forecast_seconds", "_root", "_tokens_of_event", "block_tokens", "held", "margins_squared",
-        "shares", "taken_tokens",
-    )  # fmt: skip
-
-    def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
-        self.block_tokens = block_tokens
-        self.shares = shares
-        self.taken_tokens = 0
-        self.margins_squared = 0
-        self._root = _RadixNode(Demand(""), 0, 0, 0, None)
-        self.held: set[Reservation] = set()
-        self._forecast: PeakForecast | None = None  # until a reservation changes
-        self._forecast_seconds = 0.0
-        self._tokens_of_event = 1.0  # a busy engine puts several tokens into one event
+    block_tokens: int = 16
+    shares: bool = True
+    taken_tokens: int = 0
+    margins_squared: int = 0
+    held: set[Reservation] = field(default_factory=set)
+    _root: _RadixNode = field(default_factory=lambda: _RadixNode(Demand(""), 0, 0, 0, None))
+    _forecast: PeakForecast | None = None  # until a reservation changes
+    _forecast_seconds: float = 0.0
+    _tokens_of_event: float = 1.0  # a busy engine puts several tokens into one event
 
     def resize(self, block_tokens: int, *, shares: bool) -> None:
         """Follow the engine's settings; what is reserved stays as it was made."""

@@ -23,11 +23,11 @@ def seed(*parts: str) -> int:
 
 
 # Inputs of chat templates and tokenization besides the turns, in the order in which templates use them.
-_OPENING = (
-    "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
-    "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
-    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages",
-)  # fmt: skip
+_TEMPLATE = ("system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs")
+_REASONING = ("reasoning_effort", "reasoning")
+_ENDS = ("add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens")
+_MEDIA_AND_HISTORY = ("mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages")
+_OPENING = (*_TEMPLATE, *_REASONING, *_ENDS, *_MEDIA_AND_HISTORY)
 OPENING: Final = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _INPUTS: Final[tuple[str, ...]] = (
