@@ -179,10 +179,10 @@ class Gateway:
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin)
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
+        learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses
         self.knowledge = Knowledge(
-            fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
-            self._stored_responses, self._random_secret, _unix_seconds,
-        )  # fmt: skip
+            fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, _unix_seconds
+        )
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""

@@ -30,6 +30,7 @@ from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, p
 from gateway.observe.log import LineWriter, logging_to
 from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
+from gateway.supervisor import running
 
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _SNAPSHOT_SECONDS = 60.0
@@ -157,7 +158,7 @@ class Life:
     async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
         """What is done beside serving, until the process ends or hands over."""
         repeating = gateway.supervisor.repeating
-        async with _task(_warn_of_names(self._config)), AsyncExitStack() as stack:
+        async with running(_warn_of_names(self._config)), AsyncExitStack() as stack:
             enter = stack.enter_async_context
             await enter(repeating("reload", partial(_reload_on, self._hangups, gateway.reloads), 1.0))
             if self._file is not None:
@@ -210,7 +211,7 @@ class Handover:
     @asynccontextmanager
     async def sharing_slots(self) -> AsyncIterator[None]:
         """Share slots with the process before while the block runs, and take its clients."""
-        async with _task(self._follow_before()), self._gateway.supervisor.repeating("sharing", self._share, 1.0):
+        async with running(self._follow_before()), self._gateway.supervisor.repeating("sharing", self._share, 1.0):
             yield
 
     async def _follow_before(self) -> None:
@@ -247,24 +248,13 @@ class Handover:
         server, pid = self._gateway.server, self._predecessor.successor_pid
         notify_systemd(os.environ, f"MAINPID={pid}")
         self._log.info("handed_over", pid=pid, answering=server.answering)
-        async with _task(self._predecessor.follow()) as following:
+        async with running(self._predecessor.follow()) as following:
             await server.give_away(self._predecessor.give_client)
             await self.wait_for_before()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PARTING_SECONDS):
                     await self._predecessor.part()
                     await following
-
-
-@asynccontextmanager
-async def _task(work: Coroutine[Any, Any, None]) -> AsyncIterator[asyncio.Task[None]]:
-    """Do this in the background while the block runs."""
-    task = asyncio.get_running_loop().create_task(work)
-    try:
-        yield task
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _save_later(gateway: Gateway) -> None:

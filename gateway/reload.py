@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.config import SECRETS, Config, Listen
-from gateway.config.file import version_of
+from gateway.config import Config, Listen, masked
+from gateway.config.values import version_of
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens: all that a running gateway cannot change.
@@ -76,13 +76,7 @@ def _compared(path: str, old: Any, new: Any) -> Iterator[ConfigChange]:
             yield from _compared(f"{path}.{key}" if path else key, old.get(key), new.get(key))
     else:
         key = path.rpartition(".")[2]
-        yield ConfigChange(path, _shown(key, old), _shown(key, new))
-
-
-def _shown(key: str, value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _shown(name, each) for name, each in value.items()}
-    return "***" if key in SECRETS and value is not None else value
+        yield ConfigChange(path, masked(old, key), masked(new, key))
 
 
 def _by_name(entries: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import structlog
@@ -25,6 +25,17 @@ class LogThrottle:
             return False
         self._logged_seconds[subject] = now
         return True
+
+
+@asynccontextmanager
+async def running(work: Coroutine[Any, Any, None], name: str | None = None) -> AsyncIterator[asyncio.Task[None]]:
+    """Do this in the background while the block runs; what it raises is for those that await the task."""
+    task = asyncio.get_running_loop().create_task(work, name=name)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 class Supervisor:
@@ -68,10 +79,5 @@ class Supervisor:
                     self.caught(task, error)
                     await asyncio.sleep(pause_seconds)
 
-        repeated = asyncio.get_running_loop().create_task(repeat(), name=task)
-        try:
+        async with running(repeat(), task):
             yield
-        finally:
-            repeated.cancel()
-            with suppress(asyncio.CancelledError):
-                await repeated

@@ -3,26 +3,26 @@
 Certificates are renewed by other programs: a file that changes counts for the connections made from then on.
 """
 
-import os
 import ssl
+from pathlib import Path
 from typing import Self
 
 import structlog
 from pydantic import Field, model_validator
 
-from gateway.config.values import Section, default
+from gateway.config.values import Section, default, version_of
 
-Stamp = tuple[int, ...]
-"""When each file was written, in nanoseconds; 0 = it cannot be seen."""
+Stamp = tuple[tuple[int, ...], ...]
+"""The version of each file; empty = it cannot be seen."""
 
 
 def _stamp(*files: str) -> Stamp:
-    found = []
+    found: list[tuple[int, ...]] = []
     for file in files:
         try:
-            found.append(os.stat(file).st_mtime_ns)
+            found.append(version_of(Path(file)))
         except OSError:
-            found.append(0)
+            found.append(())
     return tuple(found)
 
 

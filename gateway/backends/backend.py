@@ -117,7 +117,14 @@ class Backend:
     """One vLLM server, and the engines that it runs now. Compares by identity. Changed by `Fleet` alone."""
 
     def __init__(
-        self, index: int, config: BackendConfig, health: HealthConfig, random: Random, limiter: Limiter | None = None
+        self,
+        index: int,
+        config: BackendConfig,
+        health: HealthConfig,
+        random: Random,
+        limiter: Limiter | None = None,
+        *,
+        joins_others: bool = False,
     ) -> None:
         self.config = config
         self.name = config.name
@@ -127,7 +134,7 @@ class Backend:
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
         self.state_since_seconds: float | None = None
-        self.joins_others = False  # it came while the fleet had others: it starts slowly
+        self.joins_others = joins_others  # it came while the fleet had others: it starts slowly
         self.draining = ""  # why it gets no new requests; empty = it gets them
         self.limiter = limiter or Limiter()
         self._kv_cache = KvCacheSize()
@@ -176,6 +183,22 @@ class Backend:
         self.limiter.follow(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
         self.slow_start_seconds = health.slow_start_seconds
         self.start_slowly(self.slow_since_seconds)
+
+    def drain(self, why: str, now_seconds: float) -> None:
+        """Send it no new requests, for this reason; empty = send them again."""
+        if bool(why) != bool(self.draining):
+            self.state_since_seconds = now_seconds
+        self.draining = why
+
+    def is_known(self) -> None:
+        """Another process of the gateway used it before: it does not start slowly."""
+        self.joins_others = False
+
+    def changed_state(self, now_seconds: float, *, was_up: bool) -> None:
+        """Its health has another state. `was_up`: it was up before."""
+        self.state_since_seconds = now_seconds
+        if self.health.state == "up" and (was_up or self.joins_others):
+            self.start_slowly(now_seconds)
 
     def start_slowly(self, since_seconds: float | None) -> None:
         """Begin a slow start, if the configuration wants any; None = end it."""

@@ -108,15 +108,14 @@ class Fleet:
                     changes.changed.append(backend.name)
             else:
                 (changes.removed if target is None else changes.replaced).append(backend.name)
-                self._drain(backend, "removed" if target is None else "replaced")
+                backend.drain("removed" if target is None else "replaced", self._clock())
                 self.leaving += (backend,)
         for name, target in wanted.items():
             if name not in staying:
-                staying[name] = self._new(target.config)
-                staying[name].joins_others = joins
+                staying[name] = self._new(target.config, joins_others=joins)
                 if name not in changes.replaced:
                     changes.added.append(name)
-            self._drain(staying[name], target.draining)
+            staying[name].drain(target.draining, self._clock())
         self.by_name = {name: staying[name] for name in wanted}
         self.backends = tuple(self.by_name.values())
         self._rebuild(must_notify=True)
@@ -135,15 +134,10 @@ class Fleet:
         """Models that the configuration names: a backend that has listed nothing yet may have them."""
         self._expected_models = models
 
-    def _new(self, config: BackendConfig) -> Backend:
+    def _new(self, config: BackendConfig, *, joins_others: bool) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
-        return Backend(self._numbers.take(), config, self._health, self._random, limiter)
-
-    def _drain(self, backend: Backend, why: str) -> None:
-        if bool(why) != bool(backend.draining):
-            backend.state_since_seconds = self._clock()
-        backend.draining = why
+        return Backend(self._numbers.take(), config, self._health, self._random, limiter, joins_others=joins_others)
 
     def let_go(self) -> None:
         """Forget backends that leave, where nothing is in flight any more, a few at a time. To be called often."""
@@ -290,7 +284,7 @@ class Fleet:
 
     def resume(self, backend: Backend, facts: Facts) -> None:
         """Another process of the gateway used the backend before: it does not start slowly."""
-        backend.joins_others = False
+        backend.is_known()
         self.learned(backend, facts)
 
     def learned(self, backend: Backend, facts: Facts) -> None:
@@ -333,9 +327,7 @@ class Fleet:
         if after == before:
             return
         if after.state != before.state:
-            backend.state_since_seconds = self._clock()
-            if after.state == "up" and (before.ever_up or backend.joins_others):
-                backend.start_slowly(self._clock())
+            backend.changed_state(self._clock(), was_up=before.ever_up)
         self._rebuild()
 
     def _restarted(self, backend: Backend) -> None:

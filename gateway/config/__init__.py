@@ -2,7 +2,7 @@
 
 import re
 from itertools import combinations
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -30,6 +30,15 @@ _TAKEN_HEADER = re.compile(
     "|x-(api-key|data-parallel-rank|request-id)"
 )
 SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")  # keys whose values are never shown
+
+
+def masked(value: Any, key: str = "") -> Any:
+    """A plain value of this key as it may be shown: secrets in it as `***`, unless they are empty."""
+    if isinstance(value, dict):
+        return {name: masked(each, name) for name, each in value.items()}
+    if isinstance(value, list):
+        return [masked(each, key) for each in value]
+    return "***" if key in SECRETS and value else value
 
 
 class ConfigError(Exception):

@@ -86,12 +86,6 @@ class YamlFile:
         return "\n".join(lines)
 
 
-def version_of(file: Path) -> tuple[int, ...]:
-    """What changes when the file, or the target of its link, does. Raises OSError."""
-    status = os.stat(file)
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 def of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """The keys that environment variables set: GATEWAY_BACKENDS, GATEWAY_API_KEYS, and GATEWAY_SECTION__KEY for others.
 

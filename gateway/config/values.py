@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -75,6 +76,12 @@ def _checked_origin(url: str) -> str:
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username:
         raise ValueError("must be scheme, host and port only, without path, query or user")
     return url.rstrip("/")
+
+
+def version_of(file: Path) -> tuple[int, ...]:
+    """What changes when the file, or the target of its link, does. Raises OSError."""
+    status = file.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def check_installed(module: str, extra: str) -> None:

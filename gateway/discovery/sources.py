@@ -15,7 +15,8 @@ from gateway.backends.fleet import Wanted
 from gateway.config import ConfigError
 from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.errors import Mistake, mistakes
-from gateway.config.file import YamlFile, version_of
+from gateway.config.file import YamlFile
+from gateway.config.values import version_of
 from gateway.discovery.listings import DiscoveryError, Listing, polled
 
 if TYPE_CHECKING:

@@ -87,9 +87,8 @@ class Batcher:
         return sizes
 
     def _forget_engines(self, *_: object) -> None:
-        """The fleet or one of its limits has changed."""
         for sizes in self._sizes.values():
-            sizes.knows_engines = False
+            sizes.forget_engines()
 
     def pending_for(self, request: InferenceRequest, key: BatchKey, kind: BatchKind) -> PendingBatch:
         """The batch that a request may join. Raises QueueFull if it would have to wait, and the queue is full."""
@@ -146,7 +145,7 @@ class Batcher:
     async def fetch(
         self, batch: SentBatch, request: InferenceRequest, most_bytes: int, holding: Holding
     ) -> BufferedResponse:
-        batch.record = record = Record(request.request_id, request.endpoint, batch.sent_seconds)
+        record = batch.begin_record(request)
         try:
             return await BufferedResponse(most_bytes, holding).fetch(self.dispatch, request, record)
         finally:
@@ -211,16 +210,13 @@ class Batcher:
         for piece in batch.pieces:
             self._batch_of[piece] = batch
             waiter = piece.owner
-            waiter.stop_expiry()
-            waiter.unsent -= 1
-            if not waiter.unsent:
+            if waiter.sent():
                 self.backlog.leave(waiter.request.demand.size_bytes)
         first = batch.pieces[0].owner
         if len(batch.pieces) == 1 and first.whole and first.passes_unread:
             first.finish(SendUnchanged.ALONE)
             return
-        batch.task = asyncio.get_running_loop().create_task(self._run(batch))
-        batch.task.add_done_callback(lambda task: self._done(task, batch))
+        batch.run(self._run(batch), lambda task: self._done(task, batch))
 
     def _leave(self, piece: Piece) -> None:
         """The piece's client does not wait any more. A batch without waiting clients is aborted."""
@@ -229,10 +225,8 @@ class Batcher:
             return
         if batch.record is not None:
             piece.owner.batch_ended(batch.record, batch.sent_seconds - piece.joined_seconds)
-        batch.clients -= 1
-        if not batch.clients and batch.task is not None:
-            batch.task.cancel()
-        elif not batch.clients:
+        batch.client_left()
+        if not batch.clients and batch.task is None:
             self._end(batch)
 
     def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:

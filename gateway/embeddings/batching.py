@@ -10,17 +10,17 @@ Seconds are fitted by a line through recent measurements, y = a * u + b * v, by 
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from gateway.backends.backend import Backend
 from gateway.config import EmbeddingsConfig
 from gateway.embeddings.waiter import BufferedResponse, Piece
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, most_prompt_tokens
+from gateway.request import EmbeddingInputs, InferenceRequest, most_prompt_tokens
 from gateway.routing.engine import Engine
 from gateway.scheduling.fair_share import FairClock, Share
 
@@ -95,6 +95,10 @@ class ModelSizes:
         self.limit, self.bulk_share = min(limits), sum(limits) - sum(limits) // 4
         self.slots = _SLOTS_A_REPLICA * self.replicas
         self.context_tokens = min(filter(None, (each.context_tokens.get(model) for each in backends)), default=None)
+
+    def forget_engines(self) -> None:
+        """The fleet or one of its limits has changed."""
+        self.knows_engines = False
 
     @property
     def overhead_seconds(self) -> float:
@@ -305,6 +309,22 @@ class SentBatch:
         self.clients = len(pieces)  # that still wait
         self.record: Record | None = None
         self.task: asyncio.Task[None] | None = None  # that sends it; None = a client's task does
+
+    def run(self, sending: Coroutine[Any, Any, None], done: Callable[[asyncio.Task[None]], None]) -> None:
+        """Send it in a task of its own; `done` is called at its end."""
+        self.task = asyncio.get_running_loop().create_task(sending)
+        self.task.add_done_callback(done)
+
+    def begin_record(self, request: InferenceRequest) -> Record:
+        """The record of its request, which is sent now."""
+        self.record = Record(request.request_id, request.endpoint, self.sent_seconds)
+        return self.record
+
+    def client_left(self) -> None:
+        """A client does not wait any more; without one, its task is cancelled."""
+        self.clients -= 1
+        if not self.clients and self.task is not None:
+            self.task.cancel()
 
 
 class BatchKind(Protocol):

@@ -175,7 +175,7 @@ class Handler(RequestHandler):
     def run_elsewhere(self, running: dict[str, int]) -> None:
         """So many requests of these keys, and none of others, run in another process."""
         for name, limits in self._rate_limits.items():
-            limits.running_elsewhere = running.get(name, 0)
+            limits.run_elsewhere(running.get(name, 0))
 
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""

@@ -115,10 +115,10 @@ _NAMED: Final = _MEDIA | {"data_format"}
 _REMOTE_FORMATS = frozenset(("url", "path"))
 _CALLS = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 # Written by clients; engines pass it unchanged to templates and grammars.
-_NOT_MEDIA: Final = frozenset(
-    ("tools", "functions", "metadata", "response_format", "structured_outputs", "guided_json", "output_config",
-     "tool_choice", "attributes", "arguments", "annotations", "citations", "action", "chat_template_kwargs")
-)  # fmt: skip
+_FOR_TOOLS = ("tools", "functions", "tool_choice", "arguments", "action")
+_FOR_GRAMMARS = ("response_format", "structured_outputs", "guided_json", "output_config")
+_FOR_TEMPLATES = ("metadata", "attributes", "annotations", "citations", "chat_template_kwargs")
+_NOT_MEDIA: Final = frozenset((*_FOR_TOOLS, *_FOR_GRAMMARS, *_FOR_TEMPLATES))
 
 
 def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_turns: bool = False) -> None:
@@ -233,12 +233,11 @@ def offset_of(pieces: list[bytes], place: int) -> int:
 
 
 # Duplicates of these at the top level are rejected: the backend could use the other one. docs/fields.md has the uses.
-ACTED_ON = frozenset(
-    ("background", "best_of", "cache_salt", "data_1", "data_2", "documents", "input", "instructions", "items",
-     "max_completion_tokens", "max_output_tokens", "max_tokens", "messages", "model", "n", "previous_input_messages",
-     "previous_response_id", "prompt", "prompt_cache_key", "queries", "query", "store", "stream", "stream_options",
-     "system", "text_1", "text_2", "tools", "top_n", "vllm_xargs")
-)  # fmt: skip
+_PROMPTS = ("input", "instructions", "messages", "previous_input_messages", "prompt", "system", "tools")
+_SCORED = ("data_1", "data_2", "documents", "items", "queries", "query", "text_1", "text_2", "top_n")
+_AMOUNTS = ("best_of", "max_completion_tokens", "max_output_tokens", "max_tokens", "n")
+_PLACES = ("cache_salt", "model", "previous_response_id", "prompt_cache_key", "store", "vllm_xargs")
+ACTED_ON = frozenset((*_PROMPTS, *_SCORED, *_AMOUNTS, *_PLACES, "background", "stream", "stream_options"))
 REFUSED = {
     "request_id": "it could address another client's stored response; send the header X-Request-Id instead",
     "kv_transfer_params": "it makes the engine use other token ids than the prompt's and connect to any address",

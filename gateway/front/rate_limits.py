@@ -64,7 +64,7 @@ class KeyLimits:
 
     def __init__(self, key: KeyConfig, clock: Callable[[], float]) -> None:
         self.running = 0
-        self.running_elsewhere = 0  # in another process, which ends
+        self.running_elsewhere = 0
         self._clock = clock
         self._ended = ServiceRate()
         self._buckets: dict[str, Bucket] = {}
@@ -86,6 +86,10 @@ class KeyLimits:
     def __repr__(self) -> str:
         levels = [f"{bucket.level(self._clock()):.0f}/{bucket.limit}" for bucket in self._buckets.values()]
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}>"
+
+    def run_elsewhere(self, requests: int) -> None:
+        """So many requests of the key run in another process, which ends."""
+        self.running_elsewhere = requests
 
     def account(self) -> dict[str, float]:
         """What was used lately, by rate; `restore` takes it."""

@@ -23,6 +23,7 @@ from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, Knowledge, SnapshotError, in_memory, read
 from gateway.listeners import Listeners, ports_of
 from gateway.routing.engine import EngineUse
+from gateway.supervisor import running
 
 _HELLO_SECONDS = 5.0
 _OFFER_SECONDS = 60.0
@@ -175,13 +176,9 @@ class Predecessor:
             log.warning("no_handover", reason=f"another process waits for its successor: {error.strerror}")
             yield
             return
-        task = asyncio.get_running_loop().create_task(self._accept(listener), name="handover")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            listener.close()
+        with listener:
+            async with running(self._accept(listener), "handover"):
+                yield
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -41,6 +41,13 @@ class Sample:
     hit_tokens: int = 0
     has_usage: bool = False
 
+    def finished(self, record: Record) -> None:
+        """Replace the estimates by what was reported."""
+        self.has_usage = True
+        self.prompt_tokens = record.prompt_tokens or self.prompt_tokens
+        actual = record.actual_hit_tokens
+        self.hit_tokens = record.predicted_hit_tokens if actual is None else actual
+
 
 @dataclass(frozen=True, slots=True)
 class ReportLimits:
@@ -112,10 +119,7 @@ class Samples:
         keys = id(demand.keys)
         if keys in self._open:
             _, sample = self._open.pop(keys)
-            sample.has_usage = True
-            sample.prompt_tokens = record.prompt_tokens or sample.prompt_tokens
-            actual = record.actual_hit_tokens
-            sample.hit_tokens = record.predicted_hit_tokens if actual is None else actual
+            sample.finished(record)
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
         """Those taken since then, oldest first; not changed afterwards."""
@@ -131,6 +135,15 @@ class Counts:
     predicted_hit_tokens: int = 0
     reported_prompt_tokens: int = 0
     actual_hit_tokens: int = 0
+
+    def count(self, record: Record) -> None:
+        """Count one request that was answered."""
+        self.requests += 1
+        self.prompt_tokens += record.prompt_tokens
+        self.predicted_hit_tokens += record.predicted_hit_tokens
+        if (actual := record.actual_hit_tokens) is not None:
+            self.reported_prompt_tokens += record.prompt_tokens
+            self.actual_hit_tokens += actual
 
     def add(self, other: "Counts") -> None:
         self.requests += other.requests
@@ -273,13 +286,7 @@ class PrefixReport:
             if len(epoch.rows) >= self._limits.rows:
                 epoch.drop_rare_rows(self._limits.rows // 2)
             row = epoch.rows.setdefault(application, Counts())
-        prompt, actual = record.prompt_tokens, record.actual_hit_tokens
-        row.requests += 1
-        row.prompt_tokens += prompt
-        row.predicted_hit_tokens += record.predicted_hit_tokens
-        if actual is not None:
-            row.reported_prompt_tokens += prompt
-            row.actual_hit_tokens += actual
+        row.count(record)
         if self._skip:
             self._skip -= 1
         else:

@@ -259,6 +259,10 @@ class Ledger:
         self._changes: dict[int, bool] = {}  # key -> whether it is held now
         self._dropped: list[dict[int, int]] = []  # whose keys went before the changes
 
+    def resize(self, capacity_tokens: int | None) -> None:
+        """Follow another size of the engine's KV cache; None = unknown."""
+        self.capacity_tokens = capacity_tokens
+
     @property
     def resident_tokens(self) -> int:
         """Prompt tokens that the blocks are good for; further copies of a block are not counted."""

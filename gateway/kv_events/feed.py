@@ -149,7 +149,7 @@ class KvEvents:
                 self._end(engine)
         for engine, source in wanted.items():
             if known := self._streams.get(engine):
-                known.ledger.capacity_tokens = source.capacity_tokens
+                known.ledger.resize(source.capacity_tokens)
                 continue
             stream = Stream(engine, backend, source, self._sockets, self._events, self._deliver)
             self._streams[engine] = stream

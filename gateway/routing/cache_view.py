@@ -87,11 +87,15 @@ class _Record:
         self.runs[run.keys[0]] = run
         return first
 
-    def evict(self, most_blocks: int, at_most: int) -> list[int]:
-        """Remove the least recently used blocks until the others fit, but not more than `at_most`; returns the keys of
-        those.
+    def resize(self, capacity_bytes: int) -> None:
+        """Follow another size; blocks beyond it are evicted later."""
+        self.capacity_bytes = capacity_bytes
+
+    def evict(self, capacity: int, most_blocks: int, at_most: int) -> list[int]:
+        """Remove the least recently used blocks until the others fit into `capacity` bytes and `most_blocks`, but not
+        more than `at_most`; returns the keys of those.
         """
-        used, blocks, capacity = self.used_bytes, self.blocks, self.capacity_bytes
+        used, blocks = self.used_bytes, self.blocks
         evicted: list[int] = []
         least = blocks - at_most if blocks > at_most else 0
         while blocks > least and (used > capacity or blocks > most_blocks):
@@ -160,7 +164,7 @@ class PrefixIndex:
         while backend >= len(self._records):
             self._records.append(_Record())
             self._share = self._max_blocks // len(self._records)
-        self._records[backend].capacity_bytes = capacity_bytes
+        self._records[backend].resize(capacity_bytes)
 
     def follow(self, max_blocks: int) -> None:
         """Take over another bound of all records."""
@@ -171,7 +175,7 @@ class PrefixIndex:
         """Forget blocks beyond the bounds, so many at most; to be called now and then."""
         for backend, record in enumerate(self._records):
             if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
-                evicted = record.evict(self._share, at_most)
+                evicted = record.evict(record.capacity_bytes, self._share, at_most)
                 self._drop(backend, evicted)
                 at_most -= len(evicted)
 
@@ -179,9 +183,7 @@ class PrefixIndex:
         """The backend holds at most this much now: forget the least recently used blocks."""
         record = self._records[backend]
         if record.used_bytes > held_bytes:
-            capacity, record.capacity_bytes = record.capacity_bytes, held_bytes
-            self._drop(backend, record.evict(self._share, record.blocks))
-            record.capacity_bytes = capacity
+            self._drop(backend, record.evict(held_bytes, self._share, record.blocks))
 
     def depths(self, keys: tuple[int, ...]) -> list[int]:
         """For each backend, how many of the leading blocks it holds."""
@@ -221,7 +223,7 @@ class PrefixIndex:
             key = keys[at]
             holders[key] = holders.get(key, 0) | bit
         if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
-            self._drop(backend, record.evict(self._share, len(keys) + _EVICTED))
+            self._drop(backend, record.evict(record.capacity_bytes, self._share, len(keys) + _EVICTED))
 
     def runs(self, backend: int, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
         """Blocks that the backend last used together, and their sizes, up to the last used; at most so many runs.

@@ -23,24 +23,19 @@ MEMORY_SECONDS: Final = 10.0
 _LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. What is behind it waits visibly long
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EngineLoad:
     """Requests in flight on one engine: those still in prefill, in order, and those decoding."""
 
-    __slots__ = (
-        "_head_since", "_pending_seconds", "changes", "context_tokens", "decoding", "in_flight", "pending",
-        "recent_share", "share_at",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.changes = 0  # number of changes so far
-        self.in_flight = 0  # sequences
-        self.decoding = 0  # sequences with a first token
-        self.context_tokens = 0  # in flight, of prompts and what came of their answers
-        self.pending: dict[Reservation, None] = {}  # in prefill, oldest first
-        self._pending_seconds = 0.0
-        self._head_since = 0.0
-        self.recent_share = 0.0  # of recent time spent in prefill, as predicted when requests were sent
-        self.share_at = 0.0
+    changes: int = 0  # number of changes so far
+    in_flight: int = 0  # sequences
+    decoding: int = 0  # sequences with a first token
+    context_tokens: int = 0  # in flight, of prompts and what came of their answers
+    pending: dict[Reservation, None] = field(default_factory=dict)  # in prefill, oldest first
+    _pending_seconds: float = 0.0
+    _head_since: float = 0.0
+    recent_share: float = 0.0  # of recent time spent in prefill, as predicted when requests were sent
+    share_at: float = 0.0
 
     def __repr__(self) -> str:
         return f"<EngineLoad {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
@@ -60,6 +55,10 @@ class EngineLoad:
         self._pending_seconds += request.prefill_seconds
         self.recent_share = self.prefill_share(now) + request.prefill_seconds / MEMORY_SECONDS
         self.share_at = now
+
+    def changed(self) -> None:
+        """The engine has another size or pace: what was computed for it does not hold any more."""
+        self.changes += 1
 
     def first_token(self, request: Reservation, now: float) -> bool:
         """The request's prefill is over. Only the first call counts, and returns True."""
@@ -267,7 +266,7 @@ class Engine:
             kv_cache_tokens = None if kv_cache_tokens is None else max(1, min(kv_cache_tokens, part.kv_tokens))
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
-            self.load.changes += 1
+            self.load.changed()
 
     @property
     def whole(self) -> EngineUse:
@@ -279,7 +278,7 @@ class Engine:
         """Go on from what another process has learned of its relative cost: `learned`."""
         self._log_cost, self._paces = learned
         self.slowness = self._slowness()
-        self.load.changes += 1
+        self.load.changed()
 
     @property
     def learned(self) -> tuple[float, int]:
@@ -289,7 +288,7 @@ class Engine:
     def start_at(self, relative_cost: float) -> None:
         """Take another start value of its relative cost, in place of what was learned."""
         self.slowness, self._log_cost, self._paces = relative_cost**0.5, math.log(relative_cost), 0
-        self.load.changes += 1
+        self.load.changed()
 
     def on_pace(self, log_cost: float) -> None:
         """A stream showed this logarithm of its relative cost. Small differences are noise; steps void fewer costs."""
@@ -299,7 +298,7 @@ class Engine:
         slowness = self._slowness()
         if abs(slowness - self.slowness) > _SLOWNESS_STEP * self.slowness:
             self.slowness = slowness
-            self.load.changes += 1
+            self.load.changed()
 
     def _slowness(self) -> float:
         return math.exp(self._log_cost / 2) if abs(self._log_cost) > _EQUAL_LOG_COST else 1.0

@@ -11,7 +11,7 @@ are those of the lengths without a limit (the Kaplan-Meier estimate). Old answer
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import log, log2
 from typing import Any, Final
@@ -54,10 +54,23 @@ class _Means:
 
     __slots__ = ("answers", "bytes_per_token", "output_tokens", "prompts")
 
-    def __init__(self, bytes_per_token: float, output_tokens: float) -> None:
+    def __init__(self, bytes_per_token: float, output_tokens: float, prompts: int = 0, answers: int = 0) -> None:
         self.bytes_per_token = bytes_per_token
         self.output_tokens = output_tokens
-        self.prompts = self.answers = 0
+        self.prompts = prompts
+        self.answers = answers
+
+    def learn(self, prompt_bytes: int, prompt_tokens: int, output_tokens: int) -> None:
+        if prompt_tokens >= 64 and prompt_bytes >= 256:
+            if self.prompts < _PROMPTS:
+                self.prompts += 1
+            sample = prompt_bytes / prompt_tokens
+            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
+            self.bytes_per_token += 1 / self.prompts * (sample - self.bytes_per_token)
+        if output_tokens > 0:
+            if self.answers < _ANSWERS:
+                self.answers += 1
+            self.output_tokens += (output_tokens - self.output_tokens) / self.answers
 
 
 class Estimates:
@@ -99,16 +112,7 @@ class Estimates:
             if len(self._means) > _MOST_MODELS:  # adapters come and go
                 del self._means[next(iter(self._means))]
             means = self._means[model] = _Means(self._start.bytes_per_token, self._start.output_tokens)
-        if prompt_tokens >= 64 and prompt_bytes >= 256:
-            if means.prompts < _PROMPTS:
-                means.prompts += 1
-            sample = prompt_bytes / prompt_tokens
-            sample = 0.5 if sample < 0.5 else sample if sample < 16.0 else 16.0
-            means.bytes_per_token += 1 / means.prompts * (sample - means.bytes_per_token)
-        if output_tokens > 0:
-            if means.answers < _ANSWERS:
-                means.answers += 1
-            means.output_tokens += (output_tokens - means.output_tokens) / means.answers
+        means.learn(prompt_bytes, prompt_tokens, output_tokens)
 
     def learned(self) -> tuple[dict[str, tuple[float, float, int, int]], list[tuple[int, tuple[int, int]]]]:
         """What `start_from` takes: means by model, and known prompts."""
@@ -121,8 +125,7 @@ class Estimates:
     def start_from(self, means: dict[str, Any], known: list[Any]) -> None:
         """Go on from what another process has learned."""
         for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
-            mean = self._means[model] = _Means(bytes_per_token, output_tokens)
-            mean.prompts, mean.answers = prompts, answers
+            self._means[model] = _Means(bytes_per_token, output_tokens, prompts, answers)
         for key, (prompt_tokens, answer_tokens) in known:
             self._known[key] = prompt_tokens, answer_tokens
 
@@ -269,26 +272,22 @@ _EDGES: Final = tuple(2 ** ((number + 1) / _STEPS) for number in range(_BUCKETS)
 _MIDDLES: Final = tuple(2 ** ((number + 0.5) / _STEPS) for number in range(_BUCKETS))
 
 
+@dataclass(slots=True, eq=False)
 class _Lengths:
     """A fading histogram of the lengths of answers, their mean and quantile; of a model, also the excess of its
     prompts.
     """
 
-    __slots__ = (
-        "_cut", "_ended", "_mean_excess", "_prompts", "_unseen", "_weight", "answers", "excess_tokens", "mean_tokens",
-        "quantile_tokens",
-    )  # fmt: skip
-
-    def __init__(self, excess_tokens: int = 0) -> None:
-        self._ended = [0.0] * _BUCKETS
-        self._cut = [0.0] * _BUCKETS
-        self._weight = 1.0  # of the next answer: growing weights cost less than shrinking all others
-        self._unseen = 0
-        self.answers = 0
-        self.mean_tokens = self.quantile_tokens = _UNKNOWN_TOKENS
-        self.excess_tokens = excess_tokens  # of a prompt beyond its estimate, which does not see the chat template
-        self._mean_excess = 0.0
-        self._prompts = 0
+    excess_tokens: int = 0  # of a prompt beyond its estimate, which does not see the chat template
+    answers: int = 0
+    mean_tokens: int = _UNKNOWN_TOKENS
+    quantile_tokens: int = _UNKNOWN_TOKENS
+    _ended: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    _cut: list[float] = field(default_factory=lambda: [0.0] * _BUCKETS)
+    _weight: float = 1.0  # of the next answer: growing weights cost less than shrinking all others
+    _unseen: int = 0
+    _mean_excess: float = 0.0
+    _prompts: int = 0
 
     def add(self, tokens: int, share: float, *, was_cut: bool) -> None:
         """Add an answer. `was_cut`: its limit ended it; `share`: of answers that the quantile is not below."""

@@ -16,6 +16,7 @@ steps ahead: a preemption costs less than a second of recomputing, so a peak tha
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import accumulate
 from math import sqrt
 from typing import Final, NamedTuple
@@ -93,6 +94,14 @@ class _RadixNode:
         self.users: dict[int, int] = {end: 1}
         self.children: dict[int, _RadixNode] = {}
 
+    def cut(self, end: int) -> int:
+        """Free the blocks from `end` on, which no request uses; returns their tokens."""
+        measured = self.creator.tokens_of
+        kept = min(self.tokens, measured(end) - measured(self.start))
+        freed = self.tokens - kept
+        self.tokens, self.end = kept, end
+        return freed
+
 
 class Reservation:
     """What one request holds on an engine until it is released: slots, its part in prefill, and KV tokens.
@@ -119,6 +128,11 @@ class Reservation:
         self.depth = 0
         self.released = False
 
+    def grow(self, tokens: int) -> None:
+        """So much more is reserved for its output."""
+        self.own_tokens += tokens
+        self.output_tokens += tokens
+
     @property
     def tokens_alone(self) -> int:
         """What its release frees: its own tokens, and those of a node that no other request uses."""
@@ -128,6 +142,7 @@ class Reservation:
         return self.own_tokens + node.tokens
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class KvLedger:
     """Owner of the KV tokens that are reserved on one engine.
 
@@ -135,21 +150,15 @@ class KvLedger:
     engine caches no prefixes) every request counts for itself.
     """
 
-    __slots__ = (
-        "_forecast", "_forecast_seconds", "_root", "_tokens_of_event", "block_tokens", "held", "margins_squared",
-        "shares", "taken_tokens",
-    )  # fmt: skip
-
-    def __init__(self, block_tokens: int = 16, *, shares: bool = True) -> None:
-        self.block_tokens = block_tokens
-        self.shares = shares
-        self.taken_tokens = 0
-        self.margins_squared = 0
-        self._root = _RadixNode(Demand(""), 0, 0, 0, None)
-        self.held: set[Reservation] = set()
-        self._forecast: PeakForecast | None = None  # until a reservation changes
-        self._forecast_seconds = 0.0
-        self._tokens_of_event = 1.0  # a busy engine puts several tokens into one event
+    block_tokens: int = 16
+    shares: bool = True
+    taken_tokens: int = 0
+    margins_squared: int = 0
+    held: set[Reservation] = field(default_factory=set)
+    _root: _RadixNode = field(default_factory=lambda: _RadixNode(Demand(""), 0, 0, 0, None))
+    _forecast: PeakForecast | None = None  # until a reservation changes
+    _forecast_seconds: float = 0.0
+    _tokens_of_event: float = 1.0  # a busy engine puts several tokens into one event
 
     def resize(self, block_tokens: int, *, shares: bool) -> None:
         """Follow the engine's settings; what is reserved stays as it was made."""
@@ -232,8 +241,7 @@ class KvLedger:
         if reservation.released or reserved >= most or not reservation.demand.sequences:
             return _ENDLESS
         more = min(most - reserved, self._whole_blocks(max(lacking + 1, int(reserved * _GROWTH))))
-        reservation.own_tokens += more
-        reservation.output_tokens += more
+        reservation.grow(more)
         self.taken_tokens += more
         self._forecast = None
         return min(more - lacking, _REPORTED_TOKENS) if more > lacking else _ENDLESS
@@ -262,7 +270,7 @@ class KvLedger:
             del users[depth]
             if users:
                 if depth == node.end:
-                    self._cut(node, max(users))
+                    self.taken_tokens -= node.cut(max(users))
                 return
             self.taken_tokens -= node.tokens
             depth, first = node.start, node.creator.keys[node.start]
@@ -311,13 +319,6 @@ class KvLedger:
                 break
             node, depth = child, alike(keys, child.creator.keys, depth, min(count, child.end))
         return node, depth
-
-    def _cut(self, node: _RadixNode, end: int) -> None:
-        """Free the node's blocks from `end` on, which no request uses."""
-        measured = node.creator.tokens_of
-        kept = min(node.tokens, measured(end) - measured(node.start))
-        self.taken_tokens -= node.tokens - kept
-        node.tokens, node.end = kept, end
 
 
 def _margin_squared(sequences: int, output_tokens: int, margin_tokens: int) -> int:

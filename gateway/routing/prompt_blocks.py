@@ -23,11 +23,11 @@ def seed(*parts: str) -> int:
 
 
 # Inputs of chat templates and tokenization besides the turns, in the order in which templates use them.
-_OPENING = (
-    "system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs", "reasoning_effort",
-    "reasoning", "add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens",
-    "mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages",
-)  # fmt: skip
+_TEMPLATE = ("system", "instructions", "tools", "documents", "chat_template", "chat_template_kwargs")
+_REASONING = ("reasoning_effort", "reasoning")
+_ENDS = ("add_special_tokens", "add_generation_prompt", "continue_final_message", "truncate_prompt_tokens")
+_MEDIA_AND_HISTORY = ("mm_processor_kwargs", "media_io_kwargs", "previous_response_id", "previous_input_messages")
+_OPENING = (*_TEMPLATE, *_REASONING, *_ENDS, *_MEDIA_AND_HISTORY)
 OPENING: Final = frozenset((*_OPENING, "tool_choice"))
 _TEXT_PARTS = frozenset(("text", "input_text", "output_text"))
 _INPUTS: Final[tuple[str, ...]] = (
@@ -70,6 +70,16 @@ class Prompt:
         self.token_ids = token_ids
         self.more_bytes = more_bytes
 
+    def leave_out(self, size_bytes: int, media: int = 0) -> None:
+        """Count a prompt after the first one, which is not kept."""
+        self.more_bytes += size_bytes
+        self.media += media
+
+    def begin_with(self, piece: bytes) -> None:
+        self.pieces.insert(0, piece)
+        if self.answer >= 0:
+            self.answer += 1
+
     @property
     def text(self) -> bytes:
         return b"".join(self.pieces)
@@ -100,8 +110,7 @@ def turns_of(document: dict[str, Any], field: str) -> Prompt:
     for turns in given[1:]:  # of a batch of conversations
         for turn in turns if type(turns) is list else ():
             size, media = _size(turn) if type(turn) is dict else (0, 0)
-            prompt.more_bytes += size
-            prompt.media += media
+            prompt.leave_out(size, media)
     return prompt
 
 
@@ -112,9 +121,7 @@ def add_opening(prompt: Prompt, fields: dict[str, Any]) -> None:
     if fields.get("tool_choice") == "none":
         opening.append(("tool_choice", "none"))
     if opening:
-        prompt.pieces.insert(0, orjson.dumps(opening))
-        if prompt.answer >= 0:
-            prompt.answer += 1
+        prompt.begin_with(orjson.dumps(opening))
 
 
 def text_prompt(messages: Any) -> Prompt | None:
@@ -195,7 +202,7 @@ def _text(prompt: Any) -> Prompt:
     if type(prompt[0]) is dict:
         return _turns(prompt)
     first, more = _one(prompt[0]), [each for each in prompt[1:] if type(each) in (str, list)]
-    first.more_bytes += sum(len(each) * (1 if type(each) is str else 4) for each in more)
+    first.leave_out(sum(len(each) * (1 if type(each) is str else 4) for each in more))
     return first
 
 

@@ -176,8 +176,8 @@ class FairClock:
 
     __slots__ = ("now", "waiting")
 
-    def __init__(self) -> None:
-        self.now = 0.0
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
         self.waiting: FairTurns[Any] = FairTurns(_MOST_APART_TOKENS)
 
     def start(self, share: Share) -> float:
@@ -187,10 +187,7 @@ class FairClock:
 
     def wake(self, share: Share) -> None:
         """The share begins to wait: idle time earns no credit."""
-        if share.end < self.now:
-            share.end = self.now
-        else:
-            share.end = min(share.end, self.now + _MOST_APART_TOKENS / share.weight)
+        share.end = max(self.now, min(share.end, self.now + _MOST_APART_TOKENS / share.weight))
         self._moved(share)
 
     def serve(self, share: Share, tokens: float, *, at_once: bool = False) -> None:
@@ -223,13 +220,13 @@ class Tenant:
 
     __slots__ = ("in_flight", "name", "seen_seconds", "served_tokens", "shares", "waiting", "weight")
 
-    def __init__(self, name: str, weight: float, shares: list[Share]) -> None:
+    def __init__(self, name: str, weight: float, shares: list[Share], served_tokens: float = 0.0) -> None:
         self.name = name
         self.weight = weight
         self.shares = shares  # interactive, batch
         self.in_flight = 0  # sequences
         self.waiting = 0  # requests
-        self.served_tokens = 0.0  # as reported for completed requests, as expected for others
+        self.served_tokens = served_tokens  # as reported for completed requests, as expected for others
         self.seen_seconds = _NEVER
 
     def __repr__(self) -> str:
@@ -246,7 +243,7 @@ class Tenants:
         self.waiting_batch = 0
         self.waiting_tenants = 0
         self.rate = ServiceRate()  # at which their requests release slots
-        self.flow_began_seconds = _NEVER  # when a tenant without waiting requests last queued one
+        self._flow_began_seconds = _NEVER  # when a tenant without waiting requests last queued one
         self._by_name: dict[str, Tenant] = {}
         self._last: Tenant | None = None  # that sent a request
         self._other_seconds = _NEVER  # when another tenant last sent one
@@ -309,12 +306,14 @@ class Tenants:
 
     def restore(self, served: dict[str, Any]) -> None:
         """Go on from what tenants were served by another process. To be called before the first request."""
-        for clock, now in zip(self.clocks, served["now"], strict=True):
-            clock.now = now
+        self.clocks = [FairClock(now) for now in served["now"]]
         for name, weight, interactive, batch, served_tokens in served["tenants"]:
-            tenant = Tenant(name, weight, [Share(weight, interactive), Share(weight, batch)])
-            tenant.served_tokens = served_tokens
-            self._by_name[name] = tenant
+            shares = [Share(weight, interactive), Share(weight, batch)]
+            self._by_name[name] = Tenant(name, weight, shares, served_tokens)
+
+    def flow_began(self, now: float) -> None:
+        """A tenant without waiting requests queues one."""
+        self._flow_began_seconds = now
 
     def queued(self, tenant: Tenant, *, batch: bool) -> None:
         self.waiting_tenants += not tenant.waiting
@@ -348,7 +347,7 @@ class Tenants:
         """Several tenants were active lately, and not all of them have a backlog: then no other would use the slots."""
         if not self._several_lately(now):
             return False
-        return self.waiting_tenants < self._active or now - self.flow_began_seconds < _BACKLOG_SECONDS
+        return self.waiting_tenants < self._active or now - self._flow_began_seconds < _BACKLOG_SECONDS
 
     def waits_over_share(self, tenant: Tenant, now: float) -> bool:
         """Whether the tenant has more than its share of the queue."""

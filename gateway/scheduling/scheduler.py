@@ -33,12 +33,19 @@ class Lease(Reservation):
         "engine_index", "first_token_seconds", "hit_tokens", "paced_tokens", "predicted_seconds", "rank",
         "served_tokens", "tenant", "tenants", "uncached_tokens", "waited_seconds",
     )  # fmt: skip
-    calibration: Calibration
     _first_token: "Callable[[Lease], None]"
     _release: "Callable[[Lease], None]"
 
     def __init__(
-        self, demand: Demand, engine: Engine, prefill_seconds: float, hit_tokens: int, tenants: Tenants, tenant: Tenant
+        self,
+        demand: Demand,
+        engine: Engine,
+        prefill_seconds: float,
+        hit_tokens: int,
+        tenants: Tenants,
+        tenant: Tenant,
+        calibration: Calibration,
+        waited_seconds: float,
     ) -> None:
         sequences = slots_of(demand, engine) if demand.divisible else demand.sequences
         super().__init__(demand, sequences, prefill_seconds)
@@ -50,9 +57,10 @@ class Lease(Reservation):
         self.uncached_tokens = max(0, demand.prompt_tokens - hit_tokens)
         self.tenants = tenants
         self.tenant = tenant
-        self.predicted_seconds = 0.0  # to its first token, while it is alone in prefill
+        self.calibration = calibration
+        self.predicted_seconds = prefill_seconds + engine.terms(calibration.model).step  # to its first token, if alone
         self.charged_tokens = 0.0  # to the tenant's share
-        self.waited_seconds = 0.0
+        self.waited_seconds = waited_seconds
         self.first_token_seconds: float | None = None  # by the broker's clock
         self.answered = False  # the response was complete
         self.client_was_slow = False
@@ -401,10 +409,7 @@ class Scheduler:
             )
 
     def explain(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
-        """What each engine would mean for a request now, best first. Changes nothing.
-
-        Raises ModelNotFound or NoBackend.
-        """
+        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
         engines = self.candidates(demand, avoid)
         capacity = self._views[demand.model].capacity
         model = capacity.calibration.model
@@ -457,16 +462,14 @@ class Scheduler:
     ) -> Lease:
         """Bind the request to the engine at this position."""
         engine, prefill_seconds, hit_tokens = options.engines[at], options.prefill_seconds[at], options.hit_tokens[at]
-        lease = Lease(demand, engine, prefill_seconds, hit_tokens, tenants, tenant)
-        lease.calibration = self._views[demand.model].capacity.calibration
-        lease.predicted_seconds = prefill_seconds + engine.terms(lease.calibration.model).step
+        calibration = self._views[demand.model].capacity.calibration
+        waited_seconds = 0.0 if ticket is None else now - ticket.arrived_seconds
+        lease = Lease(demand, engine, prefill_seconds, hit_tokens, tenants, tenant, calibration, waited_seconds)
         engine.load.start(lease, now)
         engine.placed += 1
         output_tokens, margin_tokens = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         engine.kv.reserve(lease, output_tokens, margin_tokens)
         self._policy.placed(demand, engine)
-        if ticket is not None:
-            lease.waited_seconds = now - ticket.arrived_seconds
         if demand.sequences:
             lease.charged_tokens = expected_tokens(demand, hit_tokens, lease.output_tokens)
             tenants.bound(tenant, demand, lease.sequences, lease.charged_tokens, ticket is None)

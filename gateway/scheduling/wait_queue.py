@@ -160,7 +160,7 @@ class ModelQueue:
             clock, share = self.tenants.clocks[demand.batch], tenant.shares[demand.batch]
             clock.wake(share)
             clock.waiting.join(share, flow.number, flow)
-            self.tenants.flow_began_seconds = ticket.arrived_seconds
+            self.tenants.flow_began(ticket.arrived_seconds)
         flow.join(ticket)
         self._tickets[ticket] = None
         self.restricted += not ticket.goes_anywhere

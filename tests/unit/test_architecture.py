@@ -108,6 +108,7 @@ LAYERS: dict[str, set[str]] = {
         "routing.engine",
         "routing.estimates",
         "scheduling.wait_queue",
+        "supervisor",
     },
     "process": {
         "admin",
@@ -121,6 +122,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.log",
         "reload",
         "resources",
+        "supervisor",
     },
     "discovery": {"backends.fleet", "backends.membership", "config", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
@@ -137,7 +139,7 @@ EDGES = {
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.conversation",
     "handover.snapshot", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
     "observe.metrics", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
-    "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
+    "scheduling.leases", "supervisor", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

@@ -43,7 +43,7 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
     assert paths(old, new) == {
         "backends.b": (None, "added"),
         "backends.a.url": ("http://a:1", "http://a:2"),
-        "backends.a.api_key": ("***", "***"),
+        "backends.a.api_key": ("", "***"),
         "auth.keys.team-b": (None, "added"),
         "auth.keys.team-a.key": ("***", "***"),
         "auth.keys.team-a.weight": (1.0, 2.0),
