@@ -1,7 +1,7 @@
 """Every call that the gateway answers: of the OpenAI SDK and of vLLM's own routes, each with the proof that it works.
 
-docs/api.md is made of this table, and `test_api.py` runs each proof on the engines that `Call.proved_on` names. On other
-engines the call must end with the error that says that the engine does not offer it.
+docs/api.md is made of this table, and `test_api.py` runs each proof on the engines that `Call.proved_on` names. On
+other engines the call must end with the error that says that the engine does not offer it.
 """
 
 import base64

@@ -51,12 +51,21 @@ Method = Callable[..., Any]
 _FILES = ("audio_file", "file", "image", "recording", "video", "data", "sample")
 # Of these a plausible call has arguments that no rule can make up, or it never leaves the client.
 UNCALLED = frozenset(
-    """audio.voices.create beta.agents.automations.create beta.agents.environments.files.create
-    beta.agents.environments.files.prepare beta.agents.environments.files.prepare_directory
-    beta.agents.environments.files.upload beta.agents.sessions.artifacts.for_result uploads.upload_file_chunked
-    admin.organization.external_keys.create admin.organization.external_keys.validate
-    vector_stores.file_batches.upload_and_poll
-    webhooks.unwrap webhooks.verify_signature""".split()
+    (
+        "admin.organization.external_keys.create",
+        "admin.organization.external_keys.validate",
+        "audio.voices.create",
+        "beta.agents.automations.create",
+        "beta.agents.environments.files.create",
+        "beta.agents.environments.files.prepare",
+        "beta.agents.environments.files.prepare_directory",
+        "beta.agents.environments.files.upload",
+        "beta.agents.sessions.artifacts.for_result",
+        "uploads.upload_file_chunked",
+        "vector_stores.file_batches.upload_and_poll",
+        "webhooks.unwrap",
+        "webhooks.verify_signature",
+    )
 )
 
 
