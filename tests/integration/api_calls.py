@@ -4,6 +4,7 @@ docs/api.md is made of this table, and `test_api.py` runs each proof on the engi
 other engines the call must end with the error that says that the engine does not offer it.
 """
 
+import asyncio
 import base64
 import io
 import json
@@ -17,7 +18,7 @@ from openai import AsyncOpenAI
 
 from tests.integration.fleet import CHAT_MODEL, EMBEDDING_MODEL, Fleet
 from tests.integration.gateway_process import Gateway
-from tests.integration.prompts import chat, fresh, text_of
+from tests.integration.prompts import ENDLESS_TOKENS, chat, fresh, text_of
 
 BOTH, SIMULATED, REAL = "simulated and real vLLM", "simulated vLLM", "real vLLM"
 SPEECH_MODEL = "a speech model, for example Whisper"
@@ -181,6 +182,28 @@ async def response_is_continued(scene: Scene) -> None:
     assert more.previous_response_id == made.id
 
 
+async def response_runs_in_the_background(scene: Scene) -> None:
+    made = await scene.client.responses.create(**RESPONSE, background=True)
+    assert made.status == "queued"
+    while (found := await scene.client.responses.retrieve(made.id)).status == "queued":
+        await asyncio.sleep(0.05)
+    assert found.output_text
+
+
+async def response_is_cancelled(scene: Scene) -> None:
+    endless = {**RESPONSE, "max_output_tokens": ENDLESS_TOKENS, "extra_body": {"ignore_eos": True}}
+    made = await scene.client.responses.create(**endless, background=True)
+    assert (await scene.client.responses.cancel(made.id)).status == "cancelled"
+
+
+async def response_stream_is_resumed(scene: Scene) -> None:
+    stream = await scene.client.responses.create(**RESPONSE, background=True, stream=True)
+    events = [event async for event in stream]
+    opening: Any = events[0]
+    resumed = await scene.client.responses.retrieve(opening.response.id, stream=True, starting_after=2)
+    assert [event.sequence_number async for event in resumed] == [event.sequence_number for event in events[3:]]
+
+
 # Embeddings, scores, tokens.
 
 
@@ -293,6 +316,11 @@ SDK_CALLS: tuple[Call, ...] = (
     Call("responses.create(previous_response_id=...)", "POST /v1/responses", response_is_continued,
          "on the backend that stores the response; needs `VLLM_ENABLE_RESPONSES_API_STORE=1`"),
     Call("responses.retrieve", "GET /v1/responses/{id}", response_is_retrieved, "the same"),
+    Call("responses.create(background=True)", "POST /v1/responses", response_runs_in_the_background,
+         "it holds its slots on the backend until it is complete"),
+    Call("responses.cancel", "POST /v1/responses/{id}/cancel", response_is_cancelled, "of one in the background"),
+    Call("responses.retrieve(stream=True, starting_after=...)", "GET /v1/responses/{id}", response_stream_is_resumed,
+         "of one in the background that was created as a stream", REAL),
     Call("audio.transcriptions.create", "POST /v1/audio/transcriptions", speech_is_transcribed,
          f"needs {SPEECH_MODEL}", SIMULATED),
     Call("audio.translations.create", "POST /v1/audio/translations", speech_is_translated,

@@ -20,6 +20,7 @@ CHAT_FLAGS = ("--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--
 # A model with random weights would write endless white space where a JSON schema allows it.
 REAL_CHAT_FLAGS = (
     *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
     "--enable-tokenizer-info-endpoint",
 )
 STORES_RESPONSES = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}

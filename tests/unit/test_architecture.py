@@ -51,6 +51,17 @@ LAYERS: dict[str, set[str]] = {
         "relay.relay",
         "routing.policy",
     },
+    "background": {
+        "backends.backend",
+        "config",
+        "dispatch",
+        "errors",
+        "relay.sse",
+        "request",
+        "scheduling.leases",
+        "scheduling.scheduler",
+        "supervisor",
+    },
     "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.exact_index"},
     "embeddings": {
@@ -132,14 +143,15 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
-    "backends.vllm_api", "cli.check", "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
-    "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher", "embeddings.batching",
-    "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
-    "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
-    "handover.snapshot", "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
-    "observe.metrics", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
-    "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
+    "__main__", "_native.__init__", "admin", "admin_http", "app", "background", "backends.probe",
+    "backends.reachability", "backends.vllm_api", "cli.check", "compiled", "config.file", "control",
+    "discovery.follow", "discovery.kubernetes", "discovery.listings", "discovery.sources", "dispatch",
+    "embeddings.batcher", "embeddings.batching", "embeddings.kinds", "embeddings.waiter", "front.connection",
+    "front.handler", "front.http_request", "front.json_body", "front.server", "front.uploads", "handover.channel",
+    "handover.predecessor", "handover.restart", "handover.snapshot", "handover.successor", "kv_events.endpoints",
+    "kv_events.feed", "listeners", "observe.log", "observe.metrics", "plan.command", "process", "relay.connection",
+    "relay.relay", "reload", "resources", "scheduling.leases", "supervisor", "tls", "tokenization.tokenization",
+    "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
