@@ -96,7 +96,7 @@ image: setup
 	@echo "image: built and checked; see it with: buildah --root .image/storage --runroot .image/run --storage-driver vfs images"
 
 docs: setup
-	$(PY) docs/generate.py
+	$(PY) -m docs.generate
 
 # What the image installs, with hashes: the newest versions that pyproject.toml allows.
 lock: setup

@@ -22,6 +22,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
+from gateway.background import BackgroundResponses
 from gateway.config import Config, RoutingConfig
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
@@ -141,8 +142,10 @@ class Gateway:
         scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
         broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
+        send = self.relay.send
+        background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor)
         dispatcher = self.dispatcher = Dispatcher(
-            fleet, broker, self.relay.send, retries, self.metrics, response_headers=headers, holds=holds
+            fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
         batcher = self.batcher = Batcher(
@@ -161,7 +164,7 @@ class Gateway:
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
-        self._stored_responses = StoredResponses()
+        self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
@@ -191,6 +194,7 @@ class Gateway:
         headers, holds = server.response_headers, admission.hold_without_backend
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
+        self.background.follow(config.upstream)
         self.dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
@@ -269,6 +273,12 @@ class Gateway:
             ("version", "build"),
             lambda: [((__version__, BUILD), 1)],
         )
+        gauge(
+            "gateway_background_responses",
+            "Responses that backends go on with after their answer, and that hold slots.",
+            (),
+            lambda: [((), len(self.background))],
+        )
         for name, text, memory in (
             ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
             ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
@@ -306,6 +316,7 @@ class Gateway:
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
+            stack.push_async_callback(self.background.stop)
             await enter(self.watches)
             await enter(self.discovery)
             await enter(self.tokenization)

@@ -132,13 +132,16 @@ class Dispatcher:
         metrics: Metrics,
         *,
         response_headers: bool,
+        keep: Callable[[InferenceRequest, Lease, Backend], None] | None = None,
         holds: bool = True,
     ) -> None:
+        """`keep` may take over the lease of a request that its engine goes on with after the answer."""
         self._fleet = fleet
         self._lease_broker = lease_broker
         self._send = send
         self._budget = budget
         self._metrics = metrics
+        self._keep = keep
         self._response_headers = response_headers
         self._holds = holds
 
@@ -199,6 +202,8 @@ class Dispatcher:
                     return answer
                 finally:
                     record.attempted(lease.first_token_seconds, lease.streamed_tokens)
+                    if request.background is not None and self._keep is not None:
+                        self._keep(request, lease, backend)
             if may_be_back:
                 await self._lease_broker.change(_PAUSE_SECONDS)
             waited = self._lease_broker.now() - since
@@ -218,6 +223,8 @@ class Dispatcher:
     ) -> None:
         demand = request.demand
         lease.on_answer(answer)
+        if request.background is not None and demand.streams:
+            request.background.end()  # its stream ends with the response
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, "ok"))
         if answer.usage is not None:

@@ -250,6 +250,9 @@ class Handover:
         self._log.info("handed_over", pid=pid, answering=server.answering)
         async with running(self._predecessor.follow()) as following:
             await server.give_away(self._predecessor.give_client)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(server.config.drain_timeout_seconds):
+                    await self._gateway.background.all_over()  # they hold slots that this process was lent
             await self.wait_for_before()
             with suppress(TimeoutError):
                 async with asyncio.timeout(_PARTING_SECONDS):

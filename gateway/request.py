@@ -232,6 +232,25 @@ class BodyStream(Protocol):
         """Discard the rest, which is not needed."""
 
 
+class BackgroundRun:
+    """What becomes of a request with `background: true`, which its engine goes on with after the answer.
+
+    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response.
+    """
+
+    __slots__ = ("ended", "response_id")
+
+    def __init__(self) -> None:
+        self.response_id = ""
+        self.ended = False
+
+    def began(self, response_id: str) -> None:
+        self.response_id = response_id
+
+    def end(self) -> None:
+        self.ended = True
+
+
 @dataclass(slots=True, init=False)
 class InferenceRequest:
     """A valid request, ready to be placed and sent; never changed after its construction.
@@ -260,6 +279,7 @@ class InferenceRequest:
     salt: str  # of the prompt's KV cache blocks
     inputs: EmbeddingInputs | None  # that may be batched
     pairs: Pairs | None  # that may be sent in pieces
+    background: BackgroundRun | None  # the engine goes on after the answer
 
     def __init__(
         self,
@@ -283,6 +303,7 @@ class InferenceRequest:
         salt: str = "",
         inputs: EmbeddingInputs | None = None,
         pairs: Pairs | None = None,
+        background: BackgroundRun | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.kind = kind
@@ -304,6 +325,7 @@ class InferenceRequest:
         self.salt = salt
         self.inputs = inputs
         self.pairs = pairs
+        self.background = background
 
 
 class Sink(Protocol):

@@ -203,6 +203,9 @@ class UpstreamConfig(Section):
         None, "Timeout for the first byte of a response; then 504. null = none: long prompts take long."
     )
     idle_stream_timeout_seconds: Seconds = default(300.0, "Timeout between pieces of a response; then it is cut off.")
+    background_timeout_seconds: Seconds = default(
+        3600.0, "Maximum time that a response with `background: true` holds its slots after its answer."
+    )
     keep_alive_seconds: Seconds = default(3.0, "Idle timeout of pooled connections; below the backend's (vLLM: 5 s).")
     max_connection_age_seconds: Seconds = default(300.0, "Maximum age of pooled connections, to follow DNS changes.")
     retry_budget_fraction: Fraction = default(0.1, "Retries allowed per request served.")

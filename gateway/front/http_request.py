@@ -44,6 +44,7 @@ class Route:
     bodiless: bool = False  # relayed without a body
 
 
+_MAX_PARAMETERS = 16
 _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
@@ -101,7 +102,13 @@ _INVOKED: dict[str, bytes] = {
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 # The query parameters that reach a backend, and their valid values.
-_QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
+_BOOLEAN, _PATH_OF_FIELD = re.compile(rb"true|false"), re.compile(rb"[a-z_.]{1,64}")
+_QUERY = {
+    b"stream": _BOOLEAN,
+    b"include_obfuscation": _BOOLEAN,
+    b"starting_after": re.compile(rb"[0-9]{1,18}"),
+    **dict.fromkeys((b"include", b"include[]", b"include%5B%5D"), _PATH_OF_FIELD),
+}
 
 
 def invoked_route(document: Mapping[str, object]) -> Route:
@@ -126,13 +133,13 @@ def find_route(method: bytes, path: bytes) -> Route:
         return Route("model", local=True, target=path)
     if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
         passed = {} if match[2] else _passed(query)
-        target = path + b"?" + b"&".join(b"%b=%b" % each for each in passed.items()) if passed else path
+        target = path + b"?" + b"&".join(passed.values()) if passed else path
         return Route(
             "responses",
             target=target,
             stored=True,
             max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
-            streams=passed.get(b"stream") == b"true",
+            streams=passed.get(b"stream") == b"stream=true",
         )
     shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
     if path in _PATHS:
@@ -144,8 +151,8 @@ def find_route(method: bytes, path: bytes) -> Route:
 
 
 def _passed(query: bytes) -> dict[bytes, bytes]:
-    """The parts of a query string that are passed on."""
-    passed = {}
+    """The parts of a query string that are passed on: of each parameter the last one, and all those of `include`."""
+    passed: dict[bytes, bytes] = {}
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
         pattern = _QUERY.get(name)
@@ -153,7 +160,9 @@ def _passed(query: bytes) -> dict[bytes, bytes]:
             if not pattern.fullmatch(value):
                 allowed = pattern.pattern.decode()
                 raise InvalidRequest(f"Invalid query parameter {name.decode()}: it must match {allowed}.")
-            passed[name] = value
+            passed[part if pattern is _PATH_OF_FIELD else name] = part
+            if len(passed) > _MAX_PARAMETERS:
+                raise InvalidRequest(f"The query exceeds the limit of {_MAX_PARAMETERS} parameters.")
     return passed
 
 

@@ -25,7 +25,7 @@ from gateway.front.json_body import (
     with_fields,
 )
 from gateway.front.stored_responses import Place, StoredResponses
-from gateway.request import Demand, InferenceRequest, Kind
+from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import (
     OPENING,
@@ -247,6 +247,8 @@ class RequestReader:
                 inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
             elif endpoint in ("rerank", "score"):
                 pairs = pairs_of(endpoint, document, model)
+        stores = endpoint == "responses"
+        run = BackgroundRun() if stores and document.get("background") else None
         keeps_document = generates and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
             endpoint,
@@ -263,9 +265,10 @@ class RequestReader:
             headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
             hides_usage="stream_options" in draft.changes,
-            repeatable=endpoint != "responses" or not (document.get("store", True) or document.get("background")),
-            on_opening=self._remembers(incoming, model) if endpoint == "responses" else None,
+            repeatable=not stores or not (document.get("store", True) or run is not None),
+            on_opening=self._stored.noting(model, self.scheduling.owner(incoming), run) if stores else None,
             explains=incoming.headers.get(b"x-gateway-explain") == b"1",
+            background=run,
         )
 
     def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
@@ -273,9 +276,15 @@ class RequestReader:
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
         place = self._place_of(response_id, incoming, "response_id")
         demand = Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams)
-        headers = upstream_headers(incoming, request_id)
         return InferenceRequest(
-            route.endpoint, Kind.LIGHT, incoming.method, route.target, demand, request_id, headers=headers
+            route.endpoint,
+            Kind.LIGHT,
+            incoming.method,
+            route.target,
+            demand,
+            request_id,
+            headers=upstream_headers(incoming, request_id),
+            on_opening=(lambda *_: self._stored.cancelled(response_id)) if incoming.method == b"POST" else None,
         )
 
     def read_bodiless(
@@ -296,10 +305,6 @@ class RequestReader:
         if place is None:
             raise ModelNotFound(f"Unknown response {response_id!r}.", param=param)
         return place
-
-    def _remembers(self, incoming: HttpRequest, model: str) -> Callable[[str, bytes], None]:
-        owner = self.scheduling.owner(incoming)
-        return lambda backend, opening: self._stored.remember(opening, Place(backend, model, owner))
 
     def expected_tokens(self, request: InferenceRequest) -> int:
         """What a request is expected to need: its prompt and its answers."""

@@ -2,9 +2,11 @@
 
 import re
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
+
+from gateway.request import BackgroundRun
 
 _ID = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,128})"')
 _OPENING_BYTES = 512
@@ -21,16 +23,34 @@ class Place:
 
 
 class StoredResponses:
-    """The most recent responses."""
+    """The most recent responses. `cancelled` is called with the id of one that its client has cancelled."""
 
-    def __init__(self) -> None:
+    def __init__(self, cancelled: Callable[[str], None] | None = None) -> None:
+        self.cancelled = cancelled or _ignore
         self._places: OrderedDict[str, Place] = OrderedDict()
         self.noted = 0  # in all
 
-    def remember(self, opening: bytes, place: Place) -> None:
-        """Note the response with these first bytes. An id belongs to the first client that had it."""
-        if match := _ID.search(opening[:_OPENING_BYTES]):
-            self.restore([(match[1].decode(), place)])
+    def remember(self, opening: bytes, place: Place) -> str:
+        """Note the response with these first bytes. An id belongs to the first client that had it.
+
+        Returns the id; empty if there is none.
+        """
+        match = _ID.search(opening[:_OPENING_BYTES])
+        if match is None:
+            return ""
+        response_id = match[1].decode()
+        self.restore([(response_id, place)])
+        return response_id
+
+    def noting(self, model: str, owner: tuple[str, str], run: BackgroundRun | None) -> Callable[[str, bytes], None]:
+        """What gets the backend and the first bytes of a response to this client."""
+
+        def note(backend: str, opening: bytes) -> None:
+            response_id = self.remember(opening, Place(backend, model, owner))
+            if run is not None:
+                run.began(response_id)
+
+        return note
 
     def since(self, noted: int) -> list[tuple[str, Place]]:
         """Those noted after the first `noted` ones, the latest first; `restore` takes them."""
@@ -48,3 +68,6 @@ class StoredResponses:
         """The backend of this client's response; None if it is unknown, or another client's."""
         place = self._places.get(response_id)
         return place if place is not None and place.owner == owner else None
+
+
+def _ignore(response_id: str) -> None: ...

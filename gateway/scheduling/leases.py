@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
 
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
 from gateway.request import Demand
@@ -30,6 +31,28 @@ class _KeepAlive:
 
     def cancel(self) -> None:
         self._timer.cancel()
+
+
+class KeptLease:
+    """A lease that is held beyond the block of its request. A `with` block of its own releases it."""
+
+    __slots__ = ("_release", "lease")
+
+    def __init__(self, lease: Lease, release: Callable[[Lease], None]) -> None:
+        self.lease = lease
+        self._release = release
+
+    def __enter__(self) -> Lease:
+        return self.lease
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release(self.lease)
+
+
+def _keep(lease: Lease) -> None:
+    """Release nothing: the `KeptLease` does that later."""
 
 
 class LeaseBroker:
@@ -149,6 +172,11 @@ class LeaseBroker:
         self._scheduler.first_token(lease, self._clock())
         if self._waiters:
             self.scan_soon()
+
+    def keep(self, lease: Lease) -> KeptLease:
+        """The block that holds this lease no longer releases it."""
+        lease.hand_out(self.first_token, _keep)
+        return KeptLease(lease, self.release)
 
     def release(self, lease: Lease) -> None:
         now = self._clock()

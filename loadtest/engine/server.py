@@ -220,6 +220,7 @@ class SimulatedEngine:
         with suppress(TimeoutError):
             async with asyncio.timeout(self.config.shutdown_timeout_seconds):
                 await self._idle.wait()
+        self.service.stop_background()
         self.service.engine.fail_all(errors.engine_dead())
         await self._runner.cleanup()
         self.service.engine.close()

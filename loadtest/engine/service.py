@@ -1,5 +1,6 @@
 """What the handlers of one simulated engine share."""
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -34,6 +35,7 @@ class Service:
     # Become a new process; the connection of the given request is kept.
     restart: Callable[[web.BaseRequest | None], Awaitable[None]]
     responses: dict[str, Any] = field(default_factory=dict)
+    background: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses that are generated unattended
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
     server_load: int = 0
 
@@ -65,7 +67,13 @@ class Service:
         self.faults.replace(ServerFaults(model=self.faults.model))
         self.started_unix_seconds = self.unix_seconds()
         self.responses.clear()
+        self.stop_background()
         self.http_requests.clear()
+
+    def stop_background(self) -> None:
+        """Generate no response any further that has been answered already."""
+        for task in self.background.values():
+            task.cancel()
 
     def new_id(self) -> str:
         return f"{self.random.getrandbits(64):016x}"

@@ -16,7 +16,14 @@ CHAT_MODEL = "tiny"
 EMBEDDING_MODEL = "minilm"
 CONTEXT_TOKENS = 8192
 MODELS = Path(".models")
-CHAT_FLAGS = ("--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32")
+CHAT_FLAGS = ("--model", CHAT_MODEL, "--max-model-len", str(CONTEXT_TOKENS), "--block-size", "32", "--responses-store")
+# A model with random weights would write endless white space where a JSON schema allows it.
+REAL_CHAT_FLAGS = (
+    *("--structured-outputs-config", '{"backend": "xgrammar", "disable_any_whitespace": true}'),
+    *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+    "--enable-tokenizer-info-endpoint",
+)
+STORES_RESPONSES = {"VLLM_ENABLE_RESPONSES_API_STORE": "1"}
 
 
 def name_of(engine: Server) -> str:
@@ -51,7 +58,8 @@ class Fleet:
 def real_fleet(logs: Path) -> Iterator[Fleet]:
     """Real vLLM engines; they start side by side."""
     tiny, minilm = MODELS / CHAT_MODEL, MODELS / EMBEDDING_MODEL
-    options = [VllmOptions(tiny), VllmOptions(tiny), VllmOptions(minilm, kv_events=False)]
+    chat = VllmOptions(tiny, flags=REAL_CHAT_FLAGS, environment=STORES_RESPONSES)
+    options = [chat, chat, VllmOptions(minilm, kv_events=False)]
     engines = [VllmProcess(each, logs / f"vllm-{number}.log", print_progress) for number, each in enumerate(options)]
     with ExitStack() as stack:
         for engine in engines:

@@ -1,5 +1,6 @@
-"""The Responses API: create, get and cancel, the `response` object and its numbered stream events."""
+"""The Responses API: create, get and cancel, in the background too; the `response` object and its stream events."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,7 +45,7 @@ def response_object(
         "tool_choice": body.get("tool_choice", "none" if not body.get("tools") else "auto"),
         "tools": body.get("tools") or [],
         "top_p": float(body.get("top_p") or 1.0),
-        "background": False,
+        "background": bool(body.get("background")),
         "max_output_tokens": body.get("max_output_tokens") or choice.sequence.output_tokens,
         "max_tool_calls": None,
         "previous_response_id": body.get("previous_response_id"),
@@ -178,6 +179,8 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Led
     choice = service.choices([prompt], sampling, entry, steering)[0]
     response_id, message_id = f"resp_{service.new_id()}", f"msg_{service.new_id()}"
     created = service.created()
+    if body.get("background") and not sampling.stream:
+        return _in_background(service, body, turns, entry, choice, (response_id, message_id, model, created))
     if sampling.stream:
         events = ResponseEvents(body, response_id, message_id, model, created, choice)
         answer = await stream_events(service, request, entry, [choice], events)
@@ -190,16 +193,48 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Led
     return json_answer(value)
 
 
+def _in_background(
+    service: Service,
+    body: dict[str, Any],
+    turns: list[tuple[str, str]],
+    entry: LedgerEntry,
+    choice: Choice,
+    names: tuple[str, str, str, int],
+) -> web.StreamResponse:
+    """Answer that the response is queued, which it is until it is complete, and generate it."""
+    if not service.config.responses_store:
+        text = "This vLLM engine does not support `store=True` and therefore does not support the background mode."
+        raise ApiError(400, text, "invalid_request_error", "background")
+    queued = {**response_object(body, *names, choice, None), "status": "queued"}
+    service.responses[names[0]] = {"response": queued, "turns": turns}
+
+    async def generate() -> None:
+        with Generation(service.engine, [choice], entry) as generation:
+            await generation.finished()
+        _store(service, body, response_object(body, *names, choice, choice.sequence.output_tokens), turns)
+
+    task = asyncio.get_running_loop().create_task(generate())
+    service.background[names[0]] = task
+    task.add_done_callback(lambda _: service.background.pop(names[0], None))
+    return json_answer(queued)
+
+
 async def get_response(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
     return json_answer(_stored(service, request.path.split("/")[3])["response"])
 
 
 async def cancel_response(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
-    """Only background responses can be cancelled, and there are none."""
-    _stored(service, request.path.split("/")[3])
-    raise ApiError(
-        400, "Cannot cancel a synchronous response.", error_type="invalid_request_error", param="response_id"
-    )
+    """Only background responses that are not complete can be cancelled."""
+    response_id = request.path.split("/")[3]
+    response: dict[str, Any] = _stored(service, response_id)["response"]
+    if response["status"] != "queued":
+        raise ApiError(
+            400, "Cannot cancel a synchronous response.", error_type="invalid_request_error", param="response_id"
+        )
+    response["status"] = "cancelled"
+    if task := service.background.get(response_id):
+        task.cancel()
+    return json_answer(response)
 
 
 def _stored(service: Service, response_id: str) -> dict[str, Any]:

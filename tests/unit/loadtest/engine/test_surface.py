@@ -1,5 +1,6 @@
 """What is served: routes, keys, errors, the endpoints without an OpenAI client."""
 
+import asyncio
 import json
 import time
 from typing import Any
@@ -88,6 +89,29 @@ async def test_stored_responses_are_found_and_continued(http: aiohttp.ClientSess
         assert second["usage"]["input_tokens_details"]["cached_tokens"] > 0
         assert (await post(http, f"{url}/{first['id']}/cancel", {}))[0] == 400
         assert (await post(http, url, {"input": "more", "previous_response_id": "resp_none"}))[0] == 404
+
+
+async def test_a_response_in_the_background_is_queued_until_it_is_complete_or_cancelled(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with SimulatedEngine(EngineConfig(responses_store=True)) as keeper:
+        url = f"{keeper.url}/v1/responses"
+
+        async def status_of(response_id: str) -> str:
+            async with http.get(f"{url}/{response_id}") as answer:
+                return str((await answer.json())["status"])
+
+        _, brief = await post(http, url, {"input": "x", "background": True, "max_output_tokens": 2})
+        assert brief["status"] == "queued"
+        while await status_of(brief["id"]) == "queued":
+            await asyncio.sleep(0.01)
+        assert await status_of(brief["id"]) == "incomplete"
+        _, long = await post(http, url, {"input": "x", "background": True, "max_output_tokens": 20000})
+        assert await status_of(long["id"]) == "queued"
+        assert (await post(http, f"{url}/{long['id']}/cancel", {}))[1]["status"] == "cancelled"
+        assert await status_of(long["id"]) == "cancelled"
+        while keeper.service.engine.num_requests:
+            await asyncio.sleep(0.01)
 
 
 async def test_responses_are_not_stored_by_default(http: aiohttp.ClientSession, engine: SimulatedEngine) -> None:

@@ -1,0 +1,203 @@
+"""Responses that their engine goes on with after the answer (`background: true`): each keeps its lease until its end.
+
+vLLM answers such a request at once, or as a stream which goes on without its client, and generates in any case. So the
+lease outlives the request: the backend is asked for the response's status, at intervals that grow with its age.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import orjson
+import structlog
+
+from gateway.backends.backend import Backend
+from gateway.config import UpstreamConfig
+from gateway.dispatch import Send
+from gateway.errors import GatewayError
+from gateway.relay.sse import read_usage
+from gateway.request import Demand, InferenceRequest, Kind, Sink
+from gateway.scheduling.leases import KeptLease, LeaseBroker
+from gateway.scheduling.scheduler import Lease
+from gateway.supervisor import Supervisor
+
+_RUNS = ("queued", "in_progress")
+_LEAST_SECONDS, _MOST_SECONDS = 0.5, 10.0  # between two questions about one response
+_SHARE = 0.1  # of its age: how much longer than needed it may hold its lease
+_QUESTIONS_PER_SECOND = 50.0  # about all responses
+_ANSWER_SECONDS = 10.0
+_MAX_FAILURES = 5  # questions in a row without an answer
+_MAX_BYTES = 4194304  # of an unfinished response; only the output makes one longer
+_ANY_TOKENS = 1 << 30
+
+
+class _Response:
+    """One response that runs on. `looks` is set when its status should be asked at once."""
+
+    def __init__(self, request: InferenceRequest, response_id: str, backend: Backend, kept: KeptLease) -> None:
+        self.request = request
+        self.response_id = response_id
+        self.backend = backend
+        self.kept = kept
+        self.looks = asyncio.Event()
+        self.questions = self.failures = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class BackgroundResponses:
+    """Owner of the leases of responses that run on."""
+
+    def __init__(
+        self,
+        lease_broker: LeaseBroker,
+        send: Send,
+        config: UpstreamConfig,
+        clock: Callable[[], float],
+        supervisor: Supervisor,
+    ) -> None:
+        self._lease_broker = lease_broker
+        self._send = send
+        self._clock = clock
+        self._supervisor = supervisor
+        self._running: dict[str, _Response] = {}
+        self._log = structlog.get_logger("gateway")
+        self.follow(config)
+
+    def __repr__(self) -> str:
+        return f"<BackgroundResponses {len(self)} running>"
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def follow(self, config: UpstreamConfig) -> None:
+        """Take over another limit, for those that run, too."""
+        self._most_seconds = config.background_timeout_seconds
+
+    def keep(self, request: InferenceRequest, lease: Lease, backend: Backend) -> None:
+        """Take over the lease of a request whose attempt ends, if its engine has begun a response and goes on."""
+        run = request.background
+        if run is None or not run.response_id or run.ended or run.response_id in self._running:
+            return
+        response = _Response(request, run.response_id, backend, self._lease_broker.keep(lease))
+        self._running[run.response_id] = response
+        response.task = asyncio.get_running_loop().create_task(self._hold(response), name="background_response")
+
+    def look(self, response_id: str) -> None:
+        """Ask for its status now: its client has cancelled it."""
+        response = self._running.get(response_id)
+        if response is not None:
+            response.looks.set()
+
+    async def all_over(self) -> None:
+        """Wait until none runs, each up to its limit."""
+        while tasks := [response.task for response in self._running.values() if response.task is not None]:
+            await asyncio.wait(tasks)
+
+    async def stop(self) -> None:
+        """Release all leases. The engines go on."""
+        await asyncio.sleep(0)  # a task that has not begun would not release its lease
+        tasks = [response.task for response in self._running.values() if response.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _hold(self, response: _Response) -> None:
+        try:
+            with self._supervisor.guard("background_response"), response.kept as lease:
+                await self._until_over(response, lease)
+        finally:
+            del self._running[response.response_id]
+
+    async def _until_over(self, response: _Response, lease: Lease) -> None:
+        since = self._clock()
+        while True:
+            age_seconds = self._clock() - since
+            if age_seconds >= self._most_seconds:
+                name = response.backend.name
+                self._log.warning("background_response_too_long", backend=name, held_seconds=round(age_seconds))
+                return
+            crowd_seconds = len(self._running) / _QUESTIONS_PER_SECOND
+            pause_seconds = max(min(max(_SHARE * age_seconds, _LEAST_SECONDS), _MOST_SECONDS), crowd_seconds)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(pause_seconds, self._most_seconds - age_seconds)):
+                    await response.looks.wait()
+            response.looks.clear()
+            if await self._is_over(response, lease):
+                return
+
+    async def _is_over(self, response: _Response, lease: Lease) -> bool:
+        """Ask the backend. A response that it does not know is over, and so is one whose backend is gone."""
+        asked, answer = response.request, _Answer()
+        response.questions += 1
+        target, model = b"/v1/responses/" + response.response_id.encode(), asked.demand.model
+        name = f"{asked.request_id}.{response.questions}"
+        demand = Demand(model, sequences=0, pinned=response.backend.name)
+        headers = b"x-request-id: %b\r\n" % name.encode()
+        question = InferenceRequest(asked.endpoint, Kind.LIGHT, b"GET", target, demand, name, headers=headers)
+        try:
+            async with asyncio.timeout(_ANSWER_SECONDS):
+                await self._send(question, response.backend, answer, _ignore, _any_tokens)
+        except (GatewayError, TimeoutError):
+            response.failures += 1
+            return response.backend.health.gone or response.failures >= _MAX_FAILURES
+        response.failures = 0
+        if answer.status_of_response in _RUNS:
+            return False
+        usage = read_usage(answer.tail)
+        if usage is not None:
+            lease.on_usage(usage)
+        return True
+
+
+def _ignore() -> None: ...
+
+
+def _any_tokens(tokens: int) -> int:  # noqa: ARG001
+    return _ANY_TOKENS
+
+
+class _Answer(Sink):
+    """Keeps the answer to a question about a response, as much of it as is needed."""
+
+    blocked = False
+    chunked = False
+
+    def __init__(self) -> None:
+        self.begun = False
+        self._status = 0
+        self._body = bytearray()
+        self.tail = b""
+
+    @property
+    def status_of_response(self) -> str:
+        """The status that the answer states; empty if it states none."""
+        if self._status != 200 or len(self._body) > _MAX_BYTES:
+            return ""
+        try:
+            document = orjson.loads(self._body)
+        except orjson.JSONDecodeError:
+            return ""
+        status = document.get("status") if isinstance(document, dict) else None
+        return status if isinstance(status, str) else ""
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        self.begin(status, content_type, extra)
+        self.write(body)
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:  # noqa: ARG002
+        self.begun = True
+        self._status = status
+
+    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
+        if len(self._body) <= _MAX_BYTES:
+            self._body += data
+        self.tail = (self.tail + data)[-4096:]
+        return False
+
+    def set_backend_headers(self, lines: bytes) -> None: ...
+
+    def comment(self) -> None: ...
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None: ...
+
+    def end(self) -> None: ...
