@@ -82,7 +82,7 @@ def serve(
     api_key: ApiKeys = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
-    read = _reader(file, backend, host, port, admin_port, no_admin, api_key)
+    read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key))
     config = _load(read)
     if is_open_to_all(config):
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
@@ -112,7 +112,7 @@ def is_open_to_all(config: "Config") -> bool:
         stays_here = ipaddress.ip_address(config.server.host).is_loopback
     except ValueError:
         stays_here = config.server.host == "localhost"
-    return not (stays_here or config.auth.keys)
+    return config.auth.is_open and not stays_here
 
 
 def why_not_serving(error: OSError, config: "Config") -> str:
@@ -147,7 +147,7 @@ def check(
 
     Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
     """
-    config = _load(_reader(file, backend))
+    config = _load(_with_keys_file(_reader(file, backend)))
     import asyncio
 
     from gateway.cli.check import examine
@@ -422,6 +422,13 @@ def _reader(
     from gateway.config.file import load
 
     return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or ())
+
+
+def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":
+    """The same, and its keys file is checked, too."""
+    from gateway.config.keys_file import checked
+
+    return lambda: checked(read())
 
 
 def _load(read: "Callable[[], Config]") -> "Config":

@@ -82,6 +82,8 @@ def _compared(path: str, old: Any, new: Any) -> Iterator[ConfigChange]:
 def _shown(key: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _shown(name, each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_shown(key, each) for each in value]
     return "***" if key in SECRETS and value is not None else value
 
 

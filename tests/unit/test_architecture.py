@@ -97,6 +97,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
+    "client_keys": {"config"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
     "handover": {
@@ -133,7 +134,8 @@ LAYERS: dict[str, set[str]] = {
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
-    "backends.vllm_api", "cli.check", "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
+    "backends.vllm_api", "cli.check", "client_keys", "compiled", "config.file", "control",
+    "discovery.follow", "discovery.kubernetes",
     "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher", "embeddings.batching",
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
