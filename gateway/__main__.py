@@ -8,31 +8,38 @@ import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Literal
 from urllib.parse import quote
 
 import typer
 from typer import Argument, Option
 
 from gateway import BUILD, __version__
+from gateway.cli.key_commands import key_commands
+from gateway.cli.terminal import (
+    ADMIN,
+    ADMIN_URL,
+    FAILED,
+    INVALID,
+    AdminUrl,
+    ConfigFile,
+    ask_gateway,
+    fail,
+    print_json,
+    show,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gateway.config import Config
 
-FAILED, INVALID = 1, 2  # exit codes
-
-ConfigFile = Annotated[Path | None, Option("-c", "--config", help="Configuration file (YAML).", metavar="FILE")]
 _BACKEND = "URL of a vLLM server, such as http://10.0.0.11:8000; repeat for each backend."
 BackendUrls = Annotated[list[str] | None, Option("--backend", help=_BACKEND, metavar="URL")]
 _API_KEY = "API key of clients, or name=key; repeatable. Other users see it in `ps`: GATEWAY_API_KEYS hides it."
 ApiKeys = Annotated[list[str] | None, Option("--api-key", help=_API_KEY, metavar="KEY")]
 Host = Annotated[str | None, Option(help="Address to listen on; overrides server.host.")]
 _PORT = "Port to listen on; 0 = any free port; overrides server.port."
-_ADMIN = "URL of the admin port of a running gateway; its token is read from GATEWAY_ADMIN_TOKEN."
-AdminUrl = Annotated[str, Option("--admin", help=_ADMIN, metavar="URL")]
-_ADMIN_URL = "http://127.0.0.1:8081"
 _RESTART_SECONDS = 150.0
 BackendName = Annotated[str, Argument(help="Name of the backend, as `gateway backends` shows it.")]
 Wait = Annotated[bool, Option("--wait", help="Return when its last request has ended.")]
@@ -55,6 +62,7 @@ config_commands = typer.Typer(no_args_is_help=True, help="Inspect the configurat
 app.add_typer(config_commands, name="config")
 backend_commands = typer.Typer(help="Show and change the backends of a running gateway.")
 app.add_typer(backend_commands, name="backends")
+app.add_typer(key_commands, name="keys")
 
 
 def _show_version(wanted: bool) -> None:
@@ -82,7 +90,7 @@ def serve(
     api_key: ApiKeys = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
-    read = _reader(file, backend, host, port, admin_port, no_admin, api_key)
+    read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key))
     config = _load(read)
     if is_open_to_all(config):
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
@@ -98,11 +106,11 @@ def serve(
     try:
         process.serve(config, read, file)
     except ConfigError as error:
-        _fail(str(error), INVALID)
+        fail(str(error), INVALID)
     except TakeoverRefused as error:
-        _fail(f"cannot take over: {error}", FAILED)
+        fail(f"cannot take over: {error}", FAILED)
     except OSError as error:
-        _fail(why_not_serving(error, config), FAILED)
+        fail(why_not_serving(error, config), FAILED)
 
 
 def is_open_to_all(config: "Config") -> bool:
@@ -112,7 +120,7 @@ def is_open_to_all(config: "Config") -> bool:
         stays_here = ipaddress.ip_address(config.server.host).is_loopback
     except ValueError:
         stays_here = config.server.host == "localhost"
-    return not (stays_here or config.auth.keys)
+    return config.auth.is_open and not stays_here
 
 
 def why_not_serving(error: OSError, config: "Config") -> str:
@@ -147,18 +155,18 @@ def check(
 
     Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
     """
-    config = _load(_reader(file, backend))
+    config = _load(_with_keys_file(_reader(file, backend)))
     import asyncio
 
     from gateway.cli.check import examine
 
     document = asyncio.run(examine(config))
-    _show(document, json, "check.jinja")
+    show(document, json, "check.jinja")
     backends = document["backends"]
     if not any(each["reachable"] for each in backends):
-        _fail("no backend is reachable", FAILED)
+        fail("no backend is reachable", FAILED)
     if strict and (faulty := [each["name"] for each in backends if each["warnings"] or not each["reachable"]]):
-        _fail(f"failed checks: {', '.join(faulty)}", FAILED)
+        fail(f"failed checks: {', '.join(faulty)}", FAILED)
 
 
 @app.command(add_help_option=False, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -167,7 +175,7 @@ def demo(context: typer.Context) -> None:
     import importlib.util
 
     if importlib.util.find_spec("loadtest") is None:
-        _fail(
+        fail(
             "the package loadtest, which runs the engines, is not installed: `pip install vllm-batching-gateway` brings"
             " it, or run `make demo` in a checkout of the project",
             FAILED,
@@ -177,30 +185,30 @@ def demo(context: typer.Context) -> None:
 
 @app.command()
 def prefixes(
-    url: Annotated[str, Argument(help=_ADMIN)] = _ADMIN_URL,
+    url: Annotated[str, Argument(help=ADMIN)] = ADMIN_URL,
     minutes: Annotated[float, Option(min=0, help="Length of the time window in minutes; 0 = all recorded data.")] = 0.0,
     json: Annotated[bool, Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the KV cache hit rate of prompts and the causes of cache misses."""
-    report = _ask_admin(url, f"/admin/prefixes?minutes={minutes:g}")
+    report = ask_gateway(url, f"/admin/prefixes?minutes={minutes:g}")
     from jinja2 import TemplateError
 
     try:
-        _show(report, json, "prefixes.jinja")
+        show(report, json, "prefixes.jinja")
     except (TemplateError, TypeError, ValueError) as error:
-        _fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
+        fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
 
 
 @backend_commands.callback(invoke_without_command=True)
 def backends(
     context: typer.Context,
-    admin: AdminUrl = _ADMIN_URL,
+    admin: AdminUrl = ADMIN_URL,
     json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the backends of a running gateway: where they come from, their state and why, and their load."""
     context.obj = admin
     if context.invoked_subcommand is None:
-        _show(_ask_admin(admin, "/admin/backends"), json, "backends.jinja")
+        show(ask_gateway(admin, "/admin/backends"), json, "backends.jinja")
 
 
 @backend_commands.command("list")
@@ -208,7 +216,7 @@ def backends_list(
     context: typer.Context, json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False
 ) -> None:
     """The same as `gateway backends` alone."""
-    _show(_ask_admin(context.obj, "/admin/backends"), json, "backends.jinja")
+    show(ask_gateway(context.obj, "/admin/backends"), json, "backends.jinja")
 
 
 @backend_commands.command("add")
@@ -226,7 +234,7 @@ def backends_add(
     settings = {"url": url, "name": name, "api_key": api_key, "relative_cost": relative_cost}
     if max_in_flight is not None:
         settings["max_in_flight"] = max_in_flight
-    added = _ask_admin(context.obj, "/admin/backends", "POST", settings)["backend"]
+    added = ask_gateway(context.obj, "/admin/backends", "POST", settings)["backend"]
     typer.echo(f"added {added['name']} ({added['url']})")
 
 
@@ -239,7 +247,7 @@ def backends_drain(context: typer.Context, name: BackendName, wait: Wait = False
 @backend_commands.command("undrain")
 def backends_undrain(context: typer.Context, name: BackendName) -> None:
     """Send a drained backend new requests again."""
-    backend = _ask_admin(context.obj, f"/admin/backends/{quote(name, safe='')}/undrain", "POST")["backend"]
+    backend = ask_gateway(context.obj, f"/admin/backends/{quote(name, safe='')}/undrain", "POST")["backend"]
     typer.echo(f"{name} is {'draining: ' + backend['draining'] if backend['draining'] else backend['state']}")
 
 
@@ -248,7 +256,7 @@ def backends_remove(context: typer.Context, name: BackendName, wait: Wait = Fals
     """Remove a backend: it gets no new requests, and leaves when the last one has ended."""
     if wait:
         _drain(context.obj, name, wait)
-    _ask_admin(context.obj, f"/admin/backends/{quote(name, safe='')}", "DELETE")
+    ask_gateway(context.obj, f"/admin/backends/{quote(name, safe='')}", "DELETE")
     typer.echo(f"removed {name}")
 
 
@@ -256,7 +264,7 @@ def _drain(admin: str, name: str, wait: bool) -> None:
     """Drain a backend, and with `wait` show how much is left there until nothing is."""
     path, shown = f"/admin/backends/{quote(name, safe='')}/drain", None
     while True:
-        answer = _ask_admin(admin, f"{path}?wait_seconds={1 if wait and shown is not None else 0}", "POST")
+        answer = ask_gateway(admin, f"{path}?wait_seconds={1 if wait and shown is not None else 0}", "POST")
         left = answer["backend"]["in_flight"]
         if left != shown:
             shown = left
@@ -267,12 +275,12 @@ def _drain(admin: str, name: str, wait: bool) -> None:
 
 @app.command()
 def reload(
-    admin: AdminUrl = _ADMIN_URL, json: Annotated[bool, Option("--json", help="Print JSON instead of lines.")] = False
+    admin: AdminUrl = ADMIN_URL, json: Annotated[bool, Option("--json", help="Print JSON instead of lines.")] = False
 ) -> None:
     """Make a running gateway read its configuration file again, and show what has changed."""
-    done = _ask_admin(admin, "/admin/reload", "POST")
+    done = ask_gateway(admin, "/admin/reload", "POST")
     if json:
-        _print_json(done)
+        print_json(done)
         return
     for what, title in (("changed", "changed"), ("needs_restart", "needs a restart")):
         for each in done[what]:
@@ -285,9 +293,9 @@ def reload(
 
 
 @app.command()
-def restart(admin: AdminUrl = _ADMIN_URL) -> None:
+def restart(admin: AdminUrl = ADMIN_URL) -> None:
     """Replace a running gateway by a new process, which takes over its ports, clients and what it has learned."""
-    done = _ask_admin(admin, "/admin/restart", "POST", timeout_seconds=_RESTART_SECONDS)
+    done = ask_gateway(admin, "/admin/restart", "POST", timeout_seconds=_RESTART_SECONDS)
     typer.echo(f"process {done['pid']} serves; process {done['former_pid']} ends when its last response has ended")
 
 
@@ -343,8 +351,8 @@ def plan(
             )  # fmt: skip
             document = plan_model(request, workload)
     except PlanError as error:
-        _fail(str(error), INVALID)
-    _show(document, json, "plan.jinja")
+        fail(str(error), INVALID)
+    show(document, json, "plan.jinja")
 
 
 @app.command()
@@ -365,13 +373,13 @@ def healthcheck(
         try:
             url = livez_url(file)
         except ConfigError as error:
-            _fail(str(error), FAILED)
+            fail(str(error), FAILED)
     try:
         status, _ = get(url, timeout, most_bytes=0)
     except OSError as error:
-        _fail(f"{url}: {error}", FAILED)
+        fail(f"{url}: {error}", FAILED)
     if status != 200:
-        _fail(f"{url} returned {status}", FAILED)
+        fail(f"{url} returned {status}", FAILED)
 
 
 @config_commands.command("schema")
@@ -379,7 +387,7 @@ def config_schema() -> None:
     """Print the JSON Schema of the configuration file."""
     from gateway.config import Config
 
-    _print_json(Config.model_json_schema())
+    print_json(Config.model_json_schema())
 
 
 @config_commands.command("print")
@@ -418,48 +426,20 @@ def _reader(
     return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or ())
 
 
+def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":
+    """The same, and its keys file is checked, too."""
+    from gateway.config.keys_file import checked
+
+    return lambda: checked(read())
+
+
 def _load(read: "Callable[[], Config]") -> "Config":
     from gateway.config import ConfigError
 
     try:
         return read()
     except ConfigError as error:
-        _fail(str(error), INVALID)
-
-
-def _ask_admin(
-    url: str, path: str, method: str = "GET", document: object = None, timeout_seconds: float = 30.0
-) -> dict[str, Any]:
-    from gateway.cli.client import AskError, ask_admin
-
-    try:
-        return ask_admin(url, path, os.environ.get("GATEWAY_ADMIN_TOKEN", ""), method, document, timeout_seconds)
-    except AskError as error:
-        _fail(str(error), FAILED)
-
-
-def _show(document: dict[str, Any], as_json: bool, template: str) -> None:
-    """Print JSON, or a page. Raises TemplateError, TypeError or ValueError if the template needs another document."""
-    if as_json:
-        _print_json(document)
-        return
-    from rich.console import Console
-
-    from gateway.cli.pages import page
-
-    Console().print(page(template, document))
-
-
-def _print_json(document: object) -> None:
-    import orjson
-
-    typer.echo(orjson.dumps(document, option=orjson.OPT_INDENT_2).decode())
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    for line in message.splitlines():
-        typer.echo(f"gateway: {line}", err=True)
-    raise typer.Exit(code)
+        fail(str(error), INVALID)
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
 from gateway.background import BackgroundResponses
+from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
@@ -168,15 +169,17 @@ class Gateway:
         reader = self.reader = self._new_reader(config)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
-        )
+            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
+            _unix_seconds,
+        )  # fmt: skip
+        self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
         state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._load, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
-        models, keys = lambda: [card.id for card in fleet.models()], [key.name for key in config.auth.keys]
-        self.queue_view = QueueView(queue, models, keys, clock)
+        self.queue_view = QueueView(queue, lambda: [card.id for card in fleet.models()], (), clock)
+        self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
@@ -211,13 +214,19 @@ class Gateway:
         self.handler.follow(config, self.reader)
         self.server.follow(server)
         self.overview.follow(config, self._new_reader(config, is_dry=True))
-        self.queue_view.follow([key.name for key in config.auth.keys])
+        self.client_keys.follow(config.auth)
+        self._follow_keys()
         self.admin_port.follow(server.admin)
         self.metrics_port.follow(server.metrics)
         self.fleet.expect(config.named_models)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
+
+    def _follow_keys(self) -> None:
+        keys = self.client_keys
+        self.handler.follow_keys(keys.keys, are_needed=keys.are_needed)
+        self.queue_view.follow(keys.names)
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
@@ -319,6 +328,7 @@ class Gateway:
             stack.push_async_callback(self.background.stop)
             await enter(self.watches)
             await enter(self.discovery)
+            await enter(repeating("keys_file", self.client_keys.step, 1.0))
             await enter(self.tokenization)
             await enter(self.kv_events)
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))

@@ -66,6 +66,19 @@ class Unauthorized(GatewayError, status=401, code="invalid_api_key"):
     """The API key is missing or invalid."""
 
 
+class KeyExpired(GatewayError, status=401, code="expired_api_key"):
+    """The API key has expired."""
+
+
+class ModelNotAllowed(GatewayError, status=403, code="model_not_found"):
+    """The API key may not use this model; code and type are those of OpenAI."""
+
+    @classmethod
+    def of(cls, model: str) -> Self:
+        text = f"This API key does not have access to the model {model!r}. GET /v1/models lists the models it may use."
+        return cls(text, param="model")
+
+
 class HostNotAllowed(GatewayError, status=403, code="host_not_allowed"):
     """The `Host` header of an admin request is not an allowed name."""
 

@@ -1,14 +1,29 @@
 """The configuration of API keys: who may call, and how much."""
 
 import hashlib
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.values import Count, Section, default, refuse, twice
+from gateway.config.values import Count, Instant, Section, default, refuse, twice
 
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
+
+
+_ModelPattern = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class PreviousKey(Section):
+    """An earlier secret of a rotated key, which is valid until it expires."""
+
+    key_sha256: str = Field(description="SHA-256 of the earlier key in hex.", pattern=r"^[0-9a-f]{64}$")
+    expires_at: Instant = Field(description="When it becomes invalid (RFC 3339).")
+
+    @property
+    def digest(self) -> bytes:
+        return bytes.fromhex(self.key_sha256)
 
 
 class KeyConfig(Section):
@@ -17,6 +32,15 @@ class KeyConfig(Section):
     name: str = Field(min_length=1, max_length=64, description="Unique name in logs, metrics and reports.")
     key: str = default("", "API key in plain text; alternative to `key_sha256`.")
     key_sha256: str = default("", "SHA-256 of the API key in hex; alternative to `key`.", pattern=r"^([0-9a-f]{64})?$")
+    previous: tuple[PreviousKey, ...] = default(
+        (), "Earlier secrets that are still valid, as `gateway keys rotate` adds."
+    )
+    expires_at: Instant | None = default(None, "When the key expires (RFC 3339); then 401. null = never.")
+    models: tuple[_ModelPattern, ...] | None = default(
+        None,
+        "Models that the key may use, by the names that clients use; `*` at the end = any ending. null = all.",
+        min_length=1,
+    )
     isolate_cache: bool = default(False, "Use a KV-cache salt of its own, to share no cached prefixes with other keys.")
     weight: float = default(1.0, "Relative share of tokens while other tenants also wait.", gt=0)
     priority: Literal["interactive", "batch"] = default(
@@ -36,23 +60,64 @@ class KeyConfig(Section):
             raise ValueError("set either key or key_sha256, not both")
         if self.digest in _NO_DIGESTS:
             raise ValueError("key_sha256 is a placeholder (zeros or the digest of an empty string); set a key's digest")
+        if any("*" in name[:-1] for name in self.models or ()):
+            raise ValueError("models may have a * only at the end of a name")
         return self
 
     @cached_property
     def digest(self) -> bytes:
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
+    @cached_property
+    def digests(self) -> dict[bytes, float | None]:
+        """Every digest of the key, with the Unix time at which it expires; None = never."""
+        own = None if self.expires_at is None else self.expires_at.timestamp()
+        digests: dict[bytes, float | None] = {}
+        for each in self.previous:
+            until = each.expires_at.timestamp()
+            digests[each.digest] = until if own is None else min(own, until)
+        digests[self.digest] = own
+        return digests
+
+    @cached_property
+    def _allowed(self) -> tuple[frozenset[str], tuple[str, ...]]:
+        """Whole names, and beginnings of names."""
+        models = self.models or ()
+        return frozenset(models), tuple(name[:-1] for name in models if name.endswith("*"))
+
+    def allows(self, model: str) -> bool:
+        """Whether the key may use a model, by the name that clients use."""
+        if self.models is None:
+            return True
+        names, beginnings = self._allowed
+        return model in names or model.startswith(beginnings)
+
 
 class AuthConfig(Section):
     """Authentication of clients."""
 
-    keys: tuple[KeyConfig, ...] = default((), "API keys of clients; empty = no authentication.")
+    keys: tuple[KeyConfig, ...] = default(
+        (), "API keys of clients; empty = no authentication, unless there is a `keys_file`."
+    )
+    keys_file: str | None = default(
+        None, "File with more keys, hashed; followed while it changes, and written by `gateway keys`. null = none."
+    )
     cache_salt_secret: str = default("", "Secret for all cache salts, of isolate_cache too; empty = random at start.")
 
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:
-        owners: dict[bytes, str] = {}
-        wrong = [f"duplicate key name {name!r}; key names must be unique" for name in twice(k.name for k in self.keys)]
-        pairs = [(owners.setdefault(key.digest, key.name), key.name) for key in self.keys]
-        wrong += [f"{a!r} and {b!r} are the same key; remove one of them" for a, b in pairs if a != b]
-        return refuse(self, wrong)
+        return refuse(self, conflicts(self.keys))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether clients may call without a key."""
+        return not self.keys and self.keys_file is None
+
+
+def conflicts(keys: Iterable[KeyConfig]) -> list[str]:
+    """What keeps these keys from being used together."""
+    owners: dict[bytes, str] = {}
+    keys = tuple(keys)
+    wrong = [f"duplicate key name {name!r}; key names must be unique" for name in twice(key.name for key in keys)]
+    pairs = [(owners.setdefault(digest, key.name), key.name) for key in keys for digest in key.digests]
+    return wrong + [f"{a!r} and {b!r} are the same key; remove one of them" for a, b in pairs if a != b]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 T = TypeVar("T")
 _MOST_SECONDS = 1e8  # three years: timers take no more
@@ -21,6 +21,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 _TCP = re.compile(r"tcp://(\*|[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%]+\]):[0-9]{1,5}")
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _MAX_HOST_LENGTH = 253
+_RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)", re.IGNORECASE)
 
 
 S = TypeVar("S", bound="Section")
@@ -84,6 +85,14 @@ def version_of(file: Path) -> tuple[int, ...]:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
+def _checked_instant(value: Any) -> Any:
+    """A time with its zone, as text or as YAML reads it: a number would be read as seconds since 1970."""
+    text = value.isoformat() if hasattr(value, "isoformat") else value
+    if not (isinstance(text, str) and _RFC_3339.fullmatch(text)):
+        raise ValueError("must be a time with its zone (RFC 3339), such as 2027-01-31T00:00:00Z")
+    return value
+
+
 def check_installed(module: str, extra: str) -> None:
     if find_spec(module) is None:
         raise ValueError(f"requires packages that are not installed: pip install 'vllm-batching-gateway[{extra}]'")
@@ -127,3 +136,4 @@ CountOrAuto = Annotated[int | Literal["auto"], AfterValidator(_positive_or_auto)
 Network = Annotated[str, AfterValidator(_checked_network)]
 Origin = Annotated[str, AfterValidator(_checked_origin_of_pages)]
 BackendUrl = Annotated[str, AfterValidator(_checked_origin)]
+Instant = Annotated[AwareDatetime, BeforeValidator(_checked_instant)]

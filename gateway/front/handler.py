@@ -4,8 +4,7 @@ import asyncio
 import difflib
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
 from urllib.parse import unquote
 
@@ -14,12 +13,23 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
+from gateway.config.keys import KeyConfig
+from gateway.errors import (
+    BackendError,
+    Draining,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    ModelNotAllowed,
+    ModelNotFound,
+    NoBackend,
+)
+from gateway.front.api_keys import ApiKeys
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, TrustedProxies, WebPages
-from gateway.front.rate_limits import KeyLimits, check_key
+from gateway.front.rate_limits import KeyLimits
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
@@ -28,7 +38,13 @@ from gateway.request import Demand, InferenceRequest, UpstreamResult
 
 
 def answer_local(
-    route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, str], draining: bool, reply: ClientResponse
+    route: Route,
+    path: bytes,
+    key: KeyConfig | None,
+    fleet: Fleet,
+    aliases: Mapping[str, str],
+    draining: bool,
+    reply: ClientResponse,
 ) -> None:
     """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
     document: dict[str, object]
@@ -48,10 +64,10 @@ def answer_local(
     elif route.endpoint == "load":
         document = {"server_load": sum(backend.in_flight for backend in fleet.backends)}
     elif route.endpoint == "models":
-        document = {"object": "list", "data": _cards(fleet, aliases)}
+        document = {"object": "list", "data": _cards(fleet, aliases, key)}
     else:
         name = unquote(path.partition(b"?")[0].decode("ascii")).removeprefix("/v1/models/")
-        found = [card for card in _cards(fleet, aliases) if card["id"] == name]
+        found = [card for card in _cards(fleet, aliases, key) if card["id"] == name]
         if not found:
             raise ModelNotFound.of(name)
         document = found[0]
@@ -66,23 +82,24 @@ def check_ready(fleet: Fleet, draining: bool) -> None:
         raise NoBackend("No backend is available.")
 
 
-def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
-    """The model cards of the backends, unchanged, and one for each alias of a served model."""
+def _cards(fleet: Fleet, aliases: Mapping[str, str], key: KeyConfig | None) -> list[dict[str, object]]:
+    """The model cards of the backends, unchanged, and one for each alias of a served model; those the key may use."""
     cards = {
         card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
     }
     named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
-    return [*cards.values(), *named]
+    listed = [*cards.values(), *named]
+    return listed if key is None or key.models is None else [card for card in listed if key.allows(str(card["id"]))]
 
 
 _MOST_NAMES = 10  # in one message
 _MOST_COMPARED = 64  # names, and as many times two characters of each: a refusal stays cheap
 
 
-def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str]) -> None:
+def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str], key: KeyConfig | None = None) -> None:
     """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
-        names = [str(card["id"]) for card in _cards(fleet, aliases)]
+        names = [str(card["id"]) for card in _cards(fleet, aliases, key)]
         error.reword(_unknown_model(error.model, names, fleet.why_none(error.model)))
     elif isinstance(error, NoBackend) and error.model and (reasons := fleet.why_none(error.model)):
         error.reword(f"{error.message} {reasons}.")
@@ -123,6 +140,7 @@ class Handler(RequestHandler):
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
+        unix_seconds: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -134,24 +152,29 @@ class Handler(RequestHandler):
         self._new_id = new_id
         self._complete = complete
         self._random = random
+        self._unix_seconds = unix_seconds
         self._rate_limits: dict[str, KeyLimits] = {}
         self._log = structlog.get_logger("gateway")
         self._draining = False
         self.follow(config, reader)
+        self.follow_keys(config.auth.keys, are_needed=not config.auth.is_open)
 
     def follow(self, config: Config, reader: RequestReader) -> None:
-        """Take over keys, limits, aliases and the reader of a configuration. What keys have used counts on."""
+        """Take over aliases, headers and the reader of a configuration."""
         self._aliases, self._reader = config.models.aliases, reader
         self._uploads.follow(config.admission.max_wait_seconds)
-        self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
         more = {tenant.lower().encode()} if tenant else set()
         more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
         self.known_headers = KNOWN_HEADERS | more
+
+    def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
+        """Take over other API keys and their limits. What keys have used counts on."""
+        self.check_key: KeyCheck | None = ApiKeys(keys, self._unix_seconds).check if are_needed else None
         limits: dict[str, KeyLimits] = {}
-        for key in config.auth.keys:
+        for key in keys:
             if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests:
                 limits[key.name] = self._rate_limits.get(key.name) or KeyLimits(key, self._clock)
                 limits[key.name].follow(key)
@@ -210,7 +233,7 @@ class Handler(RequestHandler):
             outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"
             raise
         except GatewayError as error:
-            explain(error, self._fleet, self._aliases)
+            explain(error, self._fleet, self._aliases, key)
             outcome, message = error.outcome, error.message
             self._fail(error, reply)
         except Exception as error:
@@ -227,7 +250,7 @@ class Handler(RequestHandler):
         self, incoming: HttpRequest, route: Route, limits: KeyLimits | None, reply: ClientResponse, record: Record
     ) -> str:
         if route.local:
-            answer_local(route, incoming.path, self._fleet, self._aliases, self._draining, reply)
+            answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
@@ -297,6 +320,9 @@ class Handler(RequestHandler):
             raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
         await upload.collected()
         model = await model_of(upload, self._fleet.only_model())  # sent on as it is: aliases do not apply
+        key = incoming.key
+        if key is not None and not key.allows(model):
+            raise ModelNotAllowed.of(model)
         terms = self._reader.scheduling.read(incoming, streams=False)
         return InferenceRequest(
             route.endpoint,

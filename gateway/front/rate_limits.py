@@ -1,16 +1,14 @@
-"""API keys, compared by digest in constant time, and what each may use: requests, tokens, concurrency. Pure.
+"""What each API key may use: requests, tokens, concurrency. Pure.
 
 Requests and tokens are counted in buckets that fill evenly and hold one minute's worth, so an idle key may use a
 minute's worth at once. Tokens are charged when a request is admitted, by the expected number, and corrected when it
 ends; a request that needed more leaves its key in debt.
 """
 
-import hashlib
-import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 from gateway.config.keys import KeyConfig
-from gateway.errors import RateLimited, Unauthorized
+from gateway.errors import RateLimited
 from gateway.scheduling.fair_share import ServiceRate
 
 
@@ -159,18 +157,3 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
             f" needs {amount}. Retry in {in_words(wait)}.",
             retry_after_seconds=wait,
         )
-
-
-def check_key(keys: Sequence[KeyConfig], headers: Mapping[bytes, bytes]) -> KeyConfig:
-    """The API key of a request. Raises Unauthorized. Every key is compared: the time taken reveals nothing."""
-    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"bearer" or not token:
-        token = headers.get(b"x-api-key", b"")
-    digest = hashlib.sha256(token.strip()).digest()
-    found = None
-    for key in keys:
-        if hmac.compare_digest(key.digest, digest):
-            found = key
-    if found is None or not token.strip():
-        raise Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")
-    return found

@@ -12,7 +12,7 @@ from gateway.config import Config
 from gateway.config.keys import KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import InvalidRequest, ModelNotAllowed, ModelNotFound
 from gateway.front.http_request import HttpRequest, Route, invoked_route
 from gateway.front.json_body import (
     CLOSER_LOOK,
@@ -223,6 +223,8 @@ class RequestReader:
         model = _string(document, "model") or only_model()
         if model is None:
             raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
+        if key is not None and key.models is not None and not key.allows(model):
+            raise ModelNotAllowed.of(model)
         if alias := self._aliases.get(model):
             changes["model"] = model = alias
         salt = (_string(document, "cache_salt") or "") if draft.rare else ""
@@ -294,6 +296,8 @@ class RequestReader:
         model = only_model()
         if model is None:
             raise InvalidRequest(f"{route.target.decode()} has no model, and the backends serve several.")
+        if incoming.key is not None and not incoming.key.allows(model):
+            raise ModelNotAllowed.of(model)
         headers = upstream_headers(incoming, request_id)
         return InferenceRequest(
             route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import orjson
 
-from gateway.errors import BackendFault, GatewayError, MethodNotAllowed, Unauthorized
+from gateway.errors import BackendFault, GatewayError, KeyExpired, MethodNotAllowed, Unauthorized
 from gateway.front.http_request import HttpRequest
 from gateway.front.origin import TrustedProxies
 from gateway.request import Sink
@@ -188,7 +188,13 @@ def _as_event(status: int, body: bytes, anthropic: bool) -> bytes:
 def render(error: GatewayError, anthropic: bool = False) -> bytes:
     """The error's body: OpenAI's shape, or Anthropic's for /v1/messages."""
     if anthropic:
-        kind = {429: "rate_limit_error", 401: "authentication_error", 404: "not_found_error", 413: "request_too_large"}
+        kind = {
+            401: "authentication_error",
+            403: "permission_error",
+            404: "not_found_error",
+            413: "request_too_large",
+            429: "rate_limit_error",
+        }
         fallback = "invalid_request_error" if error.status < 500 else "api_error"
         kind_name = "overloaded_error" if error.status in (503, 529) else kind.get(error.status, fallback)
         return orjson.dumps({"type": "error", "error": {"type": kind_name, "message": error.message}})
@@ -204,4 +210,6 @@ def error_headers(error: GatewayError) -> bytes:
         return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
     if isinstance(error, MethodNotAllowed):
         return lines + b"allow: %b\r\n" % error.allow.encode()
+    if isinstance(error, KeyExpired):
+        return lines + b'www-authenticate: Bearer error="invalid_token"\r\n'
     return lines + b"www-authenticate: Bearer\r\n" if isinstance(error, Unauthorized) else lines

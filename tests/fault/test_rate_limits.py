@@ -20,7 +20,7 @@ AS_CLIENT = b"authorization: Bearer sk-limited"
 STREAM = chat(stream=True, max_tokens=20)
 
 
-def limited(**limits: int) -> dict[str, Any]:
+def limited(**limits: Any) -> dict[str, Any]:
     return {"auth": {"keys": [{"name": "limited", "key": SECRET, **limits}, {"name": "free", "key": "sk-free"}]}}
 
 

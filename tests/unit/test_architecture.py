@@ -108,6 +108,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
+    "client_keys": {"config"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
     "handover": {
@@ -153,6 +154,10 @@ EDGES = {
     "backends.vllm_api",
     "background",
     "cli.check",
+    "cli.key_commands",
+    "cli.key_store",
+    "cli.terminal",
+    "client_keys",
     "compiled",
     "config.file",
     "control",

@@ -3,12 +3,14 @@ import hashlib
 import pytest
 
 from gateway.config.keys import KeyConfig
-from gateway.errors import Unauthorized
-from gateway.front.rate_limits import check_key
+from gateway.errors import KeyExpired, Unauthorized
+from gateway.front.api_keys import ApiKeys
+from tests.unit.front.wires import Clock
 
 ANN = KeyConfig(name="ann", key="secret-a")
 BOB = KeyConfig(name="bob", key_sha256=hashlib.sha256(b"secret-b").hexdigest())
-KEYS = [ANN, BOB]
+KEYS = ApiKeys([ANN, BOB], Clock())
+NEW_YEAR = 1_798_761_600.0  # 2027-01-01T00:00:00Z
 
 
 @pytest.mark.parametrize(
@@ -22,7 +24,7 @@ KEYS = [ANN, BOB]
     ],
 )
 def test_a_known_key_is_found_in_either_header(headers: dict[bytes, bytes], key: KeyConfig) -> None:
-    assert check_key(KEYS, headers) is key
+    assert KEYS.check(headers) is key
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,12 @@ def test_a_known_key_is_found_in_either_header(headers: dict[bytes, bytes], key:
 )
 def test_anything_else_is_unauthorized(headers: dict[bytes, bytes]) -> None:
     with pytest.raises(Unauthorized, match="Incorrect or missing"):
-        check_key(KEYS, headers)
+        KEYS.check(headers)
 
 
 def test_the_error_does_not_repeat_the_key() -> None:
     with pytest.raises(Unauthorized) as error:
-        check_key(KEYS, {b"authorization": b"Bearer hunter2"})
+        KEYS.check({b"authorization": b"Bearer hunter2"})
     assert "hunter2" not in error.value.message
 
 
@@ -61,4 +63,54 @@ def test_no_key_that_is_configured_lets_a_request_without_one_in() -> None:
     nothing = KeyConfig.model_construct(name="nothing", key="", key_sha256=hashlib.sha256(b"").hexdigest())
     for headers in ({}, {b"x-api-key": b" "}, {b"authorization": b"Bearer  "}):
         with pytest.raises(Unauthorized):
-            check_key([no_digest, nothing], headers)
+            ApiKeys([no_digest, nothing], Clock()).check(headers)
+
+
+def sha256(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def test_a_key_is_refused_from_its_expiry_on() -> None:
+    clock = Clock(NEW_YEAR - 1)
+    keys = ApiKeys([ANN, KeyConfig(name="eve", key="secret-e", expires_at="2027-01-01T01:00:00+01:00")], clock)
+    assert keys.check({b"x-api-key": b"secret-e"}).name == "eve"
+    clock.now = NEW_YEAR
+    with pytest.raises(KeyExpired, match="has expired"):
+        keys.check({b"x-api-key": b"secret-e"})
+    assert keys.check({b"x-api-key": b"secret-a"}) is ANN
+
+
+def test_an_earlier_secret_is_valid_until_its_own_expiry_and_no_longer_than_the_key() -> None:
+    clock = Clock(NEW_YEAR - 1)
+    previous = [
+        {"key_sha256": sha256("older"), "expires_at": "2027-01-01T00:00:00Z"},
+        {"key_sha256": sha256("old"), "expires_at": "2028-01-01T00:00:00Z"},
+    ]
+    key = KeyConfig(name="ann", key="new", previous=previous, expires_at="2027-01-01T00:00:10Z")
+    keys = ApiKeys([key], clock)
+    for secret in (b"older", b"old", b"new"):
+        assert keys.check({b"x-api-key": secret}) is key
+    clock.now = NEW_YEAR
+    assert keys.check({b"x-api-key": b"old"}) is keys.check({b"x-api-key": b"new"}) is key
+    with pytest.raises(KeyExpired):
+        keys.check({b"x-api-key": b"older"})
+    clock.now = NEW_YEAR + 10
+    for secret in (b"old", b"new"):
+        with pytest.raises(KeyExpired):
+            keys.check({b"x-api-key": secret})
+
+
+@pytest.mark.parametrize(
+    ("models", "allowed", "refused"),
+    [
+        (None, ["m", "anything"], []),
+        (["m"], ["m"], ["M", "m2", "", "*"]),
+        (["gpt-*", "m"], ["gpt-", "gpt-4o", "m"], ["gpt", "GPT-4o", "my-gpt-4o"]),
+        (["*"], ["m", ""], []),
+    ],
+)
+def test_models_are_allowed_by_whole_names_and_beginnings(
+    models: list[str] | None, allowed: list[str], refused: list[str]
+) -> None:
+    key = KeyConfig(name="ann", key="k", models=models)
+    assert [name for name in (*allowed, *refused) if key.allows(name)] == allowed

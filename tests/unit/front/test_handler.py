@@ -69,6 +69,7 @@ class Scene:
         self.records: list[Record] = []
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         self.server_config = whole.server
+        self.unix_clock = Clock(1_790_000_000.0)
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
@@ -81,6 +82,7 @@ class Scene:
             lambda: "made-up",
             self.complete,
             Random(1),
+            self.unix_clock,
         )
 
     def admit(self, incoming: HttpRequest) -> bool:

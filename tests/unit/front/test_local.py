@@ -10,6 +10,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import HealthConfig
 from gateway.config.backends import BackendConfig
+from gateway.config.keys import KeyConfig
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local, explain
 from gateway.front.http_request import find_route
@@ -19,10 +20,14 @@ FLEET = fleet_of(ModelCard("org/m", raw={"created": 7, "owned_by": "us"}), Model
 
 
 def answer(
-    path: bytes, fleet: Fleet = FLEET, draining: bool = False, aliases: Mapping[str, str] = MappingProxyType({})
+    path: bytes,
+    fleet: Fleet = FLEET,
+    draining: bool = False,
+    aliases: Mapping[str, str] = MappingProxyType({}),
+    key: KeyConfig | None = None,
 ) -> FakeWire:
     wire = FakeWire()
-    answer_local(find_route(b"GET", path), path, fleet, aliases, draining, reply_on(wire))
+    answer_local(find_route(b"GET", path), path, key, fleet, aliases, draining, reply_on(wire))
     return wire
 
 
@@ -57,6 +62,19 @@ def test_a_model_is_found_in_any_spelling_of_its_name(path: bytes) -> None:
 def test_an_unknown_model_is_not_found(path: bytes) -> None:
     with pytest.raises(ModelNotFound, match="does not exist"):
         answer(path)
+
+
+def test_a_key_sees_only_the_models_that_it_may_use_by_the_names_that_clients_use() -> None:
+    key = KeyConfig(name="ann", key="k", models=("gpt*", "n"))
+    aliases = {"gpt-4": "org/m"}
+    listed = orjson.loads(answer(b"/v1/models", aliases=aliases, key=key).body)["data"]
+    assert [card["id"] for card in listed] == ["n", "gpt-4"]
+    assert orjson.loads(answer(b"/v1/models/gpt-4", aliases=aliases, key=key).body)["id"] == "gpt-4"
+    with pytest.raises(ModelNotFound):
+        answer(b"/v1/models/org/m", aliases=aliases, key=key)
+    error = ModelNotFound.of("gpt-5")
+    explain(error, FLEET, aliases, key)
+    assert error.message.endswith("Available models: n, gpt-4.")
 
 
 def explained(error: ModelNotFound | NoBackend, fleet: Fleet) -> str:

@@ -1,0 +1,101 @@
+"""The API keys that are in effect: those of the configuration, and those of the keys file, which is followed."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from gateway.config import ConfigError
+from gateway.config.keys import AuthConfig, KeyConfig
+from gateway.config.keys_file import read_keys
+from gateway.config.values import version_of
+
+_LOOK_SECONDS = 1.0
+
+
+class ClientKeys:
+    """Owner of the keys that clients may use. `changed` is called when the file brings others."""
+
+    def __init__(self, auth: AuthConfig, changed: Callable[[], None]) -> None:
+        """Raises ConfigError if the file cannot be used."""
+        self._auth = auth
+        self._changed = changed
+        self._log = structlog.get_logger("gateway")
+        self._version: tuple[int, ...] = ()
+        self._complaint = ""
+        self._listed: tuple[KeyConfig, ...] = ()
+        if auth.keys_file is not None:
+            self._listed = self._read(Path(auth.keys_file), auth)
+
+    @property
+    def keys(self) -> tuple[KeyConfig, ...]:
+        return (*self._auth.keys, *self._listed)
+
+    @property
+    def names(self) -> list[str]:
+        return [key.name for key in self.keys]
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether a request needs a key. An empty file admits no client."""
+        return not self._auth.is_open
+
+    def follow(self, auth: AuthConfig) -> None:
+        """Take over the keys of a configuration, and its file; one that is invalid leaves the keys of the former."""
+        if auth.keys_file is None:
+            self._listed = ()
+        elif (auth.keys_file, auth.keys) != (self._auth.keys_file, self._auth.keys):
+            try:
+                self._listed = self._read(Path(auth.keys_file), auth)
+            except ConfigError as error:
+                self._complain(error)
+        self._auth = auth
+
+    async def step(self) -> None:
+        """Wait, and look at the file once. One that is missing may be about to be replaced: its keys stay."""
+        await asyncio.sleep(_LOOK_SECONDS)
+        auth = self._auth
+        if auth.keys_file is None:
+            return
+        file = Path(auth.keys_file)
+        try:
+            if await asyncio.to_thread(version_of, file) == self._version:
+                return
+            listed = await asyncio.to_thread(self._read, file, auth)
+        except OSError as error:
+            self._complain(ConfigError(f"{file}: {error.strerror}"))
+        except ConfigError as error:
+            self._complain(error)
+        else:
+            if self._auth is auth:  # else a reload has read it
+                self._take(listed)
+
+    def _read(self, file: Path, auth: AuthConfig) -> tuple[KeyConfig, ...]:
+        """The keys of the file. Its version is noted first: a change meanwhile is seen the next time."""
+        try:
+            self._version = version_of(file)
+        except OSError as error:
+            raise ConfigError(f"{file}: {error.strerror}") from error
+        return read_keys(file, auth.keys)
+
+    def _take(self, listed: tuple[KeyConfig, ...]) -> None:
+        self._complaint = ""
+        before, after = ({key.name: key for key in keys} for keys in (self._listed, listed))
+        if before == after:
+            return
+        self._listed = listed
+        self._changed()
+        self._log.info(
+            "keys_changed",
+            file=self._auth.keys_file,
+            added=sorted(after.keys() - before.keys()),
+            removed=sorted(before.keys() - after.keys()),
+            changed=sorted(name for name in after.keys() & before.keys() if after[name] != before[name]),
+        )
+
+    def _complain(self, error: ConfigError) -> None:
+        """Log why the file cannot be used, once for each reason."""
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            self._log.error("keys_file_ignored", reasons=str(error).splitlines(), hint="the keys stay as they were")
