@@ -133,9 +133,10 @@ LAYERS: dict[str, set[str]] = {
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
-    "backends.vllm_api", "cli.check", "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
-    "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher", "embeddings.batching",
-    "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
+    "backends.vllm_api", "cli.check", "cli.client", "compiled", "config.file", "control",
+    "discovery.follow", "discovery.kubernetes", "discovery.listings", "discovery.sources", "dispatch",
+    "embeddings.batcher", "embeddings.batching", "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler",
+    "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
     "handover.snapshot", "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
     "observe.metrics", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
