@@ -53,7 +53,6 @@ NoAdmin = Annotated[bool, Option("--no-admin", help="Disable the admin port (/me
 
 app = typer.Typer(
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="An OpenAI-compatible gateway in front of vLLM servers.",
     epilog="Exit codes: 0 = success, 1 = failure, 2 = invalid usage or configuration.",
@@ -67,14 +66,14 @@ app.add_typer(key_commands, name="keys")
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"{__version__} ({BUILD})")
+        typer.echo(f"vllm-batching-gateway {__version__} ({BUILD}, Python {sys.version.split()[0]})")
         raise typer.Exit
 
 
 @app.callback()
 def root(
     version: Annotated[
-        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the version and the build.")
+        bool, Option("--version", callback=_show_version, is_eager=True, help="Show the versions and the build.")
     ] = False,
 ) -> None: ...
 
@@ -153,7 +152,7 @@ def check(
 ) -> None:
     """Validate the configuration, query every backend once, and show what was found and what to fix.
 
-    Exits with 1 if no backend is reachable; with --strict, if any backend is unreachable or has a warning.
+    Exits with 1 if no backend can be used; with --strict, if any backend is unreachable or has a warning.
     """
     config = _load(_with_keys_file(_reader(file, backend)))
     import asyncio
@@ -163,8 +162,9 @@ def check(
     document = asyncio.run(examine(config))
     show(document, json, "check.jinja")
     backends = document["backends"]
-    if not any(each["reachable"] for each in backends):
-        fail("no backend is reachable", FAILED)
+    if not any(each["is_engine"] for each in backends):
+        reachable = any(each["reachable"] for each in backends)
+        fail("no backend can be used" if reachable else "no backend is reachable", FAILED)
     if strict and (faulty := [each["name"] for each in backends if each["warnings"] or not each["reachable"]]):
         fail(f"failed checks: {', '.join(faulty)}", FAILED)
 
@@ -365,8 +365,9 @@ def healthcheck(
 
     Without --url, it is /livez at server.port of the configuration file, or at port 8080 if there is no such file.
     """
-    from gateway.cli.client import get, livez_url
+    from gateway.cli.client import get, livez_url, why
 
+    own = url is None  # of this machine: its certificate is for other names
     if url is None:
         from gateway.config import ConfigError
 
@@ -375,9 +376,9 @@ def healthcheck(
         except ConfigError as error:
             fail(str(error), FAILED)
     try:
-        status, _ = get(url, timeout, most_bytes=0)
+        status, _ = get(url, timeout, most_bytes=0, verify=not own)
     except OSError as error:
-        fail(f"{url}: {error}", FAILED)
+        fail(f"{url}: {why(error)}", FAILED)
     if status != 200:
         fail(f"{url} returned {status}", FAILED)
 

@@ -179,7 +179,7 @@ class Overview:
             "relative_cost": round(_relative_cost(backend), 2),
             "tokenizers": self.tokenization.verdicts(backend.name),
             "kv_events": [each for each in streams if each["backend"] == backend.name],
-            "kv_events_problem": plan(backend).problem if backend.health.ever_up else None,
+            "kv_events_problem": plan(backend).problem if backend.health.state in ("up", "ejected") else None,
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:
@@ -356,6 +356,8 @@ class MetricsPages:
             web.get("/metrics", self._metrics),
             web.get("/livez", self._livez),
             web.get("/readyz", self._readyz),
+            web.options("/livez", self._livez),
+            web.options("/readyz", self._readyz),
         ]
 
     async def _metrics(self, request: web.Request) -> web.Response:

@@ -34,7 +34,7 @@ from gateway.listeners import bind
 
 MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
-SAFE_METHODS = ("GET", "HEAD")
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class OperatorPort:

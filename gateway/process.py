@@ -36,6 +36,7 @@ _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _SNAPSHOT_SECONDS = 60.0
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
+_ALIAS_SECONDS = 0.5  # between looks at whether aliases name models
 _SHARE_SECONDS = 0.05
 _SHARE_TIMES = 20  # as long as a step took: of thousands of engines it takes tens of milliseconds
 _PARTING_SECONDS = 10.0  # until the process that took over has taken the last clients
@@ -143,6 +144,8 @@ class Life:
         config, log = self._config, self._log
         if ignored := config.without_effect:
             log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
+        for warning in config.upstream.warnings:
+            log.warning("risky_setting", hint=warning)
         if renamed := config.renamed:
             log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
         log.info(
@@ -158,7 +161,7 @@ class Life:
     async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
         """What is done beside serving, until the process ends or hands over."""
         repeating = gateway.supervisor.repeating
-        async with running(_warn_of_names(self._config)), AsyncExitStack() as stack:
+        async with running(_warn_of_names(self._config)), running(_warn_of_aliases(gateway)), AsyncExitStack() as stack:
             enter = stack.enter_async_context
             await enter(repeating("reload", partial(_reload_on, self._hangups, gateway.reloads), 1.0))
             if self._file is not None:
@@ -291,6 +294,18 @@ async def _first(*events: Coroutine[Any, Any, object]) -> None:
 async def _warn_of_names(config: Config) -> None:
     for warning in await several_addresses(config.backends):
         structlog.get_logger("gateway").warning("backend_has_several_addresses", hint=warning)
+
+
+async def _warn_of_aliases(gateway: Gateway) -> None:
+    """Warn of aliases that name no model, once for each, as soon as the models of all backends are known."""
+    warned = set[str]()
+    while True:
+        if gateway.fleet.backends and _is_known(gateway.fleet):
+            found = gateway.config.models.unserved([card.id for card in gateway.fleet.models()])
+            for warning in [each for each in found if each not in warned]:
+                structlog.get_logger("gateway").warning("alias_without_model", hint=warning)
+            warned |= {*found}
+        await asyncio.sleep(_ALIAS_SECONDS)
 
 
 async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:

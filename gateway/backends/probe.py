@@ -17,7 +17,15 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.health import JITTER, ProbeResult, State
-from gateway.backends.vllm_api import METRICS_PATH, MODELS_PATH, READERS, SERVER_INFO_PATH, ControlClient, ControlError
+from gateway.backends.vllm_api import (
+    CHAT_PATH,
+    METRICS_PATH,
+    MODELS_PATH,
+    READERS,
+    SERVER_INFO_PATH,
+    ControlClient,
+    ControlError,
+)
 from gateway.config import Config, HealthConfig
 from gateway.supervisor import Supervisor
 
@@ -262,16 +270,25 @@ class Answers:
     probe: ProbeResult = ProbeResult.OK
     probe_error: str = ""  # why the probe did not succeed
     is_vllm: bool = False
+    generates: bool | None = None  # False = its models only embed, score or classify; None = not known
     problems: dict[str, ControlError] = field(default_factory=dict)
 
     @property
     def is_reachable(self) -> bool:
         return not (self.probe.is_silent or self.probe in (ProbeResult.REFUSED, ProbeResult.UNSENT))
 
+    @property
+    def is_engine(self) -> bool:
+        """Whether it serves models like vLLM, as far as that can be seen: without its key, models are not listed."""
+        models = self.problems.get(MODELS_PATH)
+        is_locked = models is not None and models.status in (401, 403)
+        return self.is_reachable and (self.is_vllm or bool(self.backend.facts.models) or is_locked)
+
     async def query(self, client: ControlClient) -> None:
         self.probe, self.probe_error = await client.probe(self.backend.config)
         if self.is_reachable:
             await asyncio.gather(*(self._ask(client, path) for path in (METRICS_PATH, *READERS)))
+            self.generates = await client.offers(self.backend.config, CHAT_PATH)
 
     async def _ask(self, client: ControlClient, path: str) -> None:
         try:

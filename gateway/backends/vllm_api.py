@@ -30,6 +30,7 @@ MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 MAX_MODELS = 10000
 PIECE_BYTES = 65536
 MODELS_PATH = "/v1/models"
+CHAT_PATH = "/v1/chat/completions"  # 404 where the models only embed, score or classify
 METRICS_PATH = "/metrics"
 KV_EVENT_SOURCES_PATH = "/kv_event_sources"
 SERVER_INFO_PATH = "/server_info?config_format=json"  # 404 unless the server runs in development mode
@@ -105,6 +106,14 @@ class ControlClient:
                 if size > MAX_METRICS_BYTES:
                     break
             return read_scrape(lines.finish(), self._clock())
+
+    async def offers(self, backend: BackendConfig, path: str) -> bool | None:
+        """Whether it has a path that takes POST, without sending one: GET is answered 405 there; None = not known."""
+        try:
+            async with self._request(backend, path, self._timeout_seconds) as response:
+                return {404: False, 405: True}.get(response.status)
+        except (aiohttp.ClientError, OSError):
+            return None
 
     async def ask(self, backend: BackendConfig, path: str, document: Any = None) -> Any:
         """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""

@@ -17,7 +17,6 @@ from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
-BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
 
 Report = dict[str, Any]  # one backend as the operator sees it
 
@@ -66,6 +65,9 @@ def report_on(
         "name": backend.name,
         "url": backend.config.url,
         "reachable": answers.is_reachable,
+        "unreachable_because": None if answers.is_reachable else answers.probe_error,
+        "is_engine": answers.is_engine,
+        "generates": answers.generates,
         "version": facts.version,
         "models": [card.id for card in facts.models],
         "max_model_len": {card.id: card.max_model_len for card in facts.models},
@@ -124,6 +126,8 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
         return "none", "/v1/models lists no model"
     if policy != "prefix":
         return policy, "set by routing.policy"
+    if answers.generates is False and not facts.prefix_caching:
+        return "prefix", "by load only: the model generates no text"
     if facts.prefix_caching is False:
         return "prefix", "by load only: prefix caching is off"
     if facts.prefix_caching is None:
@@ -134,6 +138,10 @@ def _routing(answers: Answers, policy: str) -> tuple[str, str]:
 def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
     if answers.probe is not ProbeResult.OK:
         return [f"{answers.probe_error}."]
+    if not answers.is_engine:
+        models = answers.problems.get(vllm_api.MODELS_PATH) or "/v1/models lists no model"
+        metrics = answers.problems.get(vllm_api.METRICS_PATH) or "/metrics has none of vLLM's metrics"
+        return [f"This is no vLLM server: {models}; {metrics}."]
     facts, problems, found = answers.backend.facts, answers.problems, []
     if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
@@ -145,7 +153,7 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
         found.append(f"{error}: load and KV cache size are unknown.")
     elif not answers.is_vllm:
         found.append("/metrics has none of vLLM's metrics: load and KV cache size are unknown.")
-    if facts.prefix_caching is False:
+    if facts.prefix_caching is False and answers.generates is not False:
         found.append("Prefix caching is off, so prefix routing has no effect. Start vLLM with --enable-prefix-caching.")
     release = re.match(r"v?(\d+)\.(\d+)", facts.version or "")
     if release and (int(release[1]), int(release[2])) < SECURITY_FLOOR:
@@ -165,13 +173,10 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
 
 
 def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
-    found = []
-    if config.upstream.keep_alive_seconds >= BACKEND_KEEP_ALIVE_SECONDS:
-        found.append(
-            f"upstream.keep_alive_seconds is {config.upstream.keep_alive_seconds:g}, but vLLM closes connections that "
-            f"are idle for {BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests may fail."
-        )
+    found = config.upstream.warnings
     with_models = [report for report in reports if report["models"]]
+    if with_models:
+        found += config.models.unserved([model for report in with_models for model in report["models"]])
     if len({frozenset(report["models"]) for report in with_models}) > 1:
         lists = "; ".join(f"{report['name']}: {', '.join(report['models'])}" for report in with_models)
         found.append(

@@ -1,6 +1,7 @@
 """The configuration: its schema and its defaults."""
 
 import re
+from collections.abc import Collection
 from itertools import combinations
 from typing import Any, Literal, Self
 
@@ -195,6 +196,9 @@ class HealthConfig(Section):
     refresh_seconds: Seconds = default(30.0, "Interval of rereading a backend's models and version.")
 
 
+_BACKEND_KEEP_ALIVE_SECONDS = 5.0  # VLLM_HTTP_TIMEOUT_KEEP_ALIVE's default
+
+
 class UpstreamConfig(Section):
     """Connections to backends, timeouts and retries."""
 
@@ -210,6 +214,16 @@ class UpstreamConfig(Section):
     max_connection_age_seconds: Seconds = default(300.0, "Maximum age of pooled connections, to follow DNS changes.")
     retry_budget_fraction: Fraction = default(0.1, "Retries allowed per request served.")
     retry_budget_min: int = default(10, "Retries allowed before any request was served.", ge=0)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is valid, and yet makes requests fail."""
+        if self.keep_alive_seconds < _BACKEND_KEEP_ALIVE_SECONDS:
+            return []
+        return [
+            f"upstream.keep_alive_seconds is {self.keep_alive_seconds:g}, but vLLM closes connections that are idle for"
+            f" {_BACKEND_KEEP_ALIVE_SECONDS:g} s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE): requests may fail."
+        ]
 
 
 class ModelEmbeddingsConfig(Section):
@@ -262,6 +276,14 @@ class ModelsConfig(Section):
         if wrong:
             raise ValueError("\n".join(wrong))
         return aliases
+
+    def unserved(self, models: Collection[str]) -> list[str]:
+        """A warning for each alias of a model that is not among these."""
+        return [
+            f"models.aliases: {alias!r} is an alias of {model!r}, which no reachable backend lists: its requests fail."
+            for alias, model in self.aliases.items()
+            if model not in models
+        ]
 
     @property
     def by_name(self) -> dict[str, ModelConfig]:

@@ -20,7 +20,7 @@ from gateway.errors import (
     RouteNotFound,
     UnsupportedEncoding,
 )
-from gateway.front.origin import FORWARDED_FOR
+from gateway.front.origin import FORWARDED_FOR, ORIGIN
 from gateway.request import DONE_MARKER, Kind
 from gateway.resources import Holding
 
@@ -85,12 +85,15 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
     table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
-    return table | {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
+    table |= {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
+    table |= {(b"HEAD", path): route for path, route in gets.items() if route.local}
+    # HAProxy's checks are OPTIONS unless it is told otherwise.
+    return table | {(b"OPTIONS", path): route for path, route in gets.items() if route.public}
 
 
 ROUTES = _table()
 _PREFLIGHT = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
-_PATHS = {path: method for method, path in ROUTES}
+_ALLOWED = {path: b", ".join(method for method, other in ROUTES if other == path).decode() for _, path in ROUTES}
 # Whose fields are in a body for /invocations, in the order in which vLLM tries them.
 _INVOKED: dict[str, bytes] = {
     "messages": b"/v1/chat/completions",
@@ -142,8 +145,8 @@ def find_route(method: bytes, path: bytes) -> Route:
             streams=passed.get(b"stream") == b"stream=true",
         )
     shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
-    if path in _PATHS:
-        allow = _PATHS[path].decode()
+    if path in _ALLOWED:
+        allow = _ALLOWED[path]
         raise MethodNotAllowed(
             f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
         )
@@ -247,7 +250,7 @@ class HttpRequest:
         Raises a GatewayError.
         """
         headers = self.headers
-        is_preflight = self.method == b"OPTIONS" and config.cors_origins
+        is_preflight = self.method == b"OPTIONS" and config.cors_origins and ORIGIN in headers
         self.route = route = _PREFLIGHT if is_preflight else find_route(self.method, self.path)
         if check_key is not None and not route.public:
             self.key = check_key(headers)

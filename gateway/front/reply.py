@@ -47,7 +47,7 @@ class ClientResponse(Sink):
         self._opened = False  # head and comments were sent, and nothing else
         self._http10 = incoming.http10
         self._anthropic = incoming.route is not None and incoming.route.anthropic
-        self._bodiless = incoming.method == b"HEAD"  # always an error
+        self._bodiless = incoming.method == b"HEAD"
         self._address = ""
         self._constant = self._headers = b""  # lines of every response, errors too
         self.backend_headers = b""

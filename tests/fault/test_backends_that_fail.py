@@ -84,7 +84,8 @@ async def test_while_all_backends_are_down_clients_are_told_at_once_where_nobody
             assert answer.error["code"] == "no_backend_available"
             assert int(answer.header("retry-after") or 0) >= 1
             assert int(answer.header("retry-after-ms") or 0) >= 1
-        assert (await under_test.ask(method=b"GET", target=b"/readyz")).status == 503
+        for method in (b"GET", b"OPTIONS"):
+            assert (await under_test.ask(method=method, target=b"/readyz")).status == 503
         assert (await under_test.ask(method=b"GET", target=b"/livez")).status == 200
         await backend.start()
         await holds(lambda: under_test.gateway.fleet.ready, "it serves again")

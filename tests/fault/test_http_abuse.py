@@ -274,7 +274,7 @@ async def test_a_client_may_use_its_connection_for_many_requests(backend: Script
             assert (await client.answer()).status == 200
 
 
-@pytest.mark.parametrize("target", [b"/livez", b"/v1/chat/completions", b"/nowhere"])
+@pytest.mark.parametrize("target", [b"/v1/chat/completions", b"/nowhere"])
 async def test_the_answer_to_head_has_no_body(backend: ScriptedBackend, target: bytes) -> None:
     async with running(backend) as under_test, await under_test.client() as client:
         await client.send(b"HEAD %b HTTP/1.1\r\nhost: a\r\n\r\n" % target)
@@ -283,6 +283,27 @@ async def test_the_answer_to_head_has_no_body(backend: ScriptedBackend, target: 
         assert data.endswith(b"\r\n\r\n")
         with pytest.raises(EndOfConnection):
             await client.read()
+
+
+@pytest.mark.parametrize("target", [b"/livez", b"/readyz", b"/v1/models"])
+async def test_head_is_answered_like_get_without_the_body(backend: ScriptedBackend, target: bytes) -> None:
+    async with running(backend) as under_test, await under_test.client() as client:
+        body = (await under_test.ask(method=b"GET", target=target)).body
+        for _ in range(2):  # on one connection
+            await client.send(b"HEAD %b HTTP/1.1\r\nhost: a\r\n\r\n" % target)
+            data = await client.read()
+            assert data.startswith(b"HTTP/1.1 200 ")
+            assert data.endswith(b"\r\n\r\n")
+            assert b"content-length: %d\r\n" % len(body) in data
+
+
+async def test_options_checks_health_as_haproxy_does(backend: ScriptedBackend) -> None:
+    async with running(backend, sections={"server": {"cors_origins": ["https://chat.example"]}}) as under_test:
+        for target in (b"/livez", b"/readyz"):
+            assert (await under_test.ask(method=b"OPTIONS", target=target)).status == 200
+        async with await under_test.client() as client:  # without a Host header
+            await client.send(b"OPTIONS /livez HTTP/1.0\r\n\r\n")
+            assert (await client.read()).startswith(b"HTTP/1.1 200 ")
 
 
 async def test_the_refusal_of_a_malformed_head_request_has_no_body(backend: ScriptedBackend) -> None:

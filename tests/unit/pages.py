@@ -1,5 +1,6 @@
 """A small HTTP server on a thread of its own, for commands that ask over the network."""
 
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -8,7 +9,7 @@ from typing import Any
 
 
 @contextmanager
-def serving(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+def serving(answer: Callable[[str], tuple[int, bytes]], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """Its URL; `answer` gives status and body for each path that is asked for."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -22,8 +23,10 @@ def serving(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
             return
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()

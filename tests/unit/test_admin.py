@@ -244,6 +244,17 @@ def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     assert shown == {"a": 1.0, "b": share}
 
 
+def test_a_backend_that_is_down_is_shown_with_the_reason_and_since_when() -> None:
+    scene = Scene()
+    assert "publishes no KV events" in scene.gateway.overview.backend(scene.a)["kv_events_problem"]
+    for _ in range(3):
+        scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED, "connection refused")
+    scene.now += 7
+    shown = scene.gateway.overview.backend(scene.a)
+    assert (shown["state"], shown["state_reason"], shown["state_seconds"]) == ("down", "connection refused", 7.0)
+    assert shown["kv_events_problem"] is None  # being down is the problem
+
+
 async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
     scene = Scene()
     source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", None, "")

@@ -183,11 +183,13 @@ async def test_the_metrics_port_has_nothing_else() -> None:
         aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
     ):
 
-        async def status(path: str, **headers: str) -> int:
-            async with session.get(path, headers=headers) as response:
+        async def status(path: str, method: str = "GET", **headers: str) -> int:
+            async with session.request(method, path, headers=headers) as response:
                 return response.status
 
         assert [await status(path) for path in ("/metrics", "/livez", "/readyz")] == [200, 200, 503]
+        for method in ("HEAD", "OPTIONS"):
+            assert [await status(path, method) for path in ("/livez", "/readyz")] == [200, 503]
         is_ready[0] = True
         assert [await status(path) for path in ("/readyz", "/admin/backends", "/v1/models")] == [200, 404, 404]
         assert await status("/metrics", host="evil.example") == 403

@@ -154,6 +154,7 @@ EDGES = {
     "backends.vllm_api",
     "background",
     "cli.check",
+    "cli.client",
     "cli.key_commands",
     "cli.key_store",
     "cli.terminal",

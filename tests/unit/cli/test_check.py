@@ -123,9 +123,45 @@ def test_no_number_is_made_up_for_a_backend_that_was_not_reached() -> None:
     configured.probe = ProbeResult.REFUSED
     reports = [report_on(silent, "prefix"), report_on(configured, "prefix")]
     assert [(report["cap"], report["cap_from"]) for report in reports] == [(None, "unknown"), (8, "max_in_flight")]
-    rows = {name: cells for name, *cells in (re.split(" {2,}", line.strip()) for line in shown(reports).splitlines())}
-    assert rows["cap"] == ["?", "8 sequences (max_in_flight)"]
-    assert rows["KV cache"] == ["?", "2,000 tokens (kv_cache_tokens)"]
+    assert reports[1]["kv_cache_tokens"] == 2000
+
+
+def test_a_backend_that_is_down_is_one_line_with_the_reason_and_no_advice() -> None:
+    silent = answered(Facts())
+    silent.probe, silent.probe_error = ProbeResult.REFUSED, "connection refused"
+    assert shown([report_on(silent, "prefix")]).splitlines() == ["✗ a (http://h:1): not reachable: connection refused."]
+    both = shown([report_on(silent, "prefix"), report_on(answered(GOOD, "b"), "prefix")])
+    assert "b" in re.split(" {2,}", both.splitlines()[2].strip())  # the table has the other one alone
+
+
+def test_a_server_that_is_no_engine_is_named_as_such() -> None:
+    page = answered(Facts())
+    page.is_vllm = False
+    page.problems = {path: ControlError(f"{path} returned 404", 404) for path in ("/v1/models", "/metrics")}
+    report = report_on(page, "prefix")
+    assert (report["reachable"], report["is_engine"]) == (True, False)
+    assert "no vLLM server: /v1/models returned 404; /metrics returned 404." in shown([report])
+    page.problems["/v1/models"] = ControlError("/v1/models returned 401", 401)  # an engine that wants its key
+    assert report_on(page, "prefix")["is_engine"] is True
+
+
+def test_an_encoder_gets_no_advice_on_prefix_caching() -> None:
+    encoder = answered(replace(GOOD, prefix_caching=False, kv_cache_tokens=None))
+    encoder.generates = False
+    report = report_on(encoder, "prefix")
+    assert report["warnings"] == []
+    assert report["routing_because"] == "by load only: the model generates no text"
+    text = shown([report])
+    assert "--enable-prompt-tokens-details" not in text
+    rows = [" ".join(line.split()) for line in text.splitlines()]
+    assert {"generates text no", "KV cache none"} <= {*rows}
+
+
+def test_an_alias_of_a_model_that_no_backend_lists_is_a_warning() -> None:
+    config = config_for(models={"aliases": {"gpt-4o": "m", "gpt-5": "n"}})
+    [warning] = fleet_warnings(config, [report_on(answered(GOOD), "prefix")])
+    assert "'gpt-5' is an alias of 'n'" in warning
+    assert fleet_warnings(config, [report_on(answered(Facts()), "prefix")]) == []  # nothing is known
 
 
 ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
@@ -212,7 +248,8 @@ async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
     assert reports[0]["models"] == ["m"]
     assert reports[0]["warnings"] == ["max_num_seqs is not visible: set max_in_flight to vLLM's --max-num-seqs."]
     assert reports[1]["models"] == []
-    assert any("list of models" in warning or "not a JSON object" in warning for warning in reports[1]["warnings"])
+    assert [report["is_engine"] for report in reports] == [True, False, False, False]
+    assert "not a JSON object" in reports[1]["warnings"][0]
     assert reports[2]["routing_because"] == "/health timed out"
     assert reports[3]["routing_because"] == "connection refused"
 
@@ -226,18 +263,16 @@ def test_the_table_shows_every_backend_its_warnings_and_the_hint_on_cached_token
     for word in ("100,000 tokens", "64 sequences (/server_info)", "! b: Version 0.9", "--enable-prompt-tokens-details"):
         assert word in text
     assert "! The backends differ." in text
-    for row in ("URL http://h:1 http://h:1", "reachable yes yes", "version 0.32.0 0.9", "models m m",
+    for row in ("URL http://h:1 http://h:1", "generates text ? ?", "version 0.32.0 0.9", "models m m",
                 "max_model_len m: 4096 m: 4096", "block size 16 tokens 16 tokens", "prefix caching on on",
                 "KV events off off", "routing prefix: prefix caching is on prefix: prefix caching is on"):  # fmt: skip
         assert row in [" ".join(line.split()) for line in text.splitlines()]
 
 
 def test_the_table_shows_what_is_not_known() -> None:
-    silent = answered(Facts())
-    silent.probe = ProbeResult.REFUSED
-    rows = [" ".join(line.split()) for line in shown([report_on(silent, "prefix")]).splitlines()]
-    for row in ("reachable no", "version ?", "models none", "max_model_len ?", "block size ?", "KV cache ?", "cap ?",
-                "prefix caching ?", "KV events ?"):  # fmt: skip
+    rows = [" ".join(line.split()) for line in shown([report_on(answered(Facts()), "prefix")]).splitlines()]
+    for row in ("version ?", "models none", "max_model_len ?", "block size ?", "KV cache ?", "prefix caching ?",
+                "KV events not offered"):  # fmt: skip
         assert row in rows
 
 

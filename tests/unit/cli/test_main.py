@@ -1,6 +1,8 @@
 import errno
 import json
+import platform
 import socket
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +20,7 @@ from gateway.__main__ import app, is_open_to_all, why_not_serving
 from gateway.cli.client import livez_url
 from gateway.config import Config
 from gateway.config.file import load, parse
+from tests.certificates import certificate
 from tests.unit import pages as web
 
 EXAMPLES = Path(__file__).parents[3] / "config"
@@ -28,9 +31,9 @@ def gateway(*arguments: str) -> Result:
 
 
 @contextmanager
-def serving(pages: dict[str, str]) -> Iterator[str]:
+def serving(pages: dict[str, str], tls: ssl.SSLContext | None = None) -> Iterator[str]:
     """A server that has these pages, and answers 503 elsewhere."""
-    with web.serving(lambda path: (200, pages[path].encode()) if path in pages else (503, b"")) as url:
+    with web.serving(lambda path: (200, pages[path].encode()) if path in pages else (503, b""), tls) as url:
         yield url
 
 
@@ -91,7 +94,16 @@ def test_the_full_example_names_every_key_with_its_default() -> None:
 
 
 def test_the_version_is_shown() -> None:
-    assert gateway("--version").output.strip() == f"{__version__} ({BUILD})"
+    python = platform.python_version()
+    assert gateway("--version").output.strip() == f"vllm-batching-gateway {__version__} ({BUILD}, Python {python})"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_can_complete_commands(shell: str) -> None:
+    line = {"_GATEWAY_COMPLETE": f"complete_{shell}", "COMP_WORDS": "gateway he", "COMP_CWORD": "1"}
+    typed = {"_TYPER_COMPLETE_ARGS": "gateway he", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = CliRunner().invoke(app, [], env=line | typed, prog_name="gateway")
+    assert "healthcheck" in done.output
 
 
 def test_help_imports_nothing_heavy() -> None:
@@ -241,6 +253,13 @@ def test_a_file_that_cannot_be_used_gives_2_and_no_traceback(tmp_path: Path, con
     assert all(line.startswith("gateway: ") for line in result.stderr.splitlines())
 
 
+def test_check_exits_with_1_when_what_answers_is_no_engine() -> None:
+    with serving({"/health": ""}) as url:
+        result = gateway("check", "--backend", url)
+    assert (result.exit_code, result.stdout.count("no vLLM server")) == (1, 1)
+    assert result.stderr == "gateway: no backend can be used\n"
+
+
 def test_check_exits_with_1_when_no_backend_can_be_reached() -> None:
     result = gateway("check", "--backend", closed_url(), "--json")
     assert result.exit_code == 1
@@ -313,6 +332,34 @@ def test_healthcheck_follows_the_configured_port(answering: str, tmp_path: Path)
     assert livez_url(tmp_path / "none.yaml") == "http://127.0.0.1:8080/livez"
     file.write_text("nonsense: 1\n")
     assert gateway("healthcheck", "-c", str(file)).exit_code == 1  # Docker gives 2 no meaning
+
+
+def test_healthcheck_says_in_plain_words_what_failed() -> None:
+    url = closed_url()
+    assert gateway("healthcheck", "--url", url).stderr == f"gateway: {url}: connection refused\n"
+    assert "host name not resolved" in gateway("healthcheck", "--url", "http://no-such-host.invalid:1").stderr
+
+
+def test_healthcheck_follows_the_tls_of_the_client_port(tmp_path: Path) -> None:
+    pem = certificate(tmp_path, name="DNS:gateway.example", days=1)
+    file, sections = tmp_path / "gateway.yaml", {"backends": [{"url": "http://h:1"}]}
+    tls = {"certificate": str(pem), "key": str(tmp_path / "key.pem")}
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(pem, tmp_path / "key.pem")
+    with serving({"/livez": ""}, context) as url:  # under another name than its certificate's
+        server = {"host": "127.0.0.1", "port": urlsplit(url).port, "tls": tls, "admin": None}
+        file.write_text(yaml.safe_dump(sections | {"server": server}))
+        assert gateway("healthcheck", "-c", str(file)).exit_code == 0
+        assert ": TLS: " in gateway("healthcheck", "--url", f"{url}/livez").stderr
+    for more, port in (
+        ({"admin": {"port": 1}}, 1),
+        ({"admin": {"port": 1}, "metrics": {"port": 2}}, 2),
+        ({"admin": {"port": 1, "token": "t"}}, 1),
+    ):
+        file.write_text(yaml.safe_dump(sections | {"server": server | more}))
+        assert livez_url(file) == f"http://127.0.0.1:{port}/livez"
+    file.write_text(yaml.safe_dump(sections | {"server": server | {"admin": {"token": "t", "open_paths": []}}}))
+    assert livez_url(file).startswith("https://")
 
 
 def test_healthcheck_ignores_proxies(answering: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ GETS = {
 def test_the_table_is_exactly_this() -> None:
     expected = {(b"POST", path.encode()) for path in POSTS} | {(b"GET", path.encode()) for path in GETS}
     expected |= {(b"POST", b"/ping"), (b"GET", b"/tokenizer_info")}
+    expected |= {(b"HEAD", path.encode()) for path in GETS}
+    expected |= {(b"OPTIONS", path.encode()) for path, endpoint in GETS.items() if endpoint in ("livez", "readyz")}
     assert set(ROUTES) == expected
 
 
@@ -123,8 +125,9 @@ def test_everything_else_of_a_backend_is_out_of_reach(method: bytes, path: bytes
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [(b"GET", b"/v1/completions", "POST"), (b"POST", b"/livez", "GET"), (b"DELETE", b"/v1/models", "GET"),
-     (b"HEAD", b"/health", "GET"), (b"OPTIONS", b"/tokenize", "POST"), (b"PUT", b"/score?x", "POST")],
+    [(b"GET", b"/v1/completions", "POST"), (b"POST", b"/livez", "GET, HEAD, OPTIONS"),
+     (b"DELETE", b"/v1/models", "GET, HEAD"), (b"HEAD", b"/tokenizer_info", "GET"),
+     (b"OPTIONS", b"/tokenize", "POST"), (b"PUT", b"/score?x", "POST")],
 )  # fmt: skip
 def test_a_known_path_with_another_method_says_which_one_is_right(method: bytes, path: bytes, allowed: str) -> None:
     with pytest.raises(MethodNotAllowed, match=f"is not allowed for .*; use {allowed}") as error:
