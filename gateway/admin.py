@@ -57,6 +57,10 @@ def _state(backend: Backend) -> str:
     return "draining" if backend.draining else backend.health.state
 
 
+def _ejections(backend: Backend) -> float:
+    return float(backend.health.ejections)
+
+
 def _relative_cost(backend: Backend) -> float:
     return max(engine.relative_cost for engine in backend.engines)
 
@@ -98,15 +102,15 @@ class Overview:
             ("waiting", "Waiting requests that a backend last reported.", "waiting"),
             ("kv_usage", "KV cache usage that a backend last reported, of its fullest engine: 0 to 1.", "kv_usage"),
         ):
-            read = partial(self._of_reports, attribute)
-            metrics.gauge(f"gateway_backend_reported_{name}", documentation, ("backend",), read)
+            reports = partial(self._of_reports, attribute)
+            metrics.gauge(f"gateway_backend_reported_{name}", documentation, ("backend",), reports)
         by_rank, gauge, counter = ("backend", "rank"), metrics.gauge, metrics.counter
         text = "1 while the last probe failed: refused, timeout, dns, tls, broken (connection), unwell (answered 5xx)."
         gauge("gateway_backend_unreachable", text, ("backend", "reason"), self._unreachable)
         text = "1 for the state of a backend, else 0: up, down, ejected, unknown (not probed yet), draining."
         gauge("gateway_backend_state", text, ("backend", "state"), self._states)
-        read = partial(self._of_backends, lambda it: it.health.ejections)
-        counter("gateway_backend_ejections_total", "Ejections of a backend after failed requests.", ("backend",), read)
+        text, ejections = "Ejections of a backend after failed requests.", partial(self._of_backends, _ejections)
+        counter("gateway_backend_ejections_total", text, ("backend",), ejections)
         for add, name, documentation, key in (
             (gauge, "gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", "used"),
             (gauge, "gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", "resident_blocks"),
