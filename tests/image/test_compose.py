@@ -85,7 +85,7 @@ def test_published_ports_are_those_the_gateway_listens_on(services: dict[str, An
 
 
 def test_prometheus_scrapes_every_server(services: dict[str, Any], config: Config) -> None:
-    jobs = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    jobs = yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
     targets = {target for job in jobs for entry in job["static_configs"] for target in entry["targets"]}
     assert config.server.admin is not None
     engines = {f"{name}:{flags(services[name])['port']}" for name in ENGINES}
@@ -95,14 +95,14 @@ def test_prometheus_scrapes_every_server(services: dict[str, Any], config: Confi
 def test_every_mounted_file_exists(services: dict[str, Any]) -> None:
     volumes = [entry.split(":")[0] for service in services.values() for entry in service.get("volumes", [])]
     files = [FOLDER / source for source in volumes if source.startswith(".")]
-    assert len(files) == 2
+    assert len(files) == 6
     assert [file for file in files if not file.is_file()] == []
     build = services["gateway"]["build"]
     assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
 
 
 def test_the_admin_port_answers_to_the_name_that_prometheus_scrapes() -> None:
-    scraped = yaml.safe_load((FOLDER / "prometheus.yaml").read_text())["scrape_configs"]
+    scraped = yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
     targets = [target for each in scraped for part in each["static_configs"] for target in part["targets"]]
     admin = load(FOLDER / "compose-gateway.yaml", []).server.admin
     assert admin is not None

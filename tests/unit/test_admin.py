@@ -5,10 +5,10 @@ import orjson
 import pytest
 
 from gateway.app import Gateway
-from gateway.backends.facts import Facts, KvEventSource, ModelCard
+from gateway.backends.facts import Facts, KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
-from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
+from gateway.errors import EngineDead, GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.request import Demand
 from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.scheduling.scheduler import Lease
@@ -222,12 +222,25 @@ def test_gauges_follow_what_runs() -> None:
     scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
     assert scene.gauge("gateway_backend_up", "a") == 0
     assert scene.gauge("gateway_backend_unreachable", "a", "refused") == 1
+    states = {state: scene.gauge("gateway_backend_state", "a", state) for state in ("up", "down", "draining")}
+    assert states == {"up": 0, "down": 1, "draining": 0}
     assert scene.gauge("gateway_queued_requests", "m") == 0
     scene.gateway.fleet.learned(scene.b, Facts())
     scene.gateway.fleet.expect({"not listed yet"})
     scene.gateway.scheduler.place(Demand("not listed yet"), scene.now)
     assert scene.gauge("gateway_queued_requests", "unknown") == 1
     assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0
+
+
+def test_ejections_and_what_engines_report_are_shown() -> None:
+    scene = Scene()
+    scene.gateway.fleet.measured(scene.a, Telemetry(0.0, running=3, waiting=2, preemptions=0.0, kv_usage=0.5))
+    shown = [scene.gauge(f"gateway_backend_reported_{name}", "a") for name in ("running", "waiting", "kv_usage")]
+    assert shown == [3, 2, 0.5]
+    assert scene.gauge("gateway_backend_ejections_total", "a") == 0
+    scene.gateway.fleet.failed(scene.a, EngineDead("The engine is dead."), "someone")
+    assert scene.gauge("gateway_backend_ejections_total", "a") == 1
+    assert scene.gauge("gateway_backend_state", "a", "ejected") == 1
 
 
 def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:

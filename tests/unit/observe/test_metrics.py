@@ -2,8 +2,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.observe.metrics import Counter, Histogram, Metrics
+from gateway.observe.metrics import Counter, Histogram, Metrics, ProcessMetrics
 from gateway.observe.record import Record
+from gateway.request import Demand
 
 
 def record(**fields: object) -> Record:
@@ -67,6 +68,55 @@ def test_an_answer_that_is_no_stream_has_no_time_to_first_token() -> None:
     metrics = Metrics()
     metrics.finished([record(first_byte_seconds=10.3)])
     assert not any(name.startswith("gateway_time_to_first_token") for name in scrape(metrics))
+
+
+def streamed(**fields: object) -> Record:
+    fields = {"demand": Demand("m", streams=True), "completion_tokens": 11, **fields}
+    return record(streams=True, first_byte_seconds=10.5, **fields)
+
+
+def test_the_time_per_output_token_is_the_mean_after_the_first_one() -> None:
+    metrics = Metrics()
+    metrics.finished([streamed(), streamed(completion_tokens=16)])
+    samples = scrape(metrics)
+    assert samples['gateway_time_per_output_token_seconds_count{model="m"}'] == 2
+    assert samples['gateway_time_per_output_token_seconds_sum{model="m"}'] == pytest.approx(0.15 + 0.1)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"completion_tokens": 1},
+        {"completion_tokens": 0},
+        {"client_was_slow": True},
+        {"demand": Demand("m", streams=True, sequences=2)},
+        {"demand": None},
+    ],
+    ids=["one token", "usage unknown", "slow client", "two answers", "implausible usage"],
+)
+def test_a_stream_whose_pace_is_not_known_has_no_time_per_output_token(fields: dict[str, object]) -> None:
+    metrics = Metrics()
+    metrics.finished([streamed(**fields)])
+    assert not any(name.startswith("gateway_time_per_output_token") for name in scrape(metrics))
+
+
+def test_times_to_the_first_token_are_told_apart_from_a_millisecond_to_100_seconds() -> None:
+    metrics = Metrics()
+    for seconds in (0.0009, 0.002, 0.9, 15.0, 99.0, 101.0):
+        metrics.first_byte.observe(("m",), seconds)
+    counts = [value for name, value in scrape(metrics).items() if "_bucket" in name]
+    assert counts[0] == 1
+    assert counts[-2:] == [5, 6]
+    assert set(counts) == {1, 2, 3, 4, 5, 6}
+
+
+def test_the_process_is_measured() -> None:
+    metrics = Metrics()
+    metrics.include(ProcessMetrics())
+    samples = scrape(metrics)
+    assert samples["process_open_fds{}"] > 3
+    assert samples["process_resident_memory_bytes{}"] > 1e7
+    assert {"process_cpu_seconds_total{}", "process_start_time_seconds{}", "process_max_fds{}"} <= set(samples)
 
 
 def test_models_beyond_a_thousand_share_one_label() -> None:

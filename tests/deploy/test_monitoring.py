@@ -1,0 +1,99 @@
+"""The files of config/prometheus and config/grafana: rules that hold, runbooks that exist, metrics that there are."""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gateway.app import Gateway
+from gateway.config import Config
+from gateway.config.backends import BackendConfig
+from gateway.observe.metrics import ProcessMetrics
+from tests.prometheus import ALERTS, ROOT, alerts, dashboard, tool
+from tests.unit.test_links import anchors
+
+CASES = Path(__file__).with_name("alerts_test.yaml")
+NAME = re.compile(r"\b(?:gateway|process)_[a-z_]+\b")
+RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+
+
+def metric_names() -> set[str]:
+    """Every series of the gateway's /metrics."""
+    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),)), None)
+    names = set()
+    for metric in gateway.metrics:
+        families = metric.families() if isinstance(metric, ProcessMetrics) else [metric.family()]
+        for family in families:
+            endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))
+            names |= {family.name + ending for ending in endings}
+    return names
+
+
+def promtool(*arguments: str) -> str:
+    """What it prints; it must succeed."""
+    done = subprocess.run([tool("promtool"), *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_configuration_of_prometheus_and_its_rules_are_valid() -> None:
+    assert "SUCCESS" in promtool("check", "config", str(ROOT / "config/prometheus/scrape.yaml"))
+
+
+def test_each_alert_fires_where_it_should() -> None:
+    assert "SUCCESS" in promtool("test", "rules", str(CASES))
+
+
+def test_each_alert_has_a_case_in_which_it_fires() -> None:
+    cases = [case for test in yaml.safe_load(CASES.read_text())["tests"] for case in test["alert_rule_test"]]
+    assert {case["alertname"] for case in cases if case["exp_alerts"]} == set(alerts())
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: str(rule["alert"]))
+def test_an_alert_has_a_severity_a_sentence_and_a_section_in_the_documentation(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("critical", "warning")
+    assert rule["annotations"]["summary"].endswith(".")
+    page, _, anchor = rule["annotations"]["runbook"].partition("#")
+    assert page == "docs/troubleshooting.md"
+    assert anchor in anchors(ROOT / page)
+    assert anchor == re.sub(r"(?<=[a-z])(?=[A-Z])", "-", rule["alert"]).lower()
+
+
+def test_alerts_use_metrics_that_exist() -> None:
+    names = {name for expression in alerts().values() for name in NAME.findall(expression)}
+    assert names - metric_names() == set()
+    assert len(names) > 15
+
+
+def test_the_dashboard_is_up_to_date() -> None:
+    assert dashboard().FILE.read_text(encoding="utf-8") == dashboard().document(), "run `make dashboards`"
+
+
+def test_each_panel_says_what_it_answers_and_uses_metrics_that_exist() -> None:
+    panels = [panel for row in dashboard().ROWS.values() for panel in row]
+    assert {panel.question[-1] for panel in panels} <= {"?", "."}
+    assert len({panel.title for panel in panels}) == len(panels)
+    names = {name for _, expression in dashboard().expressions() for name in NAME.findall(expression)}
+    assert names - metric_names() == set()
+
+
+def test_grafana_finds_the_dashboard_in_the_folder_that_it_reads() -> None:
+    compose = yaml.safe_load((ROOT / "config/compose.yaml").read_text())["services"]["grafana"]["volumes"]
+    mounted = dict(entry.split(":")[:2] for entry in compose)
+    [provider] = yaml.safe_load((ROOT / "config/grafana/folder.yaml").read_text())["providers"]
+    assert mounted["./grafana/gateway.json"] == f"{provider['options']['path']}/gateway.json"
+    [source] = yaml.safe_load((ROOT / "config/grafana/datasource.yaml").read_text())["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+
+
+def test_the_page_has_every_alert_and_every_panel() -> None:
+    text = (ROOT / "docs/monitoring.md").read_text()
+    for rule in RULES:
+        assert f"| [{rule['alert']}](troubleshooting.md#" in text
+        assert f"| {rule['labels']['severity']} | {rule.get('for', '')} |" in text
+    for panels in dashboard().ROWS.values():
+        for panel in panels:
+            assert f"| {panel.title} | {panel.question} |" in text
