@@ -76,13 +76,14 @@ class Gateway:
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
         secret: bytes | None = None,
+        unix_seconds: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
     ) -> None:
         """`secret`: of cache salts, from the process before this one."""
         self._load = load or (lambda: config)
         admission, report = config.admission, config.prefix_report
         self._random_secret = secret or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
-        self.config, self.clock, self.log = config, clock, log
+        self.config, self.clock, self.log, self._unix_seconds = config, clock, log, unix_seconds
         supervisor = self.supervisor = Supervisor(clock)
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
@@ -112,7 +113,7 @@ class Gateway:
 
         self.access_log: AccessLog | None = None
         if log_out is not None:
-            self.access_log = AccessLog(log_out, clock, _unix_seconds)
+            self.access_log = AccessLog(log_out, clock, self._unix_seconds)
             self.access_log.follow(self._prefix_hashes(config), enabled=config.server.access_log)
         self.prefix_report = PrefixReport(clock(), random, holders=cache_state.holders)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
@@ -171,7 +172,7 @@ class Gateway:
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
-            _unix_seconds,
+            self._unix_seconds,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
@@ -188,7 +189,7 @@ class Gateway:
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses
         self.knowledge = Knowledge(
-            fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, _unix_seconds
+            fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
         )
 
     def follow(self, config: Config) -> None:
@@ -352,10 +353,6 @@ class Gateway:
         await self.admin_port.stop_listening()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()
-
-
-def _unix_seconds() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 def _cost_model(routing: RoutingConfig) -> CostModel:

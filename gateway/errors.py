@@ -144,6 +144,17 @@ class RateLimited(GatewayError, status=429, code="rate_limit_exceeded", outcome=
     """The API key exceeded its limit of requests or tokens per minute, or of concurrent requests."""
 
 
+class QuotaExceeded(
+    GatewayError,
+    status=429,
+    type="insufficient_quota",
+    code="insufficient_quota",
+    outcome="quota_exceeded",
+    not_retryable=True,
+):
+    """The API key used up its tokens of the day or the month; they are renewed at the time in `retry-after`."""
+
+
 class DeadlineUnmeetable(
     GatewayError, status=429, code="deadline_exceeded", outcome="deadline_exceeded", not_retryable=True, in_bursts=True
 ):

@@ -148,6 +148,9 @@ class Life:
             log.warning("risky_setting", hint=warning)
         if renamed := config.renamed:
             log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
+        budgets = [key.name for key in gateway.client_keys.keys if key.has_budget]
+        if budgets and config.state.path is None:
+            log.warning("budgets_not_kept", keys=len(budgets), hint="set state.path: else a restart renews all budgets")
         log.info(
             "serving",
             host=config.server.host,

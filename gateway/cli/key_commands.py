@@ -26,6 +26,8 @@ _EXPIRES = "When the key expires: a duration such as 90d, a date (UTC), a time s
 _LIMITS = {
     "requests_per_minute": "requests/min",
     "tokens_per_minute": "tokens/min",
+    "tokens_per_day": "tokens/day",
+    "tokens_per_month": "tokens/month",
     "max_concurrent_requests": "concurrent",
 }
 
@@ -44,6 +46,8 @@ def keys_new(
     ] = None,
     requests_per_minute: Annotated[int | None, Option(min=1, help="Maximum requests per minute.")] = None,
     tokens_per_minute: Annotated[int | None, Option(min=1, help="Maximum tokens per minute.")] = None,
+    tokens_per_day: Annotated[int | None, Option(min=1, help="Budget of tokens per day (UTC).")] = None,
+    tokens_per_month: Annotated[int | None, Option(min=1, help="Budget of tokens per calendar month (UTC).")] = None,
     max_concurrent: Annotated[int | None, Option(min=1, help="Maximum running and queued requests.")] = None,
     priority: Annotated[Literal["interactive", "batch"], Option(help="Class of its requests.")] = "interactive",
     isolate_cache: Annotated[bool, Option("--isolate-cache", help="Share no cached prefixes with other keys.")] = False,
@@ -62,6 +66,8 @@ def keys_new(
             "models": None if models is None else [each.strip() for each in models.split(",")],
             "requests_per_minute": requests_per_minute,
             "tokens_per_minute": tokens_per_minute,
+            "tokens_per_day": tokens_per_day,
+            "tokens_per_month": tokens_per_month,
             "max_concurrent_requests": max_concurrent,
             "priority": priority,
             "isolate_cache": isolate_cache,

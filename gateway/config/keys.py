@@ -53,6 +53,8 @@ class KeyConfig(Section):
     max_concurrent_requests: Count | None = default(
         None, "Maximum running and queued requests; more get 429. null = unlimited."
     )
+    tokens_per_day: Count | None = default(None, "Maximum prompt and output tokens per day (UTC); null = no limit.")
+    tokens_per_month: Count | None = default(None, "Maximum prompt and output tokens per month (UTC); null = no limit.")
 
     @model_validator(mode="after")
     def _has_one_form(self) -> Self:
@@ -67,6 +69,16 @@ class KeyConfig(Section):
     @cached_property
     def digest(self) -> bytes:
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether anything is to be counted for this key."""
+        limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
+        return any(limits) or self.has_budget
+
+    @property
+    def has_budget(self) -> bool:
+        return self.tokens_per_day is not None or self.tokens_per_month is not None
 
     @cached_property
     def digests(self) -> dict[bytes, float | None]:

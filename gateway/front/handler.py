@@ -25,6 +25,7 @@ from gateway.errors import (
     NoBackend,
 )
 from gateway.front.api_keys import ApiKeys
+from gateway.front.budgets import Spent
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
@@ -175,8 +176,9 @@ class Handler(RequestHandler):
         self.check_key: KeyCheck | None = ApiKeys(keys, self._unix_seconds).check if are_needed else None
         limits: dict[str, KeyLimits] = {}
         for key in keys:
-            if key.requests_per_minute or key.tokens_per_minute or key.max_concurrent_requests:
-                limits[key.name] = self._rate_limits.get(key.name) or KeyLimits(key, self._clock)
+            if key.is_limited:
+                known = self._rate_limits.get(key.name)
+                limits[key.name] = known or KeyLimits(key, self._clock, self._unix_seconds)
                 limits[key.name].follow(key)
         self._rate_limits = limits
 
@@ -189,6 +191,17 @@ class Handler(RequestHandler):
         for name, account in accounts.items():
             if name in self._rate_limits:
                 self._rate_limits[name].restore(account, ago_seconds)
+
+    def spent(self) -> dict[str, Spent]:
+        """What each key used of its budgets; `restore_spent` takes it."""
+        spent = {name: limits.spent() for name, limits in self._rate_limits.items()}
+        return {name: periods for name, periods in spent.items() if periods}
+
+    def restore_spent(self, spent: dict[str, Spent]) -> None:
+        """Count what another process had counted on budgets."""
+        for name, periods in spent.items():
+            if name in self._rate_limits:
+                self._rate_limits[name].restore_spent(periods)
 
     def running(self) -> dict[str, int]:
         """Requests that run and wait, by key with limits."""
@@ -294,7 +307,7 @@ class Handler(RequestHandler):
         upload = request.upload if isinstance(request.upload, Upload) else None
         if upload is not None and most is not None:
             expected = min(expected, most)  # too rough an estimate to reject an upload as too large
-        limits.charge(expected)
+        day = limits.charge(expected)
         try:
             reply.set_headers(limits.headers())
             answer = await dispatcher.dispatch(request, reply, record)
@@ -309,7 +322,8 @@ class Handler(RequestHandler):
                 used = demand.prompt_tokens + record.streamed_tokens if demand.streams else expected
             raise
         finally:
-            limits.correct(expected, used, counts=record.attempts > 0 or reply.begun)  # an answer may need no backend
+            # an answer may need no backend
+            limits.correct(expected, used, counts=record.attempts > 0 or reply.begun, day=day)
 
     async def _read_upload(
         self, incoming: HttpRequest, upload: Upload, route: Route, request_id: str

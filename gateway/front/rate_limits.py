@@ -1,4 +1,4 @@
-"""What each API key may use: requests, tokens, concurrency. Pure.
+"""What each API key may use: requests, tokens, concurrency, and its budgets. Pure.
 
 Requests and tokens are counted in buckets that fill evenly and hold one minute's worth, so an idle key may use a
 minute's worth at once. Tokens are charged when a request is admitted, by the expected number, and corrected when it
@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from gateway.config.keys import KeyConfig
 from gateway.errors import RateLimited
+from gateway.front.budgets import Budgets, Spent
 from gateway.scheduling.fair_share import ServiceRate
 
 
@@ -60,10 +61,12 @@ class Bucket:
 class KeyLimits:
     """The limits of one key, and their current use."""
 
-    def __init__(self, key: KeyConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, key: KeyConfig, clock: Callable[[], float], unix_seconds: Callable[[], float]) -> None:
         self.running = 0
         self.running_elsewhere = 0
         self._clock = clock
+        self._unix_seconds = unix_seconds
+        self._budgets: Budgets | None = None
         self._ended = ServiceRate()
         self._buckets: dict[str, Bucket] = {}
         self.follow(key)
@@ -72,6 +75,14 @@ class KeyLimits:
         """Take over other limits; requests that run, and what was used, count on."""
         now, per_minute = self._clock(), {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         self.most_tokens = key.tokens_per_minute  # that one request may need; None = any number
+        if not key.has_budget:
+            self._budgets = None
+        elif self._budgets is None:
+            self._budgets = Budgets(key, self._unix_seconds)
+        else:
+            self._budgets.follow(key)
+        if self._budgets is not None and (most := self._budgets.most_tokens) is not None:
+            self.most_tokens = most if self.most_tokens is None else min(most, self.most_tokens)
         self._most_running = key.max_concurrent_requests
         for what, limit in per_minute.items():
             if limit is None:
@@ -83,7 +94,8 @@ class KeyLimits:
 
     def __repr__(self) -> str:
         levels = [f"{bucket.level(self._clock()):.0f}/{bucket.limit}" for bucket in self._buckets.values()]
-        return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}>"
+        budgets = "" if self._budgets is None else repr(self._budgets)
+        return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}{budgets}>"
 
     def run_elsewhere(self, requests: int) -> None:
         """So many requests of the key run in another process, which ends."""
@@ -99,8 +111,20 @@ class KeyLimits:
         for what, bucket in self._buckets.items():
             bucket.use(account.get(what, 0.0), ago_seconds, self._clock())
 
-    def charge(self, tokens: int) -> None:
-        """Charge what a request is expected to need, or raise RateLimited; `correct` must follow when it ends."""
+    def spent(self) -> Spent:
+        """What was used of the budgets; `restore_spent` takes it."""
+        return {} if self._budgets is None else self._budgets.spent()
+
+    def restore_spent(self, spent: Spent) -> None:
+        """Count what another process had counted on the budgets."""
+        if self._budgets is not None:
+            self._budgets.restore(spent)
+
+    def charge(self, tokens: int) -> int:
+        """Charge what a request is expected to need. Returns the day; `correct` must follow with it when it ends.
+
+        Raises RateLimited or QuotaExceeded.
+        """
         now, amounts = self._clock(), {"requests": 1, "tokens": tokens}
         if self._most_running is not None and self.running + self.running_elsewhere >= self._most_running:
             raise RateLimited(
@@ -110,11 +134,13 @@ class KeyLimits:
             )
         for what, bucket in self._buckets.items():
             _check(bucket, amounts[what], what, now)
+        day = 0 if self._budgets is None else self._budgets.charge(tokens)
         for what, bucket in self._buckets.items():
             bucket.take(amounts[what], now)
         self.running += 1
+        return day
 
-    def correct(self, charged_tokens: int, used_tokens: int, *, counts: bool) -> None:
+    def correct(self, charged_tokens: int, used_tokens: int, *, counts: bool, day: int = 0) -> None:
         """A request ended: replace what it was charged by what it used.
 
         `counts` as a request: a backend worked, or it was answered. Whatever a backend reports, an answer costs at most
@@ -127,6 +153,8 @@ class KeyLimits:
             self._buckets["requests"].take(-1, now)
         if (tokens := self._buckets.get("tokens")) is not None:
             tokens.take(max(0, min(used_tokens, charged_tokens + tokens.limit)) - charged_tokens, now)
+        if self._budgets is not None:
+            self._budgets.correct(day, charged_tokens, used_tokens)
 
     def headers(self) -> bytes:
         """The x-ratelimit header lines of every response."""

@@ -62,6 +62,7 @@ class Knowledge:
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
             ("accounts", self.handler.accounts),
+            ("spent", self.handler.spent),
             ("stored", partial(self.stored.since, 0)),
         ):
             sections[name] = read()
@@ -106,6 +107,7 @@ class Knowledge:
         for model, served in sections["served"].items():
             self.queue.tenants(model).restore(served)
         self.handler.restore(sections["accounts"], ago_seconds)
+        self.handler.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none
         self.restore_stored(sections["stored"])
 
     def restore_stored(self, stored: list[Any]) -> None:

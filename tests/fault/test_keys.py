@@ -8,7 +8,7 @@ from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_rate_limits import AS_CLIENT, AS_FORM, FORM, limited
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import hang, json_answer
+from tests.scripts import hang, json_answer, stream
 
 AS_ANN = b"authorization: Bearer sk-ann"
 
@@ -51,6 +51,24 @@ async def test_an_expired_key_is_refused_and_says_so(backend: ScriptedBackend) -
         assert refused.error["type"] == "authentication_error"
         assert refused.header("www-authenticate") == 'Bearer error="invalid_token"'
         assert (await under_test.ask(chat(), b"x-api-key: sk-free")).status == 200
+
+
+async def test_a_budget_is_what_usage_reports_and_ends_with_the_period(backend: ScriptedBackend) -> None:
+    backend.plays(*stream(3))
+    async with running(backend, sections=limited(tokens_per_day=50, tokens_per_month=1000)) as under_test:
+        body = chat(stream=True, max_tokens=20)
+        for used in (8, 16, 24):  # usage says 5 + 3
+            assert (await under_test.ask(body, AS_CLIENT)).is_done
+            assert f"{used}/50 a day, {used}/1000 a month" in repr(under_test.gateway.handler._rate_limits["limited"])
+        refused = await under_test.ask(chat(max_tokens=40), AS_CLIENT)
+        assert (refused.status, refused.error["type"], refused.error["code"]) == (429, *["insufficient_quota"] * 2)
+        assert "26 remain" in refused.error["message"]
+        assert 0 < int(refused.header("retry-after") or 0) <= 86400
+        assert refused.header("x-should-retry") == "false"
+        anthropic = await under_test.ask(chat(max_tokens=40), AS_CLIENT, target=b"/v1/messages")
+        assert anthropic.json["error"]["type"] == "rate_limit_error"
+        assert under_test.outcomes == {"completed": 3, "quota_exceeded": 2}
+        assert (await under_test.ask(body, b"x-api-key: sk-free")).is_done
 
 
 async def test_a_key_may_use_its_models_by_the_names_that_clients_use(backend: ScriptedBackend) -> None:

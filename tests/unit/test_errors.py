@@ -14,6 +14,7 @@ OPENAI_TYPES = {
     "invalid_request_error",
     "authentication_error",
     "rate_limit_error",
+    "insufficient_quota",
     "service_unavailable_error",
     "upstream_error",
     "internal_error",
@@ -38,7 +39,7 @@ def test_an_error_states_only_what_its_base_class_has(kind: type[GatewayError]) 
 
 @pytest.mark.parametrize("kind", [kind for kind in LEAVES if not issubclass(kind, BackendError)])
 def test_an_error_of_ours_is_429_when_capacity_is_taken_and_503_when_there_is_none(kind: type[GatewayError]) -> None:
-    assert (kind.type == "rate_limit_error") == (kind.status == 429)
+    assert (kind.type in ("rate_limit_error", "insufficient_quota")) == (kind.status == 429)
     assert (kind.type == "service_unavailable_error") == (kind.status == 503)
 
 
@@ -66,8 +67,9 @@ def test_an_error_has_what_its_response_contains() -> None:
 
 
 def test_what_is_the_requests_own_fault_is_not_to_be_sent_again() -> None:
-    assert errors.DeadlineUnmeetable("why").not_retryable
-    others = [kind for kind in LEAVES if kind not in (errors.MethodNotAllowed, errors.DeadlineUnmeetable)]
+    in_vain = (errors.DeadlineUnmeetable, errors.QuotaExceeded)
+    assert all(kind("why").not_retryable for kind in in_vain)
+    others = [kind for kind in LEAVES if kind not in (errors.MethodNotAllowed, *in_vain)]
     not_retryable = {kind.status for kind in others if kind("why").not_retryable}
     assert not_retryable.isdisjoint({408, 429, 500, 503, 504})
     assert {400, 401, 404, 413, 415, 431} <= not_retryable

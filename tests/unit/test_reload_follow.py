@@ -95,6 +95,7 @@ VALUES: dict[str, list[Any]] = {
         [{"name": "a", "key": "sk-a", "requests_per_minute": 5}, {"name": "b", "key": "sk-b", "weight": 2}],
         [{"name": "a", "key": "sk-c", "requests_per_minute": 9, "max_concurrent_requests": 2}],
         [{"name": "a", "key": "sk-c", "expires_at": "2027-01-31T00:00:00Z", "models": ["m", "gpt-*"]}],
+        [{"name": "a", "key": "sk-c", "tokens_per_day": 5, "tokens_per_month": 7}],
     ],
     "auth.keys_file": [None],
     "auth.cache_salt_secret": ["", "secret"],

@@ -54,19 +54,9 @@ def test_a_new_key_is_printed_once_and_only_its_digest_is_stored(file: Path) -> 
 
 
 def test_all_options_are_stored(file: Path) -> None:
-    options = ["--models", "m, gpt-*", "--requests-per-minute", "5", "--tokens-per-minute", "6"]
-    options += [
-        "--max-concurrent",
-        "7",
-        "--priority",
-        "batch",
-        "--isolate-cache",
-        "--weight",
-        "2",
-        "--expires",
-        "2100-01-31",
-    ]
-    secret = new(file, "ann", *options)
+    options = "--models m,gpt-* --requests-per-minute 5 --tokens-per-minute 6 --max-concurrent 7 --tokens-per-day 8"
+    options += " --tokens-per-month 9 --priority batch --isolate-cache --weight 2 --expires 2100-01-31"
+    secret = new(file, "ann", *options.split())
     assert entries(file) == [
         {
             "name": "ann",
@@ -79,6 +69,8 @@ def test_all_options_are_stored(file: Path) -> None:
             "requests_per_minute": 5,
             "tokens_per_minute": 6,
             "max_concurrent_requests": 7,
+            "tokens_per_day": 8,
+            "tokens_per_month": 9,
         }
     ]
 

@@ -23,7 +23,7 @@ class Clock:
 
 
 def limits(clock: Clock | None = None, **allowed: int) -> KeyLimits:
-    return KeyLimits(KeyConfig(name="k", key="k", **allowed), clock or Clock())  # type: ignore[arg-type]
+    return KeyLimits(KeyConfig(name="k", key="k", **allowed), clock or Clock(), Clock())  # type: ignore[arg-type]
 
 
 def refused(of: KeyLimits, tokens: int = 1) -> RateLimited:
@@ -185,7 +185,7 @@ class KeyMachine(RuleBasedStateMachine):
         self.allowed = KeyConfig(
             name="k", key="k", requests_per_minute=requests, tokens_per_minute=tokens, max_concurrent_requests=most
         )
-        self.key = KeyLimits(self.allowed, self.clock)
+        self.key = KeyLimits(self.allowed, self.clock, self.clock)
         self.running: list[int] = []  # the tokens charged to each request
         self.net_tokens = 0.0  # charged, less what was given back, since the start
         self.net_requests = 0

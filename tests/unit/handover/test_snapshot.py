@@ -18,7 +18,7 @@ from gateway.request import Demand, Usage
 
 A, B = "http://a:1", "http://b:1"
 KEYS = [
-    {"name": "alice", "key": "sk-1", "requests_per_minute": 60, "tokens_per_minute": 600},
+    {"name": "alice", "key": "sk-1", "requests_per_minute": 60, "tokens_per_minute": 600, "tokens_per_month": 900},
     {"name": "bob", "key": "sk-2", "max_concurrent_requests": 3},
 ]
 
@@ -34,8 +34,7 @@ class Clock:
 
 def gateway(*urls: str) -> Gateway:
     document = {"backends": [{"url": url} for url in urls or (A, B)], "auth": {"keys": KEYS}}
-    made = Gateway(parse(document), None, clock=Clock())
-    made.knowledge.__dict__["unix_seconds"] = lambda: 1000.0
+    made = Gateway(parse(document), None, clock=Clock(), unix_seconds=lambda: 1000.0)
     return made
 
 
@@ -120,6 +119,17 @@ async def test_changes_by_hand_and_rate_limits_go_on() -> None:
     assert new.fleet.by_name["c"].config.api_key == "sk-c"
     assert new.membership.removed == ["b:1"]
     assert new.handler.accounts() == {"alice": {"requests": 1.0, "tokens": 50.0}, "bob": {}}
+    assert new.handler.spent() == {"alice": {"month": [0, 50]}}
+
+
+async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_version_has_none() -> None:
+    sections = passed_on(await experienced().knowledge.take())
+    new = gateway()
+    sections["spent"] = {"alice": {"month": [31, 50], "day": [0, 50]}, "carol": {"day": [0, 50]}}
+    new.knowledge.restore(sections, same_engines=True)
+    assert new.handler.spent() == {"alice": {"month": [0, 0]}}
+    del sections["spent"]
+    gateway().knowledge.restore(sections, same_engines=True)
 
 
 async def test_what_keys_used_long_ago_is_forgotten() -> None:
