@@ -14,6 +14,7 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
+from gateway.config.models import AliasTarget, models_of
 from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
@@ -28,7 +29,7 @@ from gateway.request import Demand, InferenceRequest, UpstreamResult
 
 
 def answer_local(
-    route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, str], draining: bool, reply: ClientResponse
+    route: Route, path: bytes, fleet: Fleet, aliases: Mapping[str, AliasTarget], draining: bool, reply: ClientResponse
 ) -> None:
     """Answer through `reply`. Raises ModelNotFound, NoBackend or Draining."""
     document: dict[str, object]
@@ -66,12 +67,19 @@ def check_ready(fleet: Fleet, draining: bool) -> None:
         raise NoBackend("No backend is available.")
 
 
-def _cards(fleet: Fleet, aliases: Mapping[str, str]) -> list[dict[str, object]]:
-    """The model cards of the backends, unchanged, and one for each alias of a served model."""
+def _cards(fleet: Fleet, aliases: Mapping[str, AliasTarget]) -> list[dict[str, object]]:
+    """The model cards of the backends, unchanged, and one for each alias of a served model.
+
+    An alias of several models has the card of the first one that is served.
+    """
     cards = {
         card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
     }
-    named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
+    named = list[dict[str, object]]()
+    for alias, target in aliases.items():
+        card = next((cards[model] for model in models_of(target) if model in cards), None)
+        if card is not None and alias not in cards:
+            named.append(card | {"id": alias})
     return [*cards.values(), *named]
 
 
@@ -79,7 +87,7 @@ _MOST_NAMES = 10  # in one message
 _MOST_COMPARED = 64  # names, and as many times two characters of each: a refusal stays cheap
 
 
-def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str]) -> None:
+def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, AliasTarget]) -> None:
     """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
         names = [str(card["id"]) for card in _cards(fleet, aliases)]
@@ -117,6 +125,7 @@ class Handler(RequestHandler):
         dispatcher: RequestDispatcher,
         coalescer: RequestDispatcher,
         rerank_splitter: RequestDispatcher,
+        fallbacks: RequestDispatcher,
         reader: RequestReader,
         finished: Callable[[Record], None],
         clock: Callable[[], float],
@@ -128,6 +137,7 @@ class Handler(RequestHandler):
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
+        self._fallbacks = fallbacks
         self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
         self._finished = finished
         self._clock = clock
@@ -252,6 +262,11 @@ class Handler(RequestHandler):
             dispatcher = self._uploads
         elif request.pairs is not None:
             dispatcher = self._rerank_splitter
+        choice = request.model_choice
+        if choice is not None:
+            record.renamed(choice.alias, "")
+            if choice.fallbacks:
+                dispatcher = self._fallbacks
         if limits is None:
             answer = await dispatcher.dispatch(request, reply, record)
         else:

@@ -160,8 +160,8 @@ def _passed(query: bytes) -> dict[bytes, bytes]:
 KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
      b"tracestate", b"transfer-encoding", b"x-api-key", b"x-data-parallel-rank",
-     b"x-gateway-deadline-ms", b"x-gateway-explain", b"x-gateway-priority", b"x-request-id", b"x-session-id",
-     b"x-stainless-read-timeout", b"x-stainless-timeout")
+     b"x-gateway-deadline-ms", b"x-gateway-explain", b"x-gateway-fallback", b"x-gateway-priority", b"x-request-id",
+     b"x-session-id", b"x-stainless-read-timeout", b"x-stainless-timeout")
 )  # fmt: skip
 MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190

@@ -13,11 +13,13 @@ _MAX_RESPONSES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant."""
+    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant.
+    `alias`: the client's name for the model, if it is another."""
 
     backend: str
     model: str
     owner: tuple[str, str]
+    alias: str = ""
 
 
 class StoredResponses:

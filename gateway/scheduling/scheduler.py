@@ -164,15 +164,17 @@ class Scheduler:
         """Whether a request may wait for its best engine while another is open."""
         return self._policy.waits_for_best
 
-    def place(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Ticket:
-        """Bind a new request at once, or queue it.
+    def place(
+        self, demand: Demand, now: float, avoid: frozenset[str] = frozenset(), holds: bool = True
+    ) -> Lease | Ticket:
+        """Bind a new request at once, or queue it. Without `holds`, it waits only while a backend serves its model.
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
             engines = self.candidates(demand, avoid)
         except NoBackend:
-            held = self._hold(demand, now, avoid) if self._settings.hold_without_backend else None
+            held = self._hold(demand, now, avoid) if holds and self._settings.hold_without_backend else None
             if held is None:
                 raise
             return held
@@ -194,7 +196,7 @@ class Scheduler:
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
             if at is not None:
                 return self._bind(demand, options, at, tenants, tenant, now)
-        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens))
+        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens), holds)
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
         self._queue.join(ticket)
@@ -207,7 +209,7 @@ class Scheduler:
         """
         self._queue.tenants(demand.model).arrived(demand, now)
         model = self._calibrations.of(demand.model).model
-        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0)
+        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
         if ticket.late_seconds < now:
             return None
         try:
@@ -217,12 +219,12 @@ class Scheduler:
         return ticket
 
     def _ticket(
-        self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int
+        self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int, holds: bool
     ) -> Ticket:
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         turn = self._turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
-        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens)
+        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens, holds)
 
     def _turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
         """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
@@ -305,8 +307,8 @@ class Scheduler:
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
-        queue, count = self._queue.of_model(model), end
-        if queue is None or (self._settings.hold_without_backend and not self._may_be_served(model)):
+        queue, count, settings = self._queue.of_model(model), end, self._settings
+        if queue is None or (not queue.unheld and settings.hold_without_backend and not self._may_be_served(model)):
             return [], {}
         if not queue.restricted and model in self._views:
             return queue.in_order(end, start), {}
@@ -337,7 +339,7 @@ class Scheduler:
                     if demand.sequences > 1:
                         self._refuse_what_never_fits(demand, its_engines)
                 except GatewayError as error:
-                    if isinstance(error, NoBackend) and self._settings.hold_without_backend:
+                    if isinstance(error, NoBackend) and self._settings.hold_without_backend and ticket.holds:
                         continue
                     self._queue.leave(ticket)
                     granted.append((ticket, error))
