@@ -33,6 +33,7 @@ from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
+from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
 from gateway.front.server import Server
@@ -169,7 +170,8 @@ class Gateway:
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
-        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
+        fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
+        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter, fallbacks), self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,

@@ -17,8 +17,8 @@ from gateway.dispatch import Send
 from gateway.errors import GatewayError
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink
+from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
-from gateway.scheduling.scheduler import Lease
 from gateway.supervisor import Supervisor
 
 _RUNS = ("queued", "in_progress")

@@ -24,8 +24,8 @@ from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import as_header
+from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Lease
 
 _MAX_CONNECT_FAILURES = 3
 _MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
@@ -158,16 +158,19 @@ class Dispatcher:
         """
         demand, attempts = request.demand, Attempts(self._budget, request.repeatable)
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
-        keep_alive = reply.comment if demand.streams else None
+        keep_alive, choice = reply.comment if demand.streams else None, request.model_choice
+        names, holds = b"", True
+        if choice is not None:
+            names, holds = choice.headers(demand.model), not choice.fallbacks
         while True:
             explanation = self._explanation(demand, attempts) if request.explains else b""
-            with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive) as lease:
+            with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
                 backend = self._fleet.owner(lease.engine_index)
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:
                     reply.set_backend_headers(
-                        b"x-gateway-backend: %b\r\nx-gateway-queue-ms: %.0f\r\nx-gateway-prefix-tokens: %d\r\n%b"
-                        % (lease.backend.encode(), record.queue_seconds * 1000, lease.hit_tokens, explanation)
+                        b"x-gateway-backend: %b\r\nx-gateway-queue-ms: %.0f\r\nx-gateway-prefix-tokens: %d\r\n%b%b"
+                        % (lease.backend.encode(), record.queue_seconds * 1000, lease.hit_tokens, names, explanation)
                     )
                 # A rank that the client names wrongly is rejected by the backend, in the engine's words.
                 rank = lease.rank if lease.rank is None or demand.rank is None else demand.rank

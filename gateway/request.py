@@ -1,12 +1,14 @@
 """A client request as a value: what the gateway acts on, and the bytes that it forwards."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 DONE_MARKER: Final = b"data: [DONE]"  # the last event of OpenAI's streams
 SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
+_IN_HEADERS = " !#$&'()*+,/:;=?@[]^_`{|}~"  # of a model's name, with letters, digits, - and .; not %
 _MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
 _UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
 _MOST_TEMPLATE_TOKENS = 4096  # of one prompt: what a chat template or an instruction adds
@@ -251,6 +253,32 @@ class BackgroundRun:
         self.ended = True
 
 
+@dataclass(slots=True)
+class ModelChoice:
+    """How a request came to its model, where the configuration has a say in that.
+
+    `alias`: the client's name for the model, which its answer has; empty = the client named the model itself.
+    `fallbacks`: models that may take its place, in order; `remade` is the request for one of these.
+    `fell_back_from`: the model whose place the request's model has taken.
+    """
+
+    alias: str = ""
+    fallbacks: tuple[str, ...] = ()
+    remade: "Callable[[InferenceRequest, str], Generator[None, None, InferenceRequest]] | None" = None
+    fell_back_from: str = ""
+
+    def headers(self, model: str) -> bytes:
+        """Header lines of the response that name its model."""
+        lines = b"x-gateway-model: %b\r\n" % _header_value(model)
+        if self.fell_back_from:
+            lines += b"x-gateway-fallback-from: %b\r\n" % _header_value(self.fell_back_from)
+        return lines
+
+
+def _header_value(name: str) -> bytes:
+    return quote(name, safe=_IN_HEADERS).encode()
+
+
 @dataclass(slots=True, init=False)
 class InferenceRequest:
     """A valid request, ready to be placed and sent; never changed after its construction.
@@ -280,6 +308,7 @@ class InferenceRequest:
     inputs: EmbeddingInputs | None  # that may be batched
     pairs: Pairs | None  # that may be sent in pieces
     background: BackgroundRun | None  # the engine goes on after the answer
+    model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
 
     def __init__(
         self,
@@ -304,6 +333,7 @@ class InferenceRequest:
         inputs: EmbeddingInputs | None = None,
         pairs: Pairs | None = None,
         background: BackgroundRun | None = None,
+        model_choice: ModelChoice | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.kind = kind
@@ -326,6 +356,7 @@ class InferenceRequest:
         self.inputs = inputs
         self.pairs = pairs
         self.background = background
+        self.model_choice = model_choice
 
 
 class Sink(Protocol):

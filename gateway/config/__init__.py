@@ -1,14 +1,14 @@
 """The configuration: its schema and its defaults."""
 
 import re
-from collections.abc import Collection
 from itertools import combinations
 from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.config.keys import AuthConfig
+from gateway.config.models import ModelEmbeddingsConfig, ModelsConfig
 from gateway.config.values import (
     Count,
     Fraction,
@@ -19,7 +19,6 @@ from gateway.config.values import (
     Seconds,
     SecondsOrZero,
     Section,
-    check_installed,
     default,
     refuse,
     twice,
@@ -226,70 +225,6 @@ class UpstreamConfig(Section):
         ]
 
 
-class ModelEmbeddingsConfig(Section):
-    """Batching of embeddings requests for one model."""
-
-    coalesce: bool | None = default(None, "Overrides `embeddings.coalesce`; null = no override.")
-    deduplicate: bool | None = default(None, "Deprecated: no effect. Version 0.3 will refuse it.", exclude=True)
-    cache: bool | None = default(None, "Overrides `embeddings.cache`; null = no override.")
-
-
-class ModelConfig(Section):
-    """Settings of one model, by the name that backends use."""
-
-    tokenizer: str = default(
-        "",
-        "Folder or Hugging Face name: prompts are tokenized here too, for exact prefix routing and usage in batches.",
-    )
-    embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
-
-    @field_validator("tokenizer")
-    @classmethod
-    def _is_installed(cls, source: str) -> str:
-        if source:
-            check_installed("transformers", "tokenizer")
-        return source
-
-
-class ModelsConfig(Section):
-    """Model aliases, and settings by model name."""
-
-    model_config = ConfigDict(extra="allow")  # of the type below
-    __pydantic_extra__: dict[str, ModelConfig] = Field(init=False)
-
-    aliases: dict[str, str] = default({}, "Maps names that clients use to names that backends use.")
-
-    @model_validator(mode="after")
-    def _has_no_section_for_an_alias(self) -> Self:
-        both = sorted(self.by_name.keys() & self.aliases.keys())
-        return refuse(
-            self, [f"{name!r} is an alias; use a section for {self.aliases[name]!r} instead" for name in both]
-        )
-
-    @field_validator("aliases")
-    @classmethod
-    def _name_models(cls, aliases: dict[str, str]) -> dict[str, str]:
-        wrong = [f"{alias!r} is an alias of nothing; name a model" for alias, model in aliases.items() if not model]
-        for alias, model in aliases.items():
-            if model in aliases:
-                wrong.append(f"{alias!r} is an alias of {model!r}, which is an alias itself; name a model")
-        if wrong:
-            raise ValueError("\n".join(wrong))
-        return aliases
-
-    def unserved(self, models: Collection[str]) -> list[str]:
-        """A warning for each alias of a model that is not among these."""
-        return [
-            f"models.aliases: {alias!r} is an alias of {model!r}, which no reachable backend lists: its requests fail."
-            for alias, model in self.aliases.items()
-            if model not in models
-        ]
-
-    @property
-    def by_name(self) -> dict[str, ModelConfig]:
-        return self.__pydantic_extra__ or {}
-
-
 class PrefixReportConfig(Section):
     """The report on prefix reuse and cache misses at /admin/prefixes."""
 
@@ -334,8 +269,8 @@ class Config(Section):
 
     @property
     def named_models(self) -> frozenset[str]:
-        """Models with a section of their own or an alias: backends are expected to have them."""
-        return frozenset((*self.models.by_name, *self.models.aliases.values()))
+        """Models that the configuration names: backends are expected to have them."""
+        return self.models.named
 
     @property
     def without_effect(self) -> list[str]:

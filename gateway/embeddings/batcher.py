@@ -156,6 +156,9 @@ class Batcher:
     def set_headers(self, reply: ClientTarget, waiter: Waiter, others: str) -> None:
         """Header lines about the batches of a request, and `others`."""
         if self.response_headers:
+            choice = waiter.request.model_choice
+            if choice is not None:
+                others += choice.headers(waiter.request.demand.model).decode()
             backend = f"x-gateway-backend: {','.join(waiter.backends)}\r\n" if waiter.backends else ""
             queue_ms = f"x-gateway-queue-ms: {waiter.record.queue_seconds * 1000:.0f}\r\nx-gateway-prefix-tokens: 0\r\n"
             reply.set_backend_headers(f"{backend}{queue_ms}{others}".encode())

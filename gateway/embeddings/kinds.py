@@ -245,6 +245,8 @@ class Coalescer:
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
+        if (choice := waiter.request.model_choice) is not None:
+            vectors = replace(vectors, document=wire.under_alias(vectors.document, choice.alias))
         usage = "exact" if vectors.exact else "estimated"
         batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
         written = wire.vector_pieces(waiter.request.request_id, vectors, floats=floats)
@@ -382,6 +384,8 @@ class RerankSplitter:
         scored = [scores for scores in parts if scores.entries]
         query_tokens = sum(scores.prompt_tokens for scores in parts if not scores.entries)  # of one, if it was measured
         tokens = max(0, sum(scores.prompt_tokens for scores in scored) - (len(scored) - 1) * query_tokens)
+        if (choice := waiter.request.model_choice) is not None:
+            scored[0] = replace(scored[0], document=wire.under_alias(scored[0].document, choice.alias))
         written = wire.score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
         self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
         size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds

@@ -183,6 +183,11 @@ def answer_around(document: dict[str, Any], request_id: str, list_name: str, tok
     return before + b"[", b"]" + after
 
 
+def under_alias(document: dict[str, Any], alias: str) -> dict[str, Any]:
+    """An answer, without its list, to a client that used another name for the model; empty = it did not."""
+    return {**document, "model": alias} if alias and "model" in document else document
+
+
 _PIECE_BYTES = 131072
 _FLOAT_BYTES, _BASE64_BYTES = 21, 6  # of one number
 _MOST_BYTES = 16777216  # of the answer to a batch: parsed within 50 ms

@@ -14,6 +14,7 @@ import structlog
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.config.keys import KeyConfig
+from gateway.config.models import AliasTarget, models_of
 from gateway.errors import (
     BackendError,
     Draining,
@@ -43,7 +44,7 @@ def answer_local(
     path: bytes,
     key: KeyConfig | None,
     fleet: Fleet,
-    aliases: Mapping[str, str],
+    aliases: Mapping[str, AliasTarget],
     draining: bool,
     reply: ClientResponse,
 ) -> None:
@@ -83,13 +84,19 @@ def check_ready(fleet: Fleet, draining: bool) -> None:
         raise NoBackend("No backend is available.")
 
 
-def _cards(fleet: Fleet, aliases: Mapping[str, str], key: KeyConfig | None) -> list[dict[str, object]]:
-    """The model cards of the backends, unchanged, and one for each alias of a served model; those the key may use."""
+def _cards(fleet: Fleet, aliases: Mapping[str, AliasTarget], key: KeyConfig | None) -> list[dict[str, object]]:
+    """The model cards of the backends, unchanged, and one for each alias of a served model; those the key may use.
+
+    An alias of several models has the card of the first one that is served.
+    """
     cards = {
         card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
     }
-    named = [cards[model] | {"id": alias} for alias, model in aliases.items() if model in cards and alias not in cards]
-    listed = [*cards.values(), *named]
+    listed = [*cards.values()]
+    for alias, target in aliases.items():
+        card = next((cards[model] for model in models_of(target) if model in cards), None)
+        if card is not None and alias not in cards:
+            listed.append(card | {"id": alias})
     return listed if key is None or key.models is None else [card for card in listed if key.allows(str(card["id"]))]
 
 
@@ -97,7 +104,9 @@ _MOST_NAMES = 10  # in one message
 _MOST_COMPARED = 64  # names, and as many times two characters of each: a refusal stays cheap
 
 
-def explain(error: GatewayError, fleet: Fleet, aliases: Mapping[str, str], key: KeyConfig | None = None) -> None:
+def explain(
+    error: GatewayError, fleet: Fleet, aliases: Mapping[str, AliasTarget], key: KeyConfig | None = None
+) -> None:
     """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
         names = [str(card["id"]) for card in _cards(fleet, aliases, key)]
@@ -135,6 +144,7 @@ class Handler(RequestHandler):
         dispatcher: RequestDispatcher,
         coalescer: RequestDispatcher,
         rerank_splitter: RequestDispatcher,
+        fallbacks: RequestDispatcher,
         reader: RequestReader,
         finished: Callable[[Record], None],
         clock: Callable[[], float],
@@ -147,6 +157,7 @@ class Handler(RequestHandler):
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
+        self._fallbacks = fallbacks
         self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
         self._finished = finished
         self._clock = clock
@@ -288,6 +299,11 @@ class Handler(RequestHandler):
             dispatcher = self._uploads
         elif request.pairs is not None:
             dispatcher = self._rerank_splitter
+        choice = request.model_choice
+        if choice is not None:
+            record.renamed(choice.alias, "")
+            if choice.fallbacks:
+                dispatcher = self._fallbacks
         if limits is None:
             answer = await dispatcher.dispatch(request, reply, record)
         else:

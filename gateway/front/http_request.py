@@ -171,9 +171,15 @@ def _passed(query: bytes) -> dict[bytes, bytes]:
 
 _BODY_HEADERS = (b"content-encoding", b"content-length", b"content-type", b"expect", b"transfer-encoding")
 _NAMING_HEADERS = (b"authorization", b"host", b"traceparent", b"tracestate", b"x-api-key", b"x-request-id")
-_PLACING_HEADERS = (b"x-data-parallel-rank", b"x-gateway-explain", b"x-gateway-priority", b"x-session-id")
-_DEADLINE_HEADERS = (b"x-gateway-deadline-ms", b"x-stainless-read-timeout", b"x-stainless-timeout")
-KNOWN_HEADERS = frozenset((*_BODY_HEADERS, *_NAMING_HEADERS, *_PLACING_HEADERS, *_DEADLINE_HEADERS))
+_PLACING_HEADERS = (
+    b"x-data-parallel-rank",
+    b"x-gateway-explain",
+    b"x-gateway-fallback",
+    b"x-gateway-priority",
+    b"x-session-id",
+)
+_WAITING_HEADERS = (b"x-gateway-deadline-ms", b"x-stainless-read-timeout", b"x-stainless-timeout")
+KNOWN_HEADERS = frozenset((*_BODY_HEADERS, *_NAMING_HEADERS, *_PLACING_HEADERS, *_WAITING_HEADERS))
 MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")

@@ -1,18 +1,20 @@
-"""Bytes to a checked request: the few fields that the gateway acts on, its tenant and class."""
+"""Bytes to a checked request: the few fields that the gateway acts on."""
 
 import hashlib
 import hmac
-import math
 import re
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
+
+import orjson
 
 from gateway._native import json_object, prefix_keys
 from gateway.config import Config
-from gateway.config.keys import KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotAllowed, ModelNotFound
+from gateway.front.aliases import Aliases
 from gateway.front.http_request import HttpRequest, Route, invoked_route
 from gateway.front.json_body import (
     CLOSER_LOOK,
@@ -24,8 +26,9 @@ from gateway.front.json_body import (
     short_bytes,
     with_fields,
 )
+from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.front.stored_responses import Place, StoredResponses
-from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind
+from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import (
     OPENING,
@@ -37,71 +40,6 @@ from gateway.routing.prompt_blocks import (
     text_prompt,
     turns_of,
 )
-
-_SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
-_POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
-# The timeout of the client in seconds, as sent by the SDKs of OpenAI and Anthropic for Python and for Node.
-_SDK_TIMEOUTS: Final[tuple[bytes, ...]] = (b"x-stainless-read-timeout", b"x-stainless-timeout")
-
-
-class SchedulingHeaders:
-    """Reads a request's tenant, weight, class and deadline from its headers and API key.
-
-    `tenant_header`: empty = none. `comment_seconds`: the interval of keep-alive comments to queued streams; 0 = none.
-    """
-
-    def __init__(self, tenant_header: str = "", comment_seconds: float = 0.0) -> None:
-        self._tenant_header = tenant_header.lower().encode()
-        self._comment_seconds = comment_seconds
-
-    def owner(self, incoming: HttpRequest) -> tuple[str, str]:
-        """The API key's name and the tenant: what a client stores belongs to both."""
-        key = incoming.key
-        return key.name if key is not None else "", self._tenant(incoming.headers, key)
-
-    def read(self, incoming: HttpRequest, *, streams: bool) -> tuple[str, float, bool, float | None]:
-        """Tenant, weight, whether it is a batch request, and deadline in seconds. Raises InvalidRequest."""
-        headers, key = incoming.headers, incoming.key
-        weight, batch = (1.0, False) if key is None else (key.weight, key.priority == "batch")
-        priority = headers.get(b"x-gateway-priority")
-        if priority is not None:
-            if priority.strip().lower() not in (b"interactive", b"batch"):
-                raise InvalidRequest("The header X-Gateway-Priority must be interactive or batch.")
-            # a client can lower its class, not raise it above its key's
-            batch = batch or priority.strip().lower() == b"batch"
-        deadline_seconds = _deadline(headers, incoming.arrived_seconds, self._comment_seconds if streams else 0.0)
-        return self._tenant(headers, key), weight, batch, deadline_seconds
-
-    def _tenant(self, headers: dict[bytes, bytes], key: KeyConfig | None) -> str:
-        name = headers[self._tenant_header].strip() if self._tenant_header in headers else b""
-        if not name:
-            return key.name if key is not None else ""
-        if _SANE_NAME.fullmatch(name):
-            return name.decode()
-        return f"sha256-{hashlib.sha256(name).hexdigest()[:16]}"
-
-
-def _deadline(headers: dict[bytes, bytes], arrived_seconds: float, comment_seconds: float) -> float | None:
-    """When the answer must have begun, if the client says so.
-
-    An SDK's timeout limits the time without data, so it sets no deadline where comments are sent more often.
-    """
-    value = headers.get(b"x-gateway-deadline-ms")
-    if value is not None:
-        if not _POSITIVE.fullmatch(value.strip()):
-            raise InvalidRequest("The header X-Gateway-Deadline-Ms must be a positive number of milliseconds.")
-        return arrived_seconds + float(value) / 1000
-    for name in _SDK_TIMEOUTS:
-        if (value := headers.get(name)) is None:
-            continue
-        try:
-            seconds = float(value)
-        except ValueError:
-            continue
-        if 0 < seconds < math.inf:
-            return None if 0 < comment_seconds < seconds else arrived_seconds + seconds
-    return None
-
 
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
@@ -138,7 +76,10 @@ class PromptSamples(Protocol):
 class Draft:
     """A request while it is read. `turns`: its messages, if they are text. `rare`: fields that most requests lack."""
 
-    __slots__ = ("body", "changes", "document", "incoming", "model", "rare", "request_id", "route", "salt", "turns")
+    __slots__ = (
+        "alias", "body", "changes", "document", "hides_usage", "incoming", "is_sampled", "model", "rare", "request_id",
+        "route", "salt", "turns",
+    )  # fmt: skip
 
     def __init__(self, incoming: HttpRequest, route: Route, request_id: str, document: dict[str, Any]) -> None:
         self.incoming = incoming
@@ -151,7 +92,9 @@ class Draft:
         for name in document:
             if name in _RARE:
                 self.rare[name] = document[name]
-        self.model = self.salt = ""
+        self.model = self.salt = self.alias = ""
+        self.hides_usage = False
+        self.is_sampled = True  # it may be one of the prefix report's samples
         self.changes: dict[str, Any] = {}  # of fields, for the backend
 
 
@@ -173,7 +116,8 @@ class RequestReader:
         self._max_sequences, self._allow_media_urls = limits.max_sequences, limits.allow_media_urls
         self._coalesces = config.embeddings.coalesce  # of models without an own setting
         self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
-        self._aliases = config.models.aliases
+        self._aliases, self._alias_names = Aliases(config.models.aliases), frozenset(config.models.aliases)
+        self._fallbacks = config.models.fallbacks
         self._estimates = estimates
         self._stored = stored
         self._salt_secret = salt_secret
@@ -225,8 +169,9 @@ class RequestReader:
             raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
         if key is not None and key.models is not None and not key.allows(model):
             raise ModelNotAllowed.of(model)
-        if alias := self._aliases.get(model):
-            changes["model"] = model = alias
+        if model in self._alias_names:
+            draft.alias = model
+            changes["model"] = model = self._model_of(draft)
         salt = (_string(document, "cache_salt") or "") if draft.rare else ""
         if key is not None and key.isolate_cache and generates:
             message = f"{len(key.name)}:{key.name}:{salt}".encode()
@@ -236,6 +181,7 @@ class RequestReader:
             raise InvalidRequest("The field 'stream' must be true or false.", param="stream")
         if streams and route.injects_usage and (options := _counting(document.get("stream_options"))) is not None:
             changes["stream_options"] = options
+            draft.hides_usage = True
         draft.model, draft.salt = model, salt
 
     def _request(self, draft: Draft) -> InferenceRequest:
@@ -251,6 +197,9 @@ class RequestReader:
                 pairs = pairs_of(endpoint, document, model)
         stores = endpoint == "responses"
         run = BackgroundRun() if stores and document.get("background") else None
+        choice = None
+        if draft.alias or (generates and model in self._fallbacks):
+            choice = self._choice(draft, demand)
         keeps_document = generates and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
             endpoint,
@@ -266,12 +215,47 @@ class RequestReader:
             pairs=pairs,
             headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
-            hides_usage="stream_options" in draft.changes,
+            hides_usage=draft.hides_usage,
             repeatable=not stores or not (document.get("store", True) or run is not None),
-            on_opening=self._stored.noting(model, self.scheduling.owner(incoming), run) if stores else None,
+            on_opening=self._noting(draft, run) if stores else None,
             explains=incoming.headers.get(b"x-gateway-explain") == b"1",
             background=run,
+            model_choice=choice,
         )
+
+    def _model_of(self, draft: Draft) -> str:
+        """The model that the client's name stands for. Raises ModelNotFound if it continues an unknown response."""
+        document, incoming, alias = draft.document, draft.incoming, draft.alias
+        if draft.route.endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
+            stored = self._place_of(previous, incoming, "previous_response_id").model
+            if self._aliases.continued(alias, stored):
+                return stored
+        named = document.get("prompt_cache_key")
+        session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or (named if type(named) is str else "")
+        _, tenant = self.scheduling.owner(incoming)
+        return self._aliases.model_of(alias, tenant, session, draft.route.kind, document)
+
+    def _choice(self, draft: Draft, demand: Demand) -> ModelChoice | None:
+        """How the request came to its model, and which others may take its place. Raises InvalidRequest."""
+        fallbacks, given = self._fallbacks.get(demand.model, ()), draft.incoming.headers.get(b"x-gateway-fallback")
+        if given is not None and given.strip().lower() != b"none":
+            raise InvalidRequest("The header X-Gateway-Fallback must be none.")
+        if draft.route.kind is not _GENERATE or demand.pinned is not None or given is not None or not fallbacks:
+            return ModelChoice(draft.alias) if draft.alias else None
+        return ModelChoice(draft.alias, fallbacks, partial(self._remade, draft.incoming, draft.route, draft.alias))
+
+    def _remade(
+        self, incoming: HttpRequest, route: Route, alias: str, request: InferenceRequest, model: str
+    ) -> Steps[InferenceRequest]:
+        """A request that was read, for another model."""
+        document = orjson.loads(request.body)
+        draft = Draft(incoming, route, request.request_id, document)
+        draft.model, draft.salt, draft.alias = model, request.salt, alias
+        draft.hides_usage, draft.is_sampled = request.hides_usage, False
+        yield
+        draft.body = yield from with_fields(request.body, document, {"model": model})
+        yield
+        return self._request(draft)
 
     def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
         """A request for a response that one backend stores. Raises ModelNotFound."""
@@ -287,6 +271,7 @@ class RequestReader:
             request_id,
             headers=upstream_headers(incoming, request_id),
             on_opening=(lambda *_: self._stored.cancelled(response_id)) if incoming.method == b"POST" else None,
+            model_choice=ModelChoice(place.alias) if place.alias else None,
         )
 
     def read_bodiless(
@@ -309,6 +294,9 @@ class RequestReader:
         if place is None:
             raise ModelNotFound(f"Unknown response {response_id!r}.", param=param)
         return place
+
+    def _noting(self, draft: Draft, run: BackgroundRun | None) -> Callable[[str, bytes], None]:
+        return self._stored.noting(draft.model, self.scheduling.owner(draft.incoming), run, draft.alias)
 
     def expected_tokens(self, request: InferenceRequest) -> int:
         """What a request is expected to need: its prompt and its answers."""
@@ -407,7 +395,7 @@ class RequestReader:
             rank=int(rank) if rank and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
             hint=seed(client, session[:1024]) if session else 0,
         )
-        report = self._report
+        report = self._report if draft.is_sampled else None
         if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):
             report.sample(prompt.pieces, demand, client, application, incoming.arrived_seconds)
         return demand

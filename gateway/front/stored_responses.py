@@ -15,11 +15,13 @@ _MAX_RESPONSES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant."""
+    """Where a response is stored: the backend's name and its model. `owner` is the API key's name and the tenant.
+    `alias`: the client's name for the model, if it is another."""
 
     backend: str
     model: str
     owner: tuple[str, str]
+    alias: str = ""
 
 
 class StoredResponses:
@@ -42,11 +44,13 @@ class StoredResponses:
         self.restore([(response_id, place)])
         return response_id
 
-    def noting(self, model: str, owner: tuple[str, str], run: BackgroundRun | None) -> Callable[[str, bytes], None]:
+    def noting(
+        self, model: str, owner: tuple[str, str], run: BackgroundRun | None, alias: str = ""
+    ) -> Callable[[str, bytes], None]:
         """What gets the backend and the first bytes of a response to this client."""
 
         def note(backend: str, opening: bytes) -> None:
-            response_id = self.remember(opening, Place(backend, model, owner))
+            response_id = self.remember(opening, Place(backend, model, owner, alias))
             if run is not None:
                 run.began(response_id)
 

@@ -112,8 +112,9 @@ class Knowledge:
 
     def restore_stored(self, stored: list[Any]) -> None:
         """Take over where responses are stored."""
-        places = [(name, Place(backend, model, (key, tenant))) for name, backend, model, key, tenant in stored]
-        self.stored.restore(places)
+        self.stored.restore(
+            (name, Place(backend, model, (key, tenant), *alias)) for name, backend, model, key, tenant, *alias in stored
+        )
 
     def stored_since(self, noted: int) -> list[Any]:
         """Where responses are stored that were noted after the first `noted` ones; `restore_stored` takes them."""
@@ -160,7 +161,8 @@ def in_memory(sections: dict[str, Any], breathe: Callable[[], None]) -> int:
 
 
 def _plain(name: str, place: Place) -> list[str]:
-    return [name, place.backend, place.model, *place.owner]
+    alias = [place.alias] if place.alias else []  # an older version knows no alias
+    return [name, place.backend, place.model, *place.owner, *alias]
 
 
 def _put(out: BinaryIO, section: list[Any]) -> None:

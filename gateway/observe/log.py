@@ -216,7 +216,8 @@ _LINE = (
     b'"reused_inputs":%b,"error":%b'
 )
 _PLAIN_LINE: Final = _LINE + b"}\n"
-_LINE_WITH_PREFIX: Final = _LINE + b',"prefix":%b}\n'
+_NAMES: Final = b',"alias":%b,"fell_back_from":%b'
+_PREFIX: Final = b',"prefix":%b'
 
 
 def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
@@ -247,8 +248,15 @@ def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None
         record.reused_inputs,
         record.error or None,
     ]
-    if prefixes is None:
+    is_renamed = record.alias or record.fell_back_from
+    if prefixes is None and not is_renamed:
         return json_line(_PLAIN_LINE, values) or json_line_in_python(_PLAIN_LINE, values)
-    demand = record.demand
-    values.append(prefixes.of(demand) if demand is not None and demand.keys else None)
-    return json_line_in_python(_LINE_WITH_PREFIX, values)
+    template = _LINE
+    if is_renamed:
+        template += _NAMES
+        values += (record.alias or None, record.fell_back_from or None)
+    if prefixes is not None:
+        template += _PREFIX
+        demand = record.demand
+        values.append(prefixes.of(demand) if demand is not None and demand.keys else None)
+    return json_line_in_python(template + b"}\n", values)

@@ -180,6 +180,11 @@ class Metrics:
             "Attempts to send a request to a backend, including retries, by result.",
             ("backend", "result"),
         )
+        self.fallbacks = Counter(
+            "gateway_model_fallbacks_total",
+            "Requests sent to a fallback of their model, by reason.",
+            ("model", "fallback", "reason"),
+        )
         self.limit_moves = Counter(
             "gateway_limit_moves_total",
             "Changes of the adaptive concurrency limit of a backend, by reason.",
@@ -189,7 +194,8 @@ class Metrics:
             "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
         )
         self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.per_token, self.queue_wait]
-        self._live += [self.hit_tokens, self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves]
+        self._live += [self.hit_tokens, self.prompt_tokens, self.completion_tokens, self.attempts]
+        self._live += [self.fallbacks, self.limit_moves]
         self._live.append(self.loop_lag)
         self._models: set[str] = set()
         self.before_collecting: Callable[[], None] = lambda: None

@@ -34,6 +34,8 @@ class Record:
     demand: Demand | None = None
     engine_index: int = 0
     usage: Usage | None = None
+    alias: str = ""  # the client's name for the model, if it is another
+    fell_back_from: str = ""  # the model whose place another one took
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
 
     def __init__(
@@ -50,6 +52,10 @@ class Record:
         self.model = model
         self.streams = demand.streams
         self.batch = demand.batch
+
+    def renamed(self, alias: str, fell_back_from: str) -> None:
+        """The request's model is not the one that the client named."""
+        self.alias, self.fell_back_from = alias, fell_back_from
 
     def waited(self, seconds: float) -> None:
         self.queue_seconds += seconds

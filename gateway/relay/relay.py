@@ -32,6 +32,7 @@ from gateway.errors import (
     StreamStalled,
 )
 from gateway.relay.connection import BackendConnection, Pool, Receiver
+from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.supervisor import Supervisor
@@ -88,6 +89,7 @@ class UpstreamResponse(Receiver):
         self._remembering: EventStream | None = None  # the same, if its end marker may be in chunks passed on as is
         self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
         self._kept_bytes = 0
+        self._names: NameReplacer | None = None  # of a plain answer whose client used an alias
         self._client_was_slow = False
         self._first_byte_seconds: float | None = None
 
@@ -202,14 +204,24 @@ class UpstreamResponse(Receiver):
                 self._content_type = value
             elif len(self._extra) < _MAX_EXTRA_BYTES:
                 self._extra += b"%b: %b\r\n" % (name, value)
+        request, choice = self._request, self._request.model_choice
+        alias = choice.alias if choice is not None and b"content-encoding" not in self._extra.lower() else ""
         if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
-            marker = self._request.done_marker
-            self._events = EventStream(marker, self._request.hides_usage)
+            marker = request.done_marker
+            self._events = EventStream(marker, request.hides_usage)
+            if alias:
+                self._events = RenamedEvents(marker, request.hides_usage, alias, nested=marker != DONE_MARKER)
             self._remembering = None if marker == DONE_MARKER else self._events
+        elif alias and self._status == 200:
+            self._names = NameReplacer(alias)
 
     def _keep(self, data: bytes) -> None:
         """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""
         sink = self._sink
+        if self._names is not None:
+            data = self._names.feed(data)
+            if not data:  # an empty chunk would end the answer
+                return
         self._kept.append(data)
         self._kept_bytes += len(data)
         if not sink.begun and (self._kept_bytes <= _HELD_BYTES or self._connection.ended):
@@ -225,7 +237,7 @@ class UpstreamResponse(Receiver):
     def _begin(self, data: bytes) -> None:
         self._note_opening(data)
         self._sink.begin(self._status, self._content_type, self._extra)
-        self._connection.passes_chunks = self._events is not None and self._sink.chunked
+        self._connection.passes_chunks = type(self._events) is EventStream and self._sink.chunked
 
     def _note_opening(self, data: bytes) -> None:
         if self._request.on_opening is not None and self._status == 200:
@@ -258,6 +270,8 @@ class UpstreamResponse(Receiver):
             sink.end()
             usage = read_stream_usage(events.usage_first, events.usage_last)
         elif sink.begun:
+            if self._names is not None and (rest := self._names.rest()):
+                sink.write(rest)
             sink.end()
             usage = read_usage(kept)
         elif status >= 400:
@@ -271,6 +285,8 @@ class UpstreamResponse(Receiver):
             self.done.set_exception(BackendAborted("The backend aborted the response."))
             return
         else:
+            if self._names is not None:
+                kept += self._names.rest()
             self._note_opening(kept)
             sink.send(status, self._content_type, self._extra, kept)
             usage = read_usage(kept[-_TAIL_BYTES:])

@@ -8,7 +8,8 @@ from types import TracebackType
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
 from gateway.request import Demand
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.scheduler import Lease, Scheduler
+from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 _TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
@@ -102,14 +103,16 @@ class LeaseBroker:
         avoid: frozenset[str] = frozenset(),
         already_waited_seconds: float = 0.0,
         send_keep_alive: Callable[[], None] | None = None,
+        holds: bool = True,
     ) -> Lease:
         """A slot on the best engine, after waiting for one if necessary, or for a backend to come back.
 
-        `send_keep_alive` is called every `keep_alive_seconds` of a wait.
+        `send_keep_alive` is called every `keep_alive_seconds` of a wait. Without `holds` it waits for no backend to
+        come back.
         Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull, WaitExpired or DeadlineUnmeetable. A caller that is
         cancelled while it waits has taken nothing.
         """
-        placed = self._scheduler.place(demand, self._clock(), avoid)
+        placed = self._scheduler.place(demand, self._clock(), avoid, holds)
         if isinstance(placed, Ticket):
             placed = await self._wait(placed, self.max_wait_seconds - already_waited_seconds, send_keep_alive)
         return placed.hand_out(self.first_token, self.release)

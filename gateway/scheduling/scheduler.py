@@ -10,107 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import compress, islice
 from operator import attrgetter
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from gateway.errors import GatewayError, InvalidRequest, ModelNotFound, NoBackend, QueueFull
-from gateway.request import Demand, UpstreamResult, Usage
+from gateway.request import Demand
 from gateway.routing.engine import Engine, Shortlist, prefill_seconds
-from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibration, Calibrations, OutputLengths
-from gateway.routing.kv_reservations import Reservation
+from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibrations, OutputLengths
 from gateway.routing.policy import EngineVerdict, Options, Policy
-from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough, slots_of
+from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
+from gateway.scheduling.lease import Lease
 from gateway.scheduling.wait_queue import Queue, Ticket
-
-
-class Lease(Reservation):
-    """A request bound to an engine, with all that it holds until it is released. In the gateway, a `with` block that
-    ends at the last byte releases it."""
-
-    __slots__ = (
-        "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "client_was_slow", "engine",
-        "engine_index", "first_token_seconds", "hit_tokens", "paced_tokens", "predicted_seconds", "rank",
-        "served_tokens", "tenant", "tenants", "uncached_tokens", "waited_seconds",
-    )  # fmt: skip
-    _first_token: "Callable[[Lease], None]"
-    _release: "Callable[[Lease], None]"
-
-    def __init__(
-        self,
-        demand: Demand,
-        engine: Engine,
-        prefill_seconds: float,
-        hit_tokens: int,
-        tenants: Tenants,
-        tenant: Tenant,
-        calibration: Calibration,
-        waited_seconds: float,
-    ) -> None:
-        sequences = slots_of(demand, engine) if demand.divisible else demand.sequences
-        super().__init__(demand, sequences, prefill_seconds)
-        self.engine = engine
-        self.backend = engine.name
-        self.engine_index = engine.index
-        self.rank = engine.rank  # of the engine, if the backend runs several
-        self.hit_tokens = hit_tokens  # prompt tokens predicted to be cached there
-        self.uncached_tokens = max(0, demand.prompt_tokens - hit_tokens)
-        self.tenants = tenants
-        self.tenant = tenant
-        self.calibration = calibration
-        self.predicted_seconds = prefill_seconds + engine.terms(calibration.model).step  # to its first token, if alone
-        self.charged_tokens = 0.0  # to the tenant's share
-        self.waited_seconds = waited_seconds
-        self.first_token_seconds: float | None = None  # by the broker's clock
-        self.answered = False  # the response was complete
-        self.client_was_slow = False
-        self.paced_tokens = 0  # of a stream's sequence: the time that they took is the engine's alone
-        self.served_tokens: int | None = None  # uncached prompt and output, as reported; None = as expected
-
-    def hand_out(self, first_token: "Callable[[Lease], None]", release: "Callable[[Lease], None]") -> Self:
-        """Set what to call at its first token, and when its block ends."""
-        self._first_token, self._release = first_token, release
-        return self
-
-    def on_first_token(self) -> None:
-        """The first token arrived: the prefill is over."""
-        self._first_token(self)
-
-    def on_tokens(self, tokens: int) -> int:
-        """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
-
-        Returns how many more may come before the next report.
-        """
-        if not self.released:
-            self.engine.load.on_tokens(tokens)
-        return self.engine.kv.on_tokens(self, tokens)
-
-    def on_answer(self, answer: UpstreamResult) -> None:
-        self.answered = answer.status == 200
-        self.client_was_slow = answer.client_was_slow
-        if self.first_token_seconds is None:
-            self.first_token_seconds = answer.first_byte_seconds
-
-    def on_usage(self, usage: Usage) -> None:
-        """The backend reported its work: the tenant is charged the uncached prompt and the output."""
-        if self.streamed_tokens:
-            self.engine.kv.on_usage(self, usage.completion_tokens)
-            if not self.client_was_slow:
-                self.paced_tokens = usage.completion_tokens // max(1, self.sequences)
-        cached = self.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
-        self.served_tokens = max(0, usage.prompt_tokens - cached) + usage.completion_tokens
-
-    def on_failure(self) -> None:
-        """Work that a backend lost is not charged to the tenant."""
-        self.served_tokens = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._release(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,15 +80,17 @@ class Scheduler:
         """Whether a request may wait for its best engine while another is open."""
         return self._policy.waits_for_best
 
-    def place(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> Lease | Ticket:
-        """Bind a new request at once, or queue it.
+    def place(
+        self, demand: Demand, now: float, avoid: frozenset[str] = frozenset(), holds: bool = True
+    ) -> Lease | Ticket:
+        """Bind a new request at once, or queue it. Without `holds`, it waits only while a backend serves its model.
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
         try:
             engines = self.candidates(demand, avoid)
         except NoBackend:
-            held = self._hold(demand, now, avoid) if self._settings.hold_without_backend else None
+            held = self._hold(demand, now, avoid) if holds and self._settings.hold_without_backend else None
             if held is None:
                 raise
             return held
@@ -200,7 +112,7 @@ class Scheduler:
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
             if at is not None:
                 return self._bind(demand, options, at, tenants, tenant, now)
-        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens))
+        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens), holds)
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
         self._queue.join(ticket)
@@ -213,7 +125,7 @@ class Scheduler:
         """
         self._queue.tenants(demand.model).arrived(demand, now)
         model = self._calibrations.of(demand.model).model
-        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0)
+        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
         if ticket.late_seconds < now:
             return None
         try:
@@ -223,12 +135,12 @@ class Scheduler:
         return ticket
 
     def _ticket(
-        self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int
+        self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int, holds: bool
     ) -> Ticket:
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         turn = self._turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
-        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens)
+        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens, holds)
 
     def _turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
         """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
@@ -311,8 +223,8 @@ class Scheduler:
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
-        queue, count = self._queue.of_model(model), end
-        if queue is None or (self._settings.hold_without_backend and not self._may_be_served(model)):
+        queue, count, settings = self._queue.of_model(model), end, self._settings
+        if queue is None or (not queue.unheld and settings.hold_without_backend and not self._may_be_served(model)):
             return [], {}
         if not queue.restricted and model in self._views:
             return queue.in_order(end, start), {}
@@ -343,7 +255,7 @@ class Scheduler:
                     if demand.sequences > 1:
                         self._refuse_what_never_fits(demand, its_engines)
                 except GatewayError as error:
-                    if isinstance(error, NoBackend) and self._settings.hold_without_backend:
+                    if isinstance(error, NoBackend) and self._settings.hold_without_backend and ticket.holds:
                         continue
                     self._queue.leave(ticket)
                     granted.append((ticket, error))

@@ -21,7 +21,7 @@ class Ticket:
     """One waiting request."""
 
     __slots__ = (
-        "arrived_seconds", "avoid", "demand", "goes_anywhere", "late_seconds", "number", "prefill_seconds",
+        "arrived_seconds", "avoid", "demand", "goes_anywhere", "holds", "late_seconds", "number", "prefill_seconds",
         "tokens", "turn", "waits_among", "waits_for", "waits_seconds", "waits_until",
     )  # fmt: skip
 
@@ -33,8 +33,10 @@ class Ticket:
         prefill_seconds: float,
         turn: float,
         tokens: float,
+        holds: bool = True,
     ) -> None:
         self.demand = demand
+        self.holds = holds  # it waits for a backend to come back, too
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
         self.goes_anywhere = not avoid and demand.pinned is None and demand.rank is None and demand.sequences == 1
@@ -132,6 +134,7 @@ class ModelQueue:
         self.began_seconds = began_seconds
         self.served = 0  # since then
         self.restricted = 0  # requests that may not use every engine
+        self.unheld = 0  # requests that fail as soon as no backend serves the model
         self._flows: dict[tuple[str, bool], TenantQueue] = {}
         self._tickets: OrderedDict[Ticket, None] = OrderedDict()  # oldest first
         self._starved_tokens = 0.0  # that starving requests were served beyond their share
@@ -164,6 +167,7 @@ class ModelQueue:
         flow.join(ticket)
         self._tickets[ticket] = None
         self.restricted += not ticket.goes_anywhere
+        self.unheld += not ticket.holds
         self.tenants.queued(flow.tenant, batch=demand.batch)
 
     def leave(self, ticket: Ticket) -> bool:
@@ -175,6 +179,7 @@ class ModelQueue:
         del self._tickets[ticket]
         flow.leave(ticket)
         self.restricted -= not ticket.goes_anywhere
+        self.unheld -= not ticket.holds
         if not flow.tickets:
             del self._flows[demand.tenant, demand.batch]
             self.tenants.clocks[demand.batch].waiting.leave(flow.tenant.shares[demand.batch])

@@ -21,7 +21,8 @@ from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
 from gateway.routing.exact_index import ExactIndex
 from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
 from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 from loadtest.replay.scenario import Misleading, Scenario

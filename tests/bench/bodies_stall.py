@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
-from gateway.config import Config, EmbeddingsConfig, ModelsConfig, ServerConfig
+from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.config.backends import BackendConfig
 from gateway.config.keys import KeyConfig
+from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest, find_route
 from gateway.front.read import RequestReader, StoredResponses

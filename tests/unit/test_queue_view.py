@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admin import QueueView
 from gateway.observe.metrics import Metrics
-from gateway.scheduling.scheduler import Lease
+from gateway.scheduling.lease import Lease
 from tests.unit.scheduling.builders import ask, hall
 
 

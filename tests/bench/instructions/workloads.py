@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Protocol
 
-from gateway.scheduling.scheduler import Lease
+from gateway.scheduling.lease import Lease
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy
 from tests.bench.instructions.gateway import MODEL, Client, Loop, clients, unrouted

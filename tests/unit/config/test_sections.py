@@ -57,6 +57,30 @@ def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
             {"models": {"aliases": {"gpt": "org/m"}, "gpt": {}}},
             "models: 'gpt' is an alias; use a section for 'org/m' instead",
         ),
+        *(
+            ({"models": {"aliases": {"gpt": target}}}, "models.aliases.gpt: must be a model, or models with weights")
+            for target in (3, None, ["a"], {"a": "x"}, {"a": -1}, {"a": True}, {"a": float("nan")})
+        ),
+        ({"models": {"aliases": {"gpt": {}}}}, "models.aliases: 'gpt' is an alias of nothing; name a model"),
+        ({"models": {"aliases": {"gpt": {"": 1}}}}, "models.aliases: 'gpt' is an alias of nothing; name a model"),
+        ({"models": {"aliases": {"gpt": {"a": 0}}}}, "models.aliases: the weights of 'gpt' are all 0"),
+        (
+            {"models": {"aliases": {"gpt": {"a": 1, "b": 2}, "b": "c"}}},
+            "models.aliases: 'gpt' is an alias of 'b', which is an alias itself; name a model",
+        ),
+        ({"models": {"m": {"fallbacks": ["n"]}}}, "models.m.fallbacks: unknown key; did you mean fallback?"),
+        ({"models": {"m": {"fallback": "n"}}}, "models.m.fallback: must be a list"),
+        ({"models": {"m": {"fallback": ["n", "n"]}}}, "models.m.fallback: 'n' is there twice; name it once"),
+        ({"models": {"m": {"fallback": [""]}}}, "models.m.fallback: an entry is empty; name a model"),
+        ({"models": {"m": {"fallback": ["m"]}}}, "models: the fallbacks 'm' -> 'm' are a loop; remove one of them"),
+        (
+            {"models": {"m": {"fallback": ["o", "n"]}, "n": {"fallback": ["p"]}, "p": {"fallback": ["m"]}}},
+            "models: the fallbacks 'm' -> 'n' -> 'p' -> 'm' are a loop; remove one of them",
+        ),
+        (
+            {"models": {"aliases": {"gpt": {"a": 1, "b": 2}}, "m": {"fallback": ["gpt"]}}},
+            "models: the fallback 'gpt' of 'm' is an alias; name the model 'a' instead",
+        ),
     ],
 )
 def test_a_mistake_is_reported_with_its_key(document: dict[str, Any], place: str) -> None:
@@ -219,6 +243,13 @@ def test_a_model_has_a_section_of_its_own_beside_the_aliases() -> None:
     assert models.aliases == {"gpt": "org/m"}
     assert {name: model.tokenizer for name, model in models.by_name.items()} == {"org/m": "/models/m"}
     assert with_section("models", aliases={"gpt": "org/m"}).models.by_name == {}
+
+
+def test_all_models_that_the_file_names_are_expected() -> None:
+    sections = {"aliases": {"gpt": "a", "canary": {"b": 1, "c": 0}}, "m": {"fallback": ["n"]}, "n": {"fallback": ["o"]}}
+    config = with_section("models", **sections)
+    assert config.named_models == set("abcmno")
+    assert config.models.fallbacks == {"m": ("n",), "n": ("o",)}
 
 
 def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:

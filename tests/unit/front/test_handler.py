@@ -76,6 +76,7 @@ class Scene:
             self,
             self,
             self,
+            self,
             RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
             self.records.append,
             Clock(),

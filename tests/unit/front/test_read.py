@@ -3,9 +3,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.config import Config, EmbeddingsConfig, ModelsConfig, ServerConfig
+from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.config.backends import BackendConfig
 from gateway.config.keys import KeyConfig
+from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest, ModelNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses
@@ -19,9 +20,13 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 
 
 def reader(stored: StoredResponses | None = None, **server: int) -> RequestReader:
+    return reader_of(ModelsConfig(aliases={"gpt": "org/m"}), stored, **server)
+
+
+def reader_of(models: ModelsConfig, stored: StoredResponses | None = None, **server: int) -> RequestReader:
     config = Config(
         backends=(BackendConfig(url="http://10.0.0.1:8000"),),
-        models=ModelsConfig(aliases={"gpt": "org/m"}),
+        models=models,
         server=ServerConfig.model_validate(server),
     )
     return RequestReader(config, Estimates(), stored or StoredResponses(), b"secret")

@@ -32,6 +32,15 @@ def test_what_did_not_happen_is_null() -> None:
         assert document[name] is None
 
 
+def test_a_line_has_the_clients_name_of_the_model_if_that_is_another() -> None:
+    assert "alias" not in orjson.loads(line_of(record(), 0.0))
+    renamed = orjson.loads(line_of(record(alias="gpt"), 0.0))
+    assert (renamed["model"], renamed["alias"], renamed["fell_back_from"]) == ("m", "gpt", None)
+    prefixes = PrefixHashes(b"secret")
+    both = orjson.loads(line_of(record(fell_back_from="n"), 0.0, prefixes))
+    assert (both["alias"], both["fell_back_from"], both["prefix"]) == (None, "n", None)
+
+
 def test_no_text_that_a_client_chose_makes_a_second_line() -> None:
     line = line_of(record(model='m"\n{"time":1}', error="a\nb"), 0.0)
     assert line.count(b"\n") == 1

@@ -10,7 +10,7 @@ from gateway.config import UpstreamConfig
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
 from gateway.relay import connection as relay_connection
 from gateway.relay.relay import UpstreamResponse
-from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
+from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, UpstreamResult, Usage
 from tests.unit.relay.peers import FakeSink, a_fleet, backend, connected
 from tests.unit.scheduling.virtual_time import run
 
@@ -28,6 +28,7 @@ class Scene:
         done_marker: bytes | None = b"data: [DONE]",
         hides_usage: bool = False,
         on_opening: Callable[[bytes], None] | None = None,
+        alias: str = "",
     ) -> None:
         self.sink = FakeSink()
         self.connection, self.transport = connected()
@@ -45,6 +46,7 @@ class Scene:
             done_marker=done_marker,
             hides_usage=hides_usage,
             on_opening=None if on_opening is None else lambda _, data: on_opening(data),
+            model_choice=ModelChoice(alias) if alias else None,
         )
         self.response = UpstreamResponse(
             request, backend(), self.connection, self.sink, self._first_token, self._came, lambda: self.now

@@ -1,5 +1,9 @@
 """Requests that no backend can serve for now wait in the queue, and harm no others there."""
 
+import pytest
+
+from gateway.errors import NoBackend
+from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import ask, hall
 from tests.unit.scheduling.test_scheduler import bind, drain, wait
 
@@ -40,3 +44,21 @@ def test_requests_held_for_a_lost_backend_do_not_block_others() -> None:
     here.serving["m"] = here.sites
     here.changed()
     assert drain(here) == {held[0]: "b"}
+
+
+def test_a_request_that_is_not_to_be_held_fails_when_its_last_backend_is_lost() -> None:
+    here = hall(1)
+    bind(here)
+    held = wait(here)
+    unheld = here.scheduler.place(ask(), 0.0, holds=False)
+    assert isinstance(unheld, Ticket)
+    assert drain(here) == {}
+    here.serving["m"] = []
+    here.changed()
+    assert drain(here) == {unheld: "NoBackend"}
+    assert [*here.queue] == [held]
+    with pytest.raises(NoBackend):
+        here.scheduler.place(ask(), 0.0, holds=False)
+    here.serving["m"] = here.sites
+    here.changed()
+    assert isinstance(here.scheduler.place(ask(), 0.0, holds=False), Ticket)  # it waits while a backend is there

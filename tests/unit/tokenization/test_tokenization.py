@@ -11,9 +11,10 @@ from structlog.testing import capture_logs
 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.config import ConfigError, HealthConfig, ModelConfig, ModelsConfig
+from gateway.config import ConfigError, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.config.file import parse
+from gateway.config.models import ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.conversation import PROBES

@@ -1,0 +1,85 @@
+"""Aliases of models: which model a name stands for, and for a canary, which one a conversation gets.
+
+Pure. The choice is made by a hash of what all turns of a conversation have in common, so that each conversation keeps
+its model, and with it its prefix cache, in every gateway with the same weights.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import orjson
+
+from gateway.config.models import AliasTarget
+from gateway.request import Kind
+from gateway.routing.prompt_blocks import seed
+
+_HASHES: Final = float(1 << 64)
+_OPENING_CHARACTERS: Final = 1024  # of a prompt without turns
+
+
+class Canary:
+    """Models with the share of conversations that each gets. `choose` maps a number in [0, 1) to one of them."""
+
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        total, so_far = sum(weights.values()), 0.0
+        self._upper: list[tuple[float, str]] = []
+        for model, weight in weights.items():
+            so_far += weight
+            if weight:
+                self._upper.append((so_far / total, model))
+        self.models = [model for _, model in self._upper]
+
+    def choose(self, place: float) -> str:
+        """The model at this place. Other weights move only the places near the limits between two models."""
+        for upper, model in self._upper:
+            if place < upper:
+                return model
+        return self._upper[-1][1]
+
+
+class Aliases:
+    """The models that names of clients stand for."""
+
+    def __init__(self, aliases: Mapping[str, AliasTarget]) -> None:
+        self._targets: dict[str, str | Canary] = {}
+        for alias, target in aliases.items():
+            self._targets[alias] = target if isinstance(target, str) else Canary(target)
+
+    def model_of(self, alias: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:
+        """The model that an alias stands for, for this tenant's conversation."""
+        target = self._targets[alias]
+        if isinstance(target, str):
+            return target
+        return target.choose(seed(alias, tenant, session or opening_of(document, kind)) / _HASHES)
+
+    def continued(self, alias: str, model: str) -> bool:
+        """Whether a conversation under this name may go on with this model."""
+        target = self._targets[alias]
+        return target == model if isinstance(target, str) else model in target.models
+
+
+def opening_of(document: dict[str, Any], kind: Kind) -> str:
+    """What all turns of a conversation begin with: the messages up to the first one of the user, or a text's beginning.
+
+    Empty for embeddings and scores: those of one client come from one model, because others do not compare.
+    """
+    if kind is Kind.POOL:
+        return ""
+    for field in ("messages", "input", "prompt"):
+        given = document.get(field)
+        if type(given) is str:
+            return given[:_OPENING_CHARACTERS]
+        if type(given) is list:
+            return orjson.dumps(list(_first_turns(given))).decode()
+    return ""
+
+
+def _first_turns(turns: list[Any]) -> Iterator[Any]:
+    """The turns up to the first one of the user; of a batch of conversations or prompts, the first one."""
+    for turn in turns:
+        if type(turn) is not dict:
+            yield turn[:_OPENING_CHARACTERS] if type(turn) in (str, list) else turn
+            return
+        yield turn
+        if turn.get("role") == "user":
+            return
