@@ -13,8 +13,8 @@ import structlog
 
 from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
-from gateway.dispatch import Send
 from gateway.errors import GatewayError
+from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink
 from gateway.scheduling.leases import KeptLease, LeaseBroker
