@@ -5,16 +5,17 @@ lease outlives the request: the backend is asked for the response's status, at i
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from typing import Any
 
 import orjson
 import structlog
 
 from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
-from gateway.dispatch import Send
 from gateway.errors import GatewayError
+from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink
 from gateway.scheduling.lease import Lease
@@ -40,8 +41,22 @@ class _Response:
         self.backend = backend
         self.kept = kept
         self.looks = asyncio.Event()
-        self.questions = self.failures = 0
+        self.failures = 0  # questions in a row without an answer
+        self._questions = 0
         self.task: asyncio.Task[None] | None = None
+
+    def run(self, holding: Coroutine[Any, Any, None]) -> None:
+        """Hold the lease in a task of its own."""
+        self.task = asyncio.get_running_loop().create_task(holding, name="background_response")
+
+    def next_question(self) -> str:
+        """The request id of the next question about its status."""
+        self._questions += 1
+        return f"{self.request.request_id}.{self._questions}"
+
+    def asked(self, *, is_answered: bool) -> None:
+        """A question has been answered, or has failed."""
+        self.failures = 0 if is_answered else self.failures + 1
 
 
 class BackgroundResponses:
@@ -80,7 +95,7 @@ class BackgroundResponses:
             return
         response = _Response(request, run.response_id, backend, self._lease_broker.keep(lease))
         self._running[run.response_id] = response
-        response.task = asyncio.get_running_loop().create_task(self._hold(response), name="background_response")
+        response.run(self._hold(response))
 
     def look(self, response_id: str) -> None:
         """Ask for its status now: its client has cancelled it."""
@@ -128,9 +143,8 @@ class BackgroundResponses:
     async def _is_over(self, response: _Response, lease: Lease) -> bool:
         """Ask the backend. A response that it does not know is over, and so is one whose backend is gone."""
         asked, answer = response.request, _Answer()
-        response.questions += 1
         target, model = b"/v1/responses/" + response.response_id.encode(), asked.demand.model
-        name = f"{asked.request_id}.{response.questions}"
+        name = response.next_question()
         demand = Demand(model, sequences=0, pinned=response.backend.name)
         headers = b"x-request-id: %b\r\n" % name.encode()
         question = InferenceRequest(asked.endpoint, Kind.LIGHT, b"GET", target, demand, name, headers=headers)
@@ -138,9 +152,9 @@ class BackgroundResponses:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._send(question, response.backend, answer, _ignore, _any_tokens)
         except (GatewayError, TimeoutError):
-            response.failures += 1
+            response.asked(is_answered=False)
             return response.backend.health.gone or response.failures >= _MAX_FAILURES
-        response.failures = 0
+        response.asked(is_answered=True)
         if answer.status_of_response in _RUNS:
             return False
         usage = read_usage(answer.tail)

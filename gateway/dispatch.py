@@ -4,8 +4,7 @@ Retries depend on the kind of failure; a request is sent twice at most, and retr
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Protocol
+from collections.abc import Callable
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
@@ -22,6 +21,7 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
+from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import as_header
 from gateway.scheduling.lease import Lease
@@ -101,23 +101,6 @@ class Attempts:
             return False
         self.repeated = True
         return True
-
-
-class Send(Protocol):
-    """`Relay.send`."""
-
-    def __call__(
-        self,
-        request: InferenceRequest,
-        backend: Backend,
-        sink: Sink,
-        first_token: Callable[[], None],
-        on_tokens: Callable[[int], int],
-        *,
-        rank: int | None = None,
-        fresh: bool = False,
-        last: bool = False,
-    ) -> Awaitable[UpstreamResult]: ...
 
 
 class Dispatcher:

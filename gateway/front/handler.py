@@ -25,13 +25,12 @@ from gateway.errors import (
     ModelNotFound,
     NoBackend,
 )
-from gateway.front.api_keys import ApiKeys
 from gateway.front.budgets import Spent
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, TrustedProxies, WebPages
-from gateway.front.rate_limits import KeyLimits
+from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of

@@ -1,14 +1,15 @@
-"""What each API key may use: requests, tokens, concurrency, and its budgets. Pure.
+"""API keys: the key of a request by its digest, and what it may use: requests, tokens, concurrency, budgets. Pure.
 
 Requests and tokens are counted in buckets that fill evenly and hold one minute's worth, so an idle key may use a
 minute's worth at once. Tokens are charged when a request is admitted, by the expected number, and corrected when it
 ends; a request that needed more leaves its key in debt.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 
 from gateway.config.keys import KeyConfig
-from gateway.errors import RateLimited
+from gateway.errors import KeyExpired, RateLimited, Unauthorized
 from gateway.front.budgets import Budgets, Spent
 from gateway.scheduling.fair_share import ServiceRate
 
@@ -185,3 +186,37 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
             f" needs {amount}. Retry in {in_words(wait)}.",
             retry_after_seconds=wait,
         )
+
+
+class ApiKeys:
+    """The keys of all clients, by digest.
+
+    A plain look-up is safe against timing attacks: it depends on SHA-256 of what a client sends, and nobody can choose
+    keys so that their digests come closer to that of a key step by step.
+    """
+
+    def __init__(self, keys: Sequence[KeyConfig], unix_seconds: Callable[[], float]) -> None:
+        self._unix_seconds = unix_seconds
+        self._by_digest: dict[bytes, KeyConfig] = {}
+        self._expiry: dict[bytes, float] = {}  # by digest; empty = no key expires, and none is asked whether it has
+        for key in keys:
+            for digest, until in key.digests.items():
+                self._by_digest[digest] = key
+                if until is not None:
+                    self._expiry[digest] = until
+
+    def check(self, headers: Mapping[bytes, bytes]) -> KeyConfig:
+        """The API key of a request with these headers. Raises Unauthorized or KeyExpired."""
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() != b"bearer" or not token:
+            token = headers.get(b"x-api-key", b"")
+        token = token.strip()
+        digest = hashlib.sha256(token).digest()
+        key = self._by_digest.get(digest)
+        if key is None or not token:
+            raise Unauthorized("Incorrect or missing API key. Send it as `Authorization: Bearer <key>`.")
+        if self._expiry:
+            until = self._expiry.get(digest)
+            if until is not None and self._unix_seconds() >= until:
+                raise KeyExpired("The API key has expired. Ask the operator of this server for a new one.")
+        return key

@@ -6,9 +6,10 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from math import ceil
+from typing import Protocol
 
 import orjson
 
@@ -334,6 +335,23 @@ def _message(event: bytes) -> str:
 
 
 _LOOK_SECONDS = 1.0
+
+
+class Send(Protocol):
+    """`Relay.send`."""
+
+    def __call__(
+        self,
+        request: InferenceRequest,
+        backend: Backend,
+        sink: Sink,
+        first_token: Callable[[], None],
+        on_tokens: Callable[[int], int],
+        *,
+        rank: int | None = None,
+        fresh: bool = False,
+        last: bool = False,
+    ) -> Awaitable[UpstreamResult]: ...
 
 
 class Relay:

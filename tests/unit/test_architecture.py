@@ -54,9 +54,8 @@ LAYERS: dict[str, set[str]] = {
     "background": {
         "backends.backend",
         "config",
-        "dispatch",
         "errors",
-        "relay.sse",
+        "relay",
         "request",
         "scheduling.lease",
         "scheduling.leases",

@@ -4,7 +4,7 @@ import pytest
 
 from gateway.config.keys import KeyConfig
 from gateway.errors import KeyExpired, Unauthorized
-from gateway.front.api_keys import ApiKeys
+from gateway.front.rate_limits import ApiKeys
 from tests.unit.front.wires import Clock
 
 ANN = KeyConfig(name="ann", key="secret-a")
