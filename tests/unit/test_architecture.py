@@ -98,6 +98,7 @@ LAYERS: dict[str, set[str]] = {
         "tokenization",
     },
     "client_keys": {"config"},
+    "usage_page": {"admin_http", "errors", "observe.usage"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
     "handover": {
@@ -109,6 +110,7 @@ LAYERS: dict[str, set[str]] = {
         "discovery.follow",
         "front",
         "listeners",
+        "observe.usage",
         "routing.engine",
         "routing.estimates",
         "scheduling.wait_queue",
@@ -141,7 +143,7 @@ EDGES = {
     "handover.channel", "handover.predecessor", "handover.restart", "handover.snapshot", "handover.successor",
     "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log", "observe.metrics", "plan.command", "process",
     "relay.connection", "relay.relay", "reload", "resources", "scheduling.leases", "supervisor", "tls",
-    "tokenization.tokenization", "tokenization.tokenizer",
+    "tokenization.tokenization", "tokenization.tokenizer", "usage_page",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
