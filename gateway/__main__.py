@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from gateway import BUILD, __version__
+from gateway.cli import usage_command
 from gateway.cli.key_commands import key_commands
 from gateway.cli.terminal import (
     ADMIN,
@@ -62,6 +63,7 @@ app.add_typer(config_commands, name="config")
 backend_commands = typer.Typer(help="Show and change the backends of a running gateway.")
 app.add_typer(backend_commands, name="backends")
 app.add_typer(key_commands, name="keys")
+usage_command.add_to(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -48,6 +48,7 @@ from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
+from gateway.observe.usage import KeyUsage
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget
@@ -60,6 +61,7 @@ from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
+from gateway.usage_page import UsagePage
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
@@ -81,7 +83,7 @@ class Gateway:
     ) -> None:
         """`secret`: of cache salts, from the process before this one."""
         self._load = load or (lambda: config)
-        admission, report = config.admission, config.prefix_report
+        admission = config.admission
         self._random_secret = secret or secrets.token_bytes(32)
         random = self.random = random or Random()  # seeded by the system; not for secrets
         self.config, self.clock, self.log, self._unix_seconds = config, clock, log, unix_seconds
@@ -112,20 +114,30 @@ class Gateway:
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
+        self._build_records(log_out)
+        self._build_front()
+        self._listen_to_fleet()
+        self._add_gauges()
+
+    def _build_records(self, log_out: BinaryIO | None) -> None:
+        """What counts, logs and learns from finished requests."""
+        config, clock, cache_state, report = self.config, self.clock, self.cache_state, self.config.prefix_report
         self.access_log: AccessLog | None = None
         if log_out is not None:
             self.access_log = AccessLog(log_out, clock, self._unix_seconds)
             self.access_log.follow(self._prefix_hashes(config), enabled=config.server.access_log)
-        self.prefix_report = PrefixReport(clock(), random, holders=cache_state.holders)
+        self.prefix_report = PrefixReport(clock(), self.random, holders=cache_state.holders)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
+        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
-        batch_consumers = [self.metrics.finished, *([self.access_log.add] if self.access_log else [])]
-        self.finished = RecordBatcher(supervisor, *consumers, batch_consumers=batch_consumers)
+        self.usage = KeyUsage(self._unix_seconds)
+        batch_consumers = [
+            self.metrics.finished,
+            self.usage.finished,
+            *([self.access_log.add] if self.access_log else []),
+        ]
+        self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
-        self._build_front()
-        self._listen_to_fleet()
-        self._add_gauges()
 
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
@@ -186,10 +198,11 @@ class Gateway:
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
+        self._usage_page = UsagePage(self._usage_now, self._unix_seconds)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin)
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
-        learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses
+        learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses, self.usage
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
         )
@@ -231,6 +244,11 @@ class Gateway:
         keys = self.client_keys
         self.handler.follow_keys(keys.keys, are_needed=keys.are_needed)
         self.queue_view.follow(keys.names)
+        self.usage.follow(has_keys=keys.are_needed)
+
+    def _usage_now(self) -> dict[str, Any]:
+        self.finished.settle()
+        return self.usage.state()
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
@@ -307,6 +325,12 @@ class Gateway:
             text = f"{lines} dropped because they could not be written."
             counter(name, text, (), partial(_number, writer, "dropped"))
         counter(
+            "gateway_key_tokens_total",
+            "Tokens by API key: prompt, those of it in the KV cache, completion; other = keys beyond the first 1,000.",
+            ("key", "kind"),
+            self.usage.tokens,
+        )
+        counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
             ("task",),
@@ -345,7 +369,7 @@ class Gateway:
                 await ready()
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
-            pages += [*self._admin_pages.routes(), *self.control.routes(), *routes]
+            pages += [*self._admin_pages.routes(), *self._usage_page.routes(), *self.control.routes(), *routes]
             admin = await enter(self.admin_port.listening(pages, listeners.admin))
             await enter(self.server.listening(listeners.main))
             yield admin

@@ -211,6 +211,8 @@ class Handover:
             gateway.knowledge.restore_stored(news["stored"])
             if "membership" in news:
                 gateway.membership.restore(news["membership"], ())
+            if "use" in news:
+                gateway.knowledge.restore_use(news["use"])
 
         await self._successor.go(self._sharing, heard)
 
@@ -261,6 +263,7 @@ class Handover:
                     await self._gateway.background.all_over()  # they hold slots that this process was lent
             await self.wait_for_before()
             with suppress(TimeoutError):
+                self._gateway.finished.settle()
                 async with asyncio.timeout(_PARTING_SECONDS):
                     await self._predecessor.part()
                     await following

@@ -191,8 +191,8 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
 class ApiKeys:
     """The keys of all clients, by digest.
 
-    A plain look-up is safe against timing attacks: it depends on SHA-256 of what a client sends, and nobody can choose
-    keys so that their digests come closer to that of a key step by step.
+    A plain look-up is safe against timing attacks: digests are compared only where their hashes, which Python seeds at
+    random, are equal, and a client cannot change a digest step by step, since it is SHA-256 of what was sent.
     """
 
     def __init__(self, keys: Sequence[KeyConfig], unix_seconds: Callable[[], float]) -> None:

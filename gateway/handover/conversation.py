@@ -166,6 +166,7 @@ class Predecessor:
     _channel: Channel | None = None
     _reported: tuple[int, dict[str, int]] = (0, {})  # number of the last needs, and requests by key
     _sent_stored: int = 0  # responses that the other process knows
+    _sent_use: dict[str, Any] = field(default_factory=dict)  # of keys, as far as the other process knows it
 
     @asynccontextmanager
     async def waiting(self, address: bytes) -> AsyncIterator[None]:
@@ -232,12 +233,16 @@ class Predecessor:
         snapshot: list[int] = []
         if with_snapshot:
             sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted
+            self._sent_use = {
+                "spent": sections["spent"],
+                "usage": (sections["usage"]["day"], sections["usage"]["rows"]),
+            }
             snapshot.append(await asyncio.to_thread(in_memory, sections, self.breathe))
         files = [os.dup(each.fileno()) for _, each in offered] + snapshot
         names = [name for name, _ in offered]
         channel.post({"is": "offer", "addresses": self.addresses, "listeners": names}, files)
 
-    def _post(self, kind: str) -> None:
+    def _post(self, kind: str, *, is_last: bool = False) -> None:
         assert self._channel is not None
         knowledge, sharing = self.knowledge, self.sharing
         stored, self._sent_stored = knowledge.stored_since(self._sent_stored), knowledge.stored.noted
@@ -245,6 +250,8 @@ class Predecessor:
         news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
         if kind == "go":  # what was changed by hand since the offer
             news["membership"] = knowledge.membership.state()
+        if kind == "go" or is_last:
+            news["use"], self._sent_use = knowledge.use_since(self._sent_use), knowledge.use()
         self._channel.post({"is": kind, **news})
 
     def report(self) -> None:
@@ -260,6 +267,7 @@ class Predecessor:
     async def part(self) -> None:
         """Wait until all that was given is sent; the other process ends the conversation when it has read it."""
         assert self._channel is not None
+        self._post("needs", is_last=True)
         await self._channel.part()
 
     async def follow(self) -> None:

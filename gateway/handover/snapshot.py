@@ -22,6 +22,7 @@ from gateway.feedback import CacheState
 from gateway.front.handler import Handler
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.handover.slots import engines_by_key
+from gateway.observe.usage import KeyUsage
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.wait_queue import Queue
 
@@ -49,6 +50,7 @@ class Knowledge:
     queue: Queue
     handler: Handler
     stored: StoredResponses
+    usage: KeyUsage
     secret: bytes  # of cache salts
     unix_seconds: Callable[[], float]
 
@@ -63,6 +65,7 @@ class Knowledge:
             ("calibrations", self.calibrations.learned),
             ("accounts", self.handler.accounts),
             ("spent", self.handler.spent),
+            ("usage", self.usage.state),
             ("stored", partial(self.stored.since, 0)),
         ):
             sections[name] = read()
@@ -107,8 +110,31 @@ class Knowledge:
         for model, served in sections["served"].items():
             self.queue.tenants(model).restore(served)
         self.handler.restore(sections["accounts"], ago_seconds)
-        self.handler.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none
+        self.handler.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
+        if "usage" in sections:
+            self.usage.restore(sections["usage"])
         self.restore_stored(sections["stored"])
+
+    def use(self) -> dict[str, Any]:
+        """What keys used so far, for `use_since`."""
+        return {"spent": self.handler.spent(), "usage": self.usage.today()}
+
+    def use_since(self, before: dict[str, Any]) -> dict[str, Any]:
+        """What keys used since `use` returned this; `restore_use` takes it. Nothing before: all of today."""
+        spent: dict[str, dict[str, list[int]]] = {}
+        for name, periods in self.handler.spent().items():
+            known = before.get("spent", {}).get(name, {})
+            spent[name] = {
+                period: [first_day, used - (known[period][1] if known.get(period, [None])[0] == first_day else 0)]
+                for period, (first_day, used) in periods.items()
+            }
+        return {"spent": spent, "usage": self.usage.since(*before.get("usage", (self.usage.today()[0], [])))}
+
+    def restore_use(self, use: dict[str, Any]) -> None:
+        """Count what keys used in another process meanwhile."""
+        self.handler.restore_spent(use["spent"])
+        for day, rows in use["usage"]:
+            self.usage.add([(key, model, counts) for key, model, counts in rows], day)
 
     def restore_stored(self, stored: list[Any]) -> None:
         """Take over where responses are stored."""

@@ -1,14 +1,17 @@
 """Keys over their life: they come and go with their file, they expire, and each may use its models."""
 
+import asyncio
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from tests.clients import chat, request
+from tests.clients import Client, chat, request
+from tests.fault.restartable import Restartable, restartable
 from tests.fault.rig import UnderTest, holds, running
-from tests.fault.test_rate_limits import AS_CLIENT, AS_FORM, FORM, limited
+from tests.fault.test_rate_limits import AS_CLIENT, AS_FORM, FORM, STREAM, limited
+from tests.fault.test_restarts import stops
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import hang, json_answer, stream
+from tests.scripts import chunk, hang, head, json_answer, last_chunk, stream, until
 
 AS_ANN = b"authorization: Bearer sk-ann"
 
@@ -95,3 +98,73 @@ async def test_a_key_may_use_its_models_by_the_names_that_clients_use(backend: S
         listed = await under_test.ask(b"", AS_CLIENT, method=b"GET", target=b"/v1/models")
         assert [card["id"] for card in listed.json["data"]] == ["gpt-4"]
         assert len(backend.ledger) == 1
+
+
+async def usage_of(gateway: Restartable) -> list[tuple[Any, ...]]:
+    rows = (await gateway.asks_admin("/admin/usage", b"GET")).json["rows"]
+    return [tuple(row.values()) for row in rows]
+
+
+async def test_usage_is_shown_by_key_and_model_and_in_metrics(backend: ScriptedBackend) -> None:
+    backend.plays(*stream(3))
+    sections = {**limited(), "server": {"admin": {"port": 0}}}
+    async with running(backend, sections=sections) as under_test:
+        for _ in range(2):
+            assert (await under_test.ask(STREAM, AS_CLIENT)).is_done
+        await under_test.ask(b"{", AS_CLIENT)
+        await under_test.ask(b"", AS_CLIENT, method=b"GET", target=b"/v1/models")
+        await under_test.ask(STREAM, b"x-api-key: wrong")
+
+        async def admin(target: bytes) -> Any:
+            async with await Client.connect(under_test.admin_port or 0) as client:
+                await client.send(request(method=b"GET", target=target).replace(b"host: gateway", b"host: localhost"))
+                return await client.answer()
+
+        document = (await admin(b"/admin/usage")).json
+        counts = {"requests": 2, "prompt_tokens": 10, "cached_tokens": 0, "completion_tokens": 6, "errors": 0}
+        assert document["rows"] == [
+            {"key": "limited", "model": "", **dict.fromkeys(counts, 0), "requests": 1, "errors": 1},
+            {"key": "limited", "model": MODEL, **counts},
+        ]
+        assert document["total"] == {**counts, "requests": 3, "errors": 1}
+        assert document["since"].endswith("-01")
+        by_day = (await admin(b"/admin/usage?by=day&since=2026-01-01")).json
+        assert by_day["rows"][0]["day"] == by_day["until"] == by_day["counted_since"]
+        wrong = await admin(b"/admin/usage?since=yesterday")
+        assert (wrong.status, wrong.json["error"]["param"]) == (400, "since")
+        assert b'gateway_key_tokens_total{key="limited",kind="completion"} 6.0' in (await admin(b"/metrics")).body
+
+
+async def test_usage_and_budgets_go_on_when_the_gateway_is_restarted_and_started_again(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    end = asyncio.Event()
+    first = b'data: {"choices":[{"delta":{"content":"a"}}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"prompt_tokens":40,"completion_tokens":30}}\n\n'
+    pieces = [chunk(each) for each in (first, usage, b"data: [DONE]\n\n")]
+    state, auth = {"path": str(tmp_path / "state")}, limited(tokens_per_day=100)["auth"]
+    async with restartable(tmp_path, backend, auth=auth, state=state) as gateway:
+        backend.plays_once(*stream(3))
+        assert (await gateway.ask(STREAM, AS_CLIENT)).is_done
+        backend.plays_once(head(200), pieces[0], until(end), *pieces[1:], last_chunk())
+        async with await gateway.client() as streaming:
+            await streaming.send(request(STREAM, AS_CLIENT))
+            await holds(lambda: backend.running == 1, "the stream runs")
+            old = gateway.processes[0].pid
+            await gateway.restart()
+            assert await usage_of(gateway) == [("limited", MODEL, 1, 5, 0, 3, 0)]
+            end.set()
+            assert (await streaming.answer()).is_done
+            await gateway.ended(old)
+        async with asyncio.timeout(20):
+            while await usage_of(gateway) != [("limited", MODEL, 2, 45, 0, 33, 0)]:
+                await asyncio.sleep(0.01)
+        body = chat("x" * 200, max_tokens=1)
+        refused = await gateway.ask(body, AS_CLIENT)
+        assert (refused.status, "22 remain" in refused.error["message"]) == (429, True)  # 8 and 70 were used
+        await stops(gateway)
+        gateway.start()
+        await gateway.ready()
+        refused = await gateway.ask(body, AS_CLIENT)
+        assert (refused.status, "22 remain" in refused.error["message"]) == (429, True)
+        assert (await usage_of(gateway))[0][2:] == (4, 45, 0, 33, 2)

@@ -108,6 +108,7 @@ LAYERS: dict[str, set[str]] = {
         "tokenization",
     },
     "client_keys": {"config"},
+    "usage_page": {"admin_http", "errors", "observe.usage"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
     "handover": {
@@ -116,6 +117,7 @@ LAYERS: dict[str, set[str]] = {
         "feedback",
         "front",
         "listeners",
+        "observe.usage",
         "routing.engine",
         "routing.estimates",
         "scheduling.wait_queue",
@@ -194,6 +196,7 @@ EDGES = {
     "supervisor",
     "tokenization.tokenization",
     "tokenization.tokenizer",
+    "usage_page",
 }
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

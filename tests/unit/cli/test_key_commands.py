@@ -1,6 +1,7 @@
 """`gateway keys`: a key from its first day to its last, in a file that a gateway can follow."""
 
 import json
+import os
 import stat
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -183,6 +184,15 @@ def test_commands_at_once_lose_no_key(file: Path) -> None:
         thread.join()
     assert sorted(each["name"] for each in entries(file)) == sorted(names)
     assert sorted(each.name for each in file.parent.iterdir()) == [".keys.yaml.lock", "keys.yaml"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file away")
+def test_the_owner_of_the_file_stays_the_same(file: Path) -> None:
+    file.write_text("")
+    os.chown(file, 12345, 23456)
+    new(file, "ann")
+    status = file.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (12345, 23456, 0o600)
 
 
 def test_a_link_stays_a_link(tmp_path: Path, file: Path) -> None:

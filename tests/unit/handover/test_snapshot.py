@@ -132,6 +132,21 @@ async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_versio
     gateway().knowledge.restore(sections, same_engines=True)
 
 
+async def test_what_keys_used_after_the_snapshot_is_passed_on() -> None:
+    old, new = experienced(), gateway()
+    sections, moment = passed_on(await old.knowledge.take()), old.knowledge.use()
+    new.knowledge.restore(sections, same_engines=True)
+    alice = old.handler._rate_limits["alice"]
+    alice.charge(100)
+    alice.correct(50, 20, counts=True)  # the request of before the snapshot
+    new.knowledge.restore_use(passed_on({"use": old.knowledge.use_since(moment), "records": {}})["use"])
+    assert new.handler.spent() == old.handler.spent() == {"alice": {"month": [0, 120]}}
+    assert old.knowledge.use_since(old.knowledge.use())["spent"] == {"alice": {"month": [0, 0]}}
+    whole = gateway()
+    whole.knowledge.restore_use(old.knowledge.use_since({}))
+    assert whole.handler.spent() == old.handler.spent()
+
+
 async def test_what_keys_used_long_ago_is_forgotten() -> None:
     sections, new = passed_on(await experienced().knowledge.take()), gateway()
     new.knowledge.__dict__["unix_seconds"] = lambda: 1003.0

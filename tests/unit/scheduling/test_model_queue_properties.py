@@ -18,7 +18,7 @@ SCAN = 8
 class LineMachine(RuleBasedStateMachine):
     """The model keeps the waiting tenants, and for each two of them what both were served since both wait.
 
-    `owed`: what a tenant was served for its wait, per weight. It is charged for that, so others may be ahead by as much.
+    `owed`: what a tenant was served for its wait, per weight. It is charged for that: others may be ahead by as much.
     """
 
     def __init__(self) -> None:
