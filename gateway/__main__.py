@@ -389,15 +389,9 @@ def config_print(
     config = _load(file, backend, host, port, admin_port, no_admin)
     import yaml
 
+    from gateway.config_file import masked
+
     typer.echo(yaml.safe_dump(masked(config.model_dump(mode="json")), sort_keys=False), nl=False)
-
-
-def masked(value: object) -> object:
-    from gateway.config import SECRETS
-
-    if isinstance(value, dict):
-        return {key: "***" if key in SECRETS and item else masked(item) for key, item in value.items()}
-    return [masked(item) for item in value] if isinstance(value, list) else value
 
 
 def _load(

@@ -16,13 +16,14 @@ import structlog
 from aiohttp import web
 
 from gateway import BUILD, __version__
-from gateway.admin import AdminPages, MetricsPages, Overview, QueueView
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, state_reason
 from gateway.admin_http import OperatorPort
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
 from gateway.config import Config, RoutingConfig
+from gateway.config_file import masked
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
@@ -44,12 +45,19 @@ from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
+from gateway.page.broadcast import Broadcast
+from gateway.page.decisions import Decisions
+from gateway.page.playground import Playground
+from gateway.page.recent import RecentRequests
+from gateway.page.routes import STATIC, DashboardPages
+from gateway.page.snapshots import Snapshots, Sources
+from gateway.page.timeline import Timeline
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
-from gateway.resources import MemoryBudget
+from gateway.resources import MemoryBudget, process_use
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, NotedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
@@ -62,6 +70,8 @@ _SIZES_EVERY = 50
 
 class Gateway:
     """Everything, put together; `running` runs it."""
+
+    _is_watched = False  # on the dashboard
 
     def __init__(
         self,
@@ -114,12 +124,23 @@ class Gateway:
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
+        self.recent = RecentRequests(self._offset_seconds)
         batch_consumers = [self.metrics.finished, *([self.access_log.add] if self.access_log else [])]
+        batch_consumers += [self.recent.add] if config.server.admin else []
         self.finished = RecordBatcher(supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
         self._build_front()
+        self._build_dashboard()
         self._listen_to_fleet()
         self._add_gauges()
+
+    def _offset_seconds(self) -> float:
+        return _unix_seconds() - self.clock()
+
+    def _policy(self, config: Config) -> Policy:
+        """What is configured; its choices are noted while somebody watches."""
+        policy = self._policies[config.routing.policy]
+        return NotedPolicy(policy, self._decisions.bound) if self._is_watched else policy
 
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
@@ -139,9 +160,10 @@ class Gateway:
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
         scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
-        broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
+        broker, holds = self.lease_broker, config.admission.hold_without_backend
+        self.retry_budget = RetryBudget(config.upstream)
         dispatcher = self.dispatcher = Dispatcher(
-            fleet, broker, self.relay.send, retries, self.metrics, response_headers=headers, holds=holds
+            fleet, broker, self.relay.send, self.retry_budget, self.metrics, response_headers=headers, holds=holds
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
         batcher = self.batcher = Batcher(
@@ -176,12 +198,57 @@ class Gateway:
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
-        self.admin_port = OperatorPort("server.admin", config.server.admin)
+        self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
             self._stored_responses, self._random_secret, _unix_seconds,
         )  # fmt: skip
+
+    def _build_dashboard(self) -> None:
+        fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
+        self._started_seconds = clock()
+        self.timeline = Timeline(lambda: fleet.backends, lambda backend: state_reason(backend, clock()), clock)
+        decisions = self._decisions = Decisions(dispatcher, self.lease_broker.explain, clock)
+
+        def watched(is_watched: bool) -> None:
+            self._is_watched = is_watched
+            self.handler.use(decisions if is_watched else dispatcher)
+            self.scheduler.follow(_scheduler_settings(self.config), self._policy(self.config))
+            if not is_watched:
+                decisions.forget()
+
+        self.dashboard_sources = Sources(
+            fleet, self.queue, self.metrics, self.recent, self.timeline, self.finished.settle, self.overview.describer,
+            self.cache_state.hit_accuracy.share, self.lease_broker.explain, lambda: self.config, self._own_gauges,
+            process_use, clock, self._offset_seconds,
+        )  # fmt: skip
+        self.dashboard = Broadcast(Snapshots(self.dashboard_sources), watched, self.supervisor, clock)
+        playground = Playground(lambda: self.config.server, lambda: self.server.port)
+        self._dashboard_pages = DashboardPages(
+            self.dashboard,
+            decisions,
+            playground,
+            lambda: masked(self.config.model_dump(mode="json")),
+            self.reloads.preview,
+        )
+
+    def _own_gauges(self) -> dict[str, Any]:
+        """Numbers of the gateway itself, for the dashboard."""
+        return {
+            "version": __version__,
+            "build": BUILD,
+            "uptime_seconds": round(self.clock() - self._started_seconds, 1),
+            "clients": self.server.clients,
+            "retries_left": round(self.retry_budget.left, 1),
+            "retries_most": self.retry_budget.ceiling,
+            "held_bytes": self.memory.used_bytes,
+            "held_bytes_limit": self.memory.limit_bytes,
+            "background_errors": sum(self.supervisor.faults.values()),
+            "dropped_lines": sum(each.dropped for each in (self.access_log, self.log) if each is not None),
+            "watchers": self.dashboard.watchers,
+            "look_ms": round(self.dashboard.look_seconds * 1000, 2),
+        }
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -194,7 +261,7 @@ class Gateway:
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
-        self.scheduler.follow(_scheduler_settings(config), self._policies[config.routing.policy])
+        self.scheduler.follow(_scheduler_settings(config), self._policy(config))
         self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
         self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
         self.embedding_cache.follow(config)
@@ -213,11 +280,14 @@ class Gateway:
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
+        self.timeline.reloaded()
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
         changed.extend((self.lease_broker.fleet_changed, self.cache_state.follow_sizes))
-        changed.extend((self.tokenization.look_again, self._follow_events))
+        changed.extend((self.tokenization.look_again, self._follow_events, self.timeline.look))
+        self.fleet.on_limit.append(self.timeline.limit_moved)
+        restarted.append(self.timeline.restarted)
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
@@ -251,6 +321,8 @@ class Gateway:
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
                     self.cache_state.follow_sizes()  # bytes per token have been learned
+                with self.supervisor.guard("timeline"):
+                    self.timeline.look()
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
@@ -316,14 +388,16 @@ class Gateway:
                 await ready()
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
-            pages += [*self._admin_pages.routes(), *self.control.routes(), *routes]
+            pages += [*self._admin_pages.routes(), *self.control.routes(), *self._dashboard_pages.routes(), *routes]
             admin = await enter(self.admin_port.listening(pages, listeners.admin))
+            stack.callback(self.dashboard.close)
             await enter(self.server.listening(listeners.main))
             yield admin
 
     async def stop_listening(self) -> None:
         """Accept no more connections, on any port. Those that are there go on."""
         await self.admin_port.stop_listening()
+        self.dashboard.close()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import yaml
 from pydantic import ValidationError
 
-from gateway.config import Config, ConfigError
+from gateway.config import SECRETS, Config, ConfigError
 
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be: a reload reads beside requests
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -152,3 +152,10 @@ def load(
         if file is None or not isinstance(error.__cause__, ValidationError):
             raise
         raise ConfigError(mistakes_with_lines(file, text, error.__cause__)) from error
+
+
+def masked(document: Any) -> Any:
+    """A configuration as it may be shown: secrets are `***`."""
+    if isinstance(document, dict):
+        return {key: "***" if key in SECRETS and item else masked(item) for key, item in document.items()}
+    return [masked(item) for item in document] if isinstance(document, list) else document

@@ -11,7 +11,7 @@ from gateway.observe.record import Record
 
 _LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.48, 40.96, 81.92, 163.84, 327.68)
 _SHORT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 30.0, 60.0)
-_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_MODELS = 1000
 
 Labels = tuple[str, ...]
@@ -161,7 +161,7 @@ class Metrics:
             ("backend", "reason"),
         )
         self.loop_lag = Histogram(
-            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
+            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), LAG_BOUNDS
         )
         self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.queue_wait, self.hit_tokens]
         self._live += [self.prompt_tokens, self.completion_tokens, self.attempts, self.limit_moves, self.loop_lag]

@@ -99,6 +99,20 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
+    "page": {
+        "admin_http",
+        "backends",
+        "config",
+        "errors",
+        "front.reply",
+        "front.uploads",
+        "observe",
+        "request",
+        "resources",
+        "routing",
+        "scheduling",
+        "supervisor",
+    },
     "control": {"admin_http", "backends", "config", "config_file", "errors", "reload"},
     "reload": {"config", "config_file"},
     "handover": {
@@ -140,7 +154,7 @@ EDGES = {
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
     "handover.snapshot", "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
-    "observe.metrics", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
+    "observe.metrics", "page.playground", "page.routes", "page.broadcast", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
     "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
