@@ -388,11 +388,16 @@ class Gateway:
                 await ready()
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
-            pages += [*self._admin_pages.routes(), *self.control.routes(), *self._dashboard_pages.routes(), *routes]
+            pages = [*self.admin_routes(), *routes]
             admin = await enter(self.admin_port.listening(pages, listeners.admin))
             stack.callback(self.dashboard.close)
             await enter(self.server.listening(listeners.main))
             yield admin
+
+    def admin_routes(self) -> list[web.RouteDef]:
+        """What the admin port serves, but for a restart of the process."""
+        shown = self._metrics_pages, self._admin_pages, self.control, self._dashboard_pages
+        return [route for pages in shown for route in pages.routes()]
 
     async def stop_listening(self) -> None:
         """Accept no more connections, on any port. Those that are there go on."""

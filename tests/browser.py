@@ -57,10 +57,11 @@ class Page:
         return found["result"].get("value")
 
     async def until(self, condition: str, seconds: float = DEADLINE_SECONDS) -> None:
-        """Wait until an expression is true."""
+        """Wait until an expression is true. One that fails is not true: its page may not be there yet."""
+        script = f"(() => {{ try {{ return !!({condition}); }} catch {{ return false; }} }})()"
         try:
             async with asyncio.timeout(seconds):
-                while not await self.run(f"!!({condition})"):
+                while not await self.run(script):
                     await asyncio.sleep(0.05)
         except TimeoutError:
             text = await self.run("document.body.innerText")

@@ -18,15 +18,20 @@ const at = (id) => document.getElementById(id);
 const state = { requests: [], failed: [], events: [], points: [], columns: {}, settings: {}, requestsSeen: 0, eventsSeen: 0 };
 let open = null;
 
+// Rows are told apart by their place in the stream: clients choose request ids, and may repeat them.
+let epoch = 0;
+const numbered = (rows, from, mark = "") => { rows.forEach((row, index) => { row.key = `${epoch}${mark}:${from + index}`; }); return rows; };
 const added = (list, seen, news, most) => {
-  const fresh = news.rows.slice(Math.max(0, seen - news.from));
+  const fresh = numbered(news.rows, news.from).slice(Math.max(0, seen - news.from));
   list.push(...fresh);
   list.splice(0, Math.max(0, list.length - most));
   return [fresh, Math.max(seen, news.from + news.rows.length)];
 };
 const take = (kind, news) => {
   if (kind === "full") {
-    Object.assign(state, { requests: news.requests.rows, requestsSeen: news.requests.from + news.requests.rows.length,
+    epoch += 1;
+    numbered(news.failed, 0, "failed");
+    Object.assign(state, { requests: numbered(news.requests.rows, news.requests.from), requestsSeen: news.requests.from + news.requests.rows.length,
       failed: news.failed, events: news.events.rows, eventsSeen: news.events.from + news.events.rows.length,
       points: news.history.points, columns: Object.fromEntries(news.history.columns.map((name, index) => [name, index])),
       settings: news.settings });

@@ -83,7 +83,7 @@ export const requests = () => {
       const rows = (failed.checked ? state.failed : state.requests).filter((row) => !wanted
         || [row.model, row.client, row.backend, row.request_id, row.outcome].some((each) => (each || "").toLowerCase().includes(wanted)));
       close();
-      fill(rows.slice().reverse(), (row) => `${row.request_id} ${row.time}`);
+      fill(rows.slice().reverse(), (row) => row.key);
       empty.hidden = rows.length > 0;
       put(count, `${number(rows.length)} shown`);
     },

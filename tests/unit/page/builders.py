@@ -25,7 +25,7 @@ def record(request_id: str = "id", outcome: str = "completed", **more: Any) -> R
 class House:
     """A gateway with backends of four slots each, which are up, under a clock that the test turns."""
 
-    def __init__(self, backends: int = 2, **sections: Any) -> None:
+    def __init__(self, backends: int = 2, served: tuple[str, ...] = ("m",), **sections: Any) -> None:
         self.now = 1000.0
         listed = [
             {"url": f"http://10.0.{number // 250}.{number % 250}:1", "name": f"gpu-{number}", "max_in_flight": 4}
@@ -33,7 +33,9 @@ class House:
         ]
         self.gateway = Gateway(parse({"backends": listed, **sections}), None, clock=lambda: self.now)
         for backend in self.gateway.fleet.backends:
-            facts = Facts(version="0.33.0", models=(ModelCard("m"),), kv_cache_tokens=10_000, kv_event_sources=())
+            facts = Facts(
+                version="0.33.0", kv_cache_tokens=10_000, kv_event_sources=(), models=tuple(map(ModelCard, served))
+            )
             self.gateway.fleet.learned(backend, facts)
             self.gateway.fleet.probed(backend, ProbeResult.OK)
 
