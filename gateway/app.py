@@ -47,10 +47,10 @@ from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
+from gateway.page.live_view import LiveView, Sources
 from gateway.page.playground import Playground
 from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
-from gateway.page.snapshots import Snapshots, Sources
 from gateway.page.timeline import Timeline
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
@@ -223,7 +223,7 @@ class Gateway:
             self.cache_state.hit_accuracy.share, self.lease_broker.explain, lambda: self.config, self._own_gauges,
             process_use, clock, self._offset_seconds,
         )  # fmt: skip
-        self.dashboard = Broadcast(Snapshots(self.dashboard_sources), watched, self.supervisor, clock)
+        self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
         playground = Playground(lambda: self.config.server, lambda: self.server.port)
         self._dashboard_pages = DashboardPages(
             self.dashboard,

@@ -1,4 +1,4 @@
-"""The stream of snapshots: made once a second for all watchers together, and not at all while there is none.
+"""The dashboard's stream: made once a second for all watchers together, and not at all while there is none.
 
 A look may take at most a hundredth of the time: after one that took long, the next one comes later. A watcher that
 does not read in time is cut off; its page connects again, and begins with the whole.
@@ -21,7 +21,7 @@ _MOST_UNREAD: Final = 8  # messages
 
 
 class Shown(Protocol):
-    """`Snapshots`, or what stands for it."""
+    """`LiveView`, or what stands for it."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -38,13 +38,13 @@ class Broadcast:
 
     def __init__(
         self,
-        snapshots: Shown,
+        view: Shown,
         watched: Callable[[bool], None],
         supervisor: Supervisor,
         clock: Callable[[], float],
         period_seconds: float = _PERIOD_SECONDS,
     ) -> None:
-        self._snapshots = snapshots
+        self._view = view
         self._watched = watched
         self._supervisor = supervisor
         self._clock = clock
@@ -65,7 +65,7 @@ class Broadcast:
         if not self._watchers:
             self._begin()
         messages: Messages = asyncio.Queue(_MOST_UNREAD)
-        messages.put_nowait(event("full", self._snapshots.full()))
+        messages.put_nowait(event("full", self._view.full()))
         self._watchers.add(messages)
         try:
             yield messages
@@ -81,7 +81,7 @@ class Broadcast:
 
     def _begin(self) -> None:
         self._watched(True)
-        self._snapshots.begin()
+        self._view.begin()
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="dashboard")
 
     def _end(self) -> None:
@@ -89,14 +89,14 @@ class Broadcast:
             self._ticking.cancel()
             self._ticking = None
         self._watched(False)
-        self._snapshots.end()
+        self._view.end()
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(max(self._period_seconds, _TIMES_AS_LONG * self.look_seconds))
             with self._supervisor.guard("dashboard"):
                 began = self._clock()
-                message = event("tick", self._snapshots.tick())
+                message = event("tick", self._view.tick())
                 self.look_seconds = self._clock() - began
                 for messages in self._watchers:
                     if messages.full():

@@ -26,26 +26,27 @@ Explain = Callable[[Demand], list[EngineVerdict]]
 
 
 class Decision:
-    """About one request. `arrival`: each engine then, if that was computed; `bound`: the choice, if it was made."""
+    """About one request. `arrival`: each engine then, if that was computed. `in_seconds`: so are the policy's costs."""
 
-    __slots__ = ("_bound", "arrival", "demand", "request_id", "since_seconds")
+    __slots__ = ("_bound", "arrival", "demand", "in_seconds", "request_id", "since_seconds")
 
     def __init__(self, request_id: str, demand: Demand, since_seconds: float) -> None:
         self.request_id = request_id
         self.demand = demand
         self.since_seconds = since_seconds
-        self.arrival: list[EngineVerdict] | None = None
+        self.in_seconds = True
+        self.arrival: list[dict[str, Any]] | None = None
         self._bound: tuple[float, Options, Engine] | None = None
 
     def bind(self, options: Options, engine: Engine, now: float) -> None:
         """The scheduler chose this engine; a retry replaces the first choice."""
         self._bound = now - self.since_seconds, options, engine
 
-    def bound_document(self, in_seconds: bool) -> dict[str, Any] | None:
+    def bound_document(self) -> dict[str, Any] | None:
         if self._bound is None:
             return None
         seconds, options, chosen = self._bound
-        scale = 1000.0 if in_seconds else 1.0
+        scale = 1000.0 if self.in_seconds else 1.0
         rows = zip(options.engines, options.costs, options.hit_tokens, options.prefill_seconds, strict=True)
         engines = [
             {
@@ -83,17 +84,16 @@ class Decisions:
         decision = self._by_id.get(request_id)
         if decision is None:
             return None
-        demand, arrival = decision.demand, decision.arrival
-        in_seconds = arrival is None or not arrival or arrival[0].parts is not None
+        demand = decision.demand
         return {
             "request_id": request_id,
             "model": demand.model,
             "prompt_tokens": demand.prompt_tokens,
             "prefix_blocks": len(demand.keys),
             "sequences": demand.sequences,
-            "in_seconds": in_seconds,
-            "engines": None if arrival is None else as_document(arrival),
-            "bound": decision.bound_document(in_seconds),
+            "in_seconds": decision.in_seconds,
+            "engines": decision.arrival,
+            "bound": decision.bound_document(),
         }
 
     def forget(self) -> None:
@@ -111,8 +111,10 @@ class Decisions:
                 self._second, self._left = now, ENGINES_PER_SECOND
             if self._left > 0:
                 with suppress(GatewayError):
-                    decision.arrival = self._explain(demand)
-                    self._left -= max(1, len(decision.arrival))
+                    verdicts = self._explain(demand)
+                    decision.in_seconds = not verdicts or verdicts[0].parts is not None
+                    decision.arrival = as_document(verdicts)
+                    self._left -= max(1, len(verdicts))
             self._keep(decision)
         return self._inner.dispatch(request, reply, record)
 

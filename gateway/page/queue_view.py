@@ -13,7 +13,8 @@ from gateway.errors import GatewayError
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.admission import is_large_enough, slots_of
+from gateway.scheduling.admission import guarded_slots, is_large_enough, slots_of
+from gateway.scheduling.fair_share import Tenants
 from gateway.scheduling.wait_queue import ModelQueue, Queue, TenantQueue, Ticket
 
 _MOST_MODELS: Final = 32
@@ -47,7 +48,7 @@ def queue_view(
         if found is None:
             continue
         view = _model_view(model, queue, found, now)
-        view["head"] = [_head(ticket, explain, why_none, rules, now) for ticket in found.in_order(heads)]
+        view["head"] = [_head(ticket, found.tenants, explain, why_none, rules, now) for ticket in found.in_order(heads)]
         views.append(view)
     return {
         "waiting": len(queue),
@@ -89,12 +90,15 @@ def _flow_view(model: str, queue: Queue, flow: TenantQueue, now: float) -> dict[
 
 def _head(
     ticket: Ticket,
+    tenants: Tenants,
     explain: Callable[[Demand, frozenset[str]], list[EngineVerdict]],
     why_none: Callable[[str], str],
     rules: QueueRules,
     now: float,
 ) -> dict[str, Any]:
     demand, waited = ticket.demand, now - ticket.arrived_seconds
+    guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
+    guarded = guards and tenants.is_over_share(tenants.of(demand), now, batch=demand.batch)
     try:
         verdicts, why = explain(demand, ticket.avoid), ""
     except GatewayError as error:
@@ -108,19 +112,33 @@ def _head(
         "starving": waited > rules.starvation_seconds,
         "deadline_seconds": None if demand.deadline_seconds is None else round(demand.deadline_seconds - now, 1),
         "why": why,
-        "engines": [_priced(verdict, demand, rules, now) for verdict in verdicts[:_MOST_NAMED]],
-        "open_elsewhere": sum(verdict.is_open for verdict in verdicts[_MOST_NAMED:]),
+        "engines": [_priced(verdict, demand, rules, now, guarded=guarded) for verdict in verdicts[:_MOST_NAMED]],
+        "open_elsewhere": sum(
+            verdict.is_open and not _is_kept(verdict.engine, demand, guarded=guarded)
+            for verdict in verdicts[_MOST_NAMED:]
+        ),
     }
 
 
-def _priced(verdict: EngineVerdict, demand: Demand, rules: QueueRules, now: float) -> dict[str, Any]:
+def _priced(verdict: EngineVerdict, demand: Demand, rules: QueueRules, now: float, *, guarded: bool) -> dict[str, Any]:
+    engine = verdict.engine
+    why = "" if verdict.is_open else why_closed(engine, demand, rules, now)
+    if verdict.is_open and _is_kept(engine, demand, guarded=guarded):
+        kept, whom = guarded_slots(engine.slots), "interactive requests" if demand.batch else "other tenants"
+        why = f"{engine.load.in_flight} of {engine.slots} slots taken, {kept} kept for {whom}"
     return {
         "engine": verdict.name,
         "cost": round(verdict.cost * 1000, 1) if verdict.parts is not None else verdict.cost,
         "hit_tokens": verdict.hit_tokens,
         "open": verdict.is_open,
-        "why": "" if verdict.is_open else why_closed(verdict.engine, demand, rules, now),
+        "why": why,
     }
+
+
+def _is_kept(engine: Engine, demand: Demand, *, guarded: bool) -> bool:
+    """Whether the slots that an open engine has left are kept for others."""
+    kept = guarded_slots(engine.slots) if guarded else 0
+    return engine.load.in_flight + slots_of(demand, engine) > engine.slots - kept
 
 
 def why_closed(engine: Engine, demand: Demand, rules: QueueRules, now: float) -> str:

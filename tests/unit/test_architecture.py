@@ -154,8 +154,9 @@ EDGES = {
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
     "handover.snapshot", "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
-    "observe.metrics", "page.playground", "page.routes", "page.broadcast", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
-    "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
+    "observe.metrics", "page.broadcast", "page.playground", "page.routes", "plan.command", "process",
+    "relay.connection", "relay.relay", "reload", "resources", "scheduling.leases", "supervisor", "tls",
+    "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

@@ -1,4 +1,4 @@
-// The stream of snapshots, and requests to the admin port, with the token of this tab. EventSource cannot send headers,
+// The live stream, and requests to the admin port, with the token of this tab. EventSource cannot send headers,
 // so the stream is read with fetch.
 const TOKEN = "gateway-admin-token";
 const RETRY_MS = [500, 1000, 2000, 5000];

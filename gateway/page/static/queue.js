@@ -4,8 +4,8 @@ import { bytes, duration, h, milliseconds, number, put, table, tiles } from "./d
 
 const engines = (head) => h("div", {}, head.engines.map((each, at) => h("div", {},
   at ? "then " : "waits for ", h("b", {}, each.engine), ` (${head.inSeconds ? milliseconds(each.cost) : number(each.cost)}, hit ${number(each.hit_tokens)}): `,
-  each.open ? h("span", { className: "good" }, "open") : each.why)),
-  head.open_elsewhere ? h("div", { className: "soft" }, `${head.open_elsewhere} dearer engines are open`) : null);
+  each.why || h("span", { className: "good" }, "open: the next scan may bind it"))),
+  head.open_elsewhere ? h("div", { className: "soft" }, `${head.open_elsewhere} more open at a higher cost`) : null);
 
 const model = (view, inSeconds) => h("section", {},
   h("h2", {}, view.model, h("small", {}, `${number(view.waiting)} waiting, ${number(view.in_flight)} in flight, `

@@ -2,13 +2,14 @@
 import { chart } from "./charts.js";
 import { clock, h, number, put, s, table, tiles } from "./dom.js";
 
-const WIDTH = 1000, LANE = 24, LEFT = 190, TOP = 8, MOST_LANES = 24, LEAST_SECONDS = 600;
+const WIDTH = 1000, LANE = 24, LEFT = 190, TOP = 8, MOST_LANES = 24, LEAST_SECONDS = 120;
+const FAILED = "failed requests";
 const GOOD = ["up", "joined", "undrained"];
 
 const lanes = (marks, now) => {
   const first = Math.min(now - LEAST_SECONDS, ...marks.map((mark) => mark.time));
-  const names = [...new Set(marks.map((mark) => mark.lane))];
-  const shown = names.slice(-MOST_LANES);
+  const names = new Set(marks.slice().reverse().map((mark) => mark.lane)); // those with the latest events, if not all
+  const shown = [...names].slice(0, MOST_LANES).sort((one, other) => (one === FAILED) - (other === FAILED) || one.localeCompare(other, "en", { numeric: true }));
   const height = TOP + LANE * Math.max(1, shown.length) + 22, foot = height - 20;
   const place = (time) => LEFT + ((time - first) / Math.max(1, now - first)) * (WIDTH - LEFT - 8);
   const ticks = [0, 0.25, 0.5, 0.75, 1].map((share) => first + share * (now - first));
@@ -47,7 +48,7 @@ export const timeline = () => {
       if (stamp === drawn && Math.round(state.time) % 10) return; // the axis moves on once in a while
       drawn = stamp;
       const marks = [...state.events.map((each) => ({ ...each, lane: each.subject || "gateway" })),
-        ...state.failed.map((row) => ({ time: row.time, kind: row.outcome, detail: row.error || row.backend || "", bad: true, lane: "failed requests" }))];
+        ...state.failed.map((row) => ({ time: row.time, kind: row.outcome, detail: row.error || row.backend || "", bad: true, lane: FAILED }))].sort((one, other) => one.time - other.time);
       picture.replaceChildren(h("figcaption", {}, "Events", h("small", {}, "backends: states, falls of the limit, restarts; failed requests")),
         marks.length ? lanes(marks, state.time) : h("p", { className: "soft" }, "Nothing has happened."));
       events.replaceChildren(table([{ name: "Time" }, { name: "What", className: "text" }, { name: "Backend", className: "text name" }, { name: "Why", className: "text" }],

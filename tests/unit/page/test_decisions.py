@@ -131,7 +131,7 @@ def test_an_engine_that_is_kept_for_a_starving_request_has_no_cost() -> None:
     demand, [engine] = Demand("m"), scene.house.gateway.fleet.engines()
     decision = Decision("r", demand, 0.0)
     decision.bind(Options([engine], [math.inf]), engine, 1.0)
-    document = decision.bound_document(True)
+    document = decision.bound_document()
     assert document is not None
     assert document["engines"][0]["cost"] is None
 

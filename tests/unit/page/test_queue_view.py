@@ -39,6 +39,21 @@ def test_tenants_are_counted_by_class_and_the_next_request_says_what_it_waits_fo
     assert len(model["head"]) == 4
 
 
+def test_the_last_slots_are_kept_for_others_and_that_is_said() -> None:
+    house = House(1)
+    house.place(1, tenant="b")
+    house.place(2, tenant="a")
+    house.place(1, tenant="a")  # it would take the last slot
+    assert house.gateway.fleet.engines()[0].load.in_flight == 3
+    house.place(1, tenant="c", batch=True)
+    [model] = view(house)["models"]
+    whys = {head["tenant"]: head["engines"][0]["why"] for head in model["head"]}
+    assert whys == {
+        "a": "3 of 4 slots taken, 1 kept for other tenants",
+        "c": "3 of 4 slots taken, 1 kept for interactive requests",
+    }
+
+
 def test_requests_of_a_model_without_a_backend_say_why_none_serves_it() -> None:
     house = House(1)
     house.place(4)

@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from gateway.page.snapshots import COLUMNS, MOST_POINTS, Snapshots
+from gateway.page.live_view import COLUMNS, MOST_POINTS, LiveView
 from tests.unit.page.builders import House, record
 
 
@@ -13,15 +13,15 @@ class Scene:
 
     def __init__(self, backends: int = 2, **sections: Any) -> None:
         self.house = House(backends, **sections)
-        self.snapshots = Snapshots(self.house.gateway.dashboard_sources)
-        self.snapshots.begin()
+        self.view = LiveView(self.house.gateway.dashboard_sources)
+        self.view.begin()
 
     def full(self) -> Any:
-        return orjson.loads(orjson.dumps(self.snapshots.full()))
+        return orjson.loads(orjson.dumps(self.view.full()))
 
     def tick(self, seconds: float = 1.0) -> Any:
         self.house.now += seconds
-        return orjson.loads(orjson.dumps(self.snapshots.tick()))
+        return orjson.loads(orjson.dumps(self.view.tick()))
 
     def finish(self, count: int, **what: Any) -> None:
         for number in range(count):
@@ -69,15 +69,15 @@ def test_what_is_sent_is_bounded_however_many_requests_end() -> None:
     assert (shown["requests"]["from"], len(shown["requests"]["rows"])) == (9_800, 200)
     assert len(orjson.dumps(shown)) < 200_000
     for _ in range(MOST_POINTS + 5):
-        scene.snapshots.tick()
+        scene.view.tick()
     assert len(scene.full()["history"]["points"]) == MOST_POINTS
 
 
 def test_nothing_is_kept_when_nobody_watches_any_more() -> None:
     scene = Scene()
     scene.tick()
-    scene.snapshots.end()
-    scene.snapshots.begin()
+    scene.view.end()
+    scene.view.begin()
     assert scene.full()["history"]["points"] == []
 
 

@@ -55,7 +55,7 @@ class Sources:
     offset_seconds: Callable[[], float]  # from that clock to Unix time
 
 
-class Snapshots:
+class LiveView:
     """`begin`, then `full` and `tick` as often as wanted, then `end`."""
 
     def __init__(self, sources: Sources) -> None:
