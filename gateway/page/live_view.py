@@ -85,7 +85,7 @@ class LiveView:
         return self._state | {
             "requests": {"from": recent.count - len(rows), "rows": rows},
             "failed": recent.failed_rows(),
-            "events": {"from": timeline.count - len(events), "rows": events},
+            "events": {"from": timeline.happened - len(events), "rows": events},
             "history": {"columns": COLUMNS, "points": list(self._points)},
             "settings": {
                 "policy": config.routing.policy,
@@ -106,7 +106,7 @@ class LiveView:
         shown = sources.timeline.since(events, sources.offset_seconds())
         return self._state | {
             "requests": {"from": sources.recent.count - len(rows), "rows": rows},
-            "events": {"from": sources.timeline.count - len(shown), "rows": shown},
+            "events": {"from": sources.timeline.happened - len(shown), "rows": shown},
             "point": self._points[-1],
         }
 
@@ -138,7 +138,7 @@ class LiveView:
         if self._before is not None:
             self._points.append(self._point())
         self._before = totals
-        self._requests, self._events = sources.recent.count, sources.timeline.count
+        self._requests, self._events = sources.recent.count, sources.timeline.happened
 
     def _point(self) -> list[float]:
         state = self._state

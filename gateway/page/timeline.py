@@ -38,9 +38,9 @@ class Timeline:
         self._backends = backends
         self._reason = reason
         self._clock = clock
-        self._events: deque[TimelineEvent] = deque(maxlen=_MOST_EVENTS)
+        self._history: deque[TimelineEvent] = deque(maxlen=_MOST_EVENTS)
         self._states: dict[str, str] = {each.name: _state(each) for each in backends()}
-        self.count = 0  # of all events since the start
+        self.happened = 0  # of all events since the start
 
     def look(self) -> None:
         """Compare the backends with what was seen last. To be called when the fleet has changed, and every few seconds:
@@ -73,8 +73,8 @@ class Timeline:
 
     def since(self, count: int, offset_seconds: float) -> list[dict[str, Any]]:
         """Events after so many, as far as kept, oldest first. `offset_seconds`: from the clock to Unix time."""
-        fresh = min(self.count - count, len(self._events))
-        events = list(self._events)[len(self._events) - fresh :] if fresh > 0 else []
+        fresh = min(self.happened - count, len(self._history))
+        events = list(self._history)[len(self._history) - fresh :] if fresh > 0 else []
         return [
             {
                 "time": round(event.at_seconds + offset_seconds, 3),
@@ -89,9 +89,9 @@ class Timeline:
     def _add(
         self, kind: str, subject: str, detail: str, at_seconds: float | None = None, *, is_bad: bool = False
     ) -> None:
-        self.count += 1
+        self.happened += 1
         at_seconds = self._clock() if at_seconds is None else at_seconds
-        self._events.append(TimelineEvent(at_seconds, kind, subject, detail, is_bad))
+        self._history.append(TimelineEvent(at_seconds, kind, subject, detail, is_bad))
 
 
 def _state(backend: Backend) -> str:

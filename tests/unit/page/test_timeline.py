@@ -21,7 +21,7 @@ def kinds(house: House, count: int = 0) -> list[tuple[str, str]]:
 def test_backends_that_come_up_and_go_down_are_events_with_a_reason() -> None:
     house = House(3)
     assert kinds(house) == [("up", "gpu-0"), ("up", "gpu-1"), ("up", "gpu-2")]
-    gateway, before = house.gateway, house.gateway.timeline.count
+    gateway, before = house.gateway, house.gateway.timeline.happened
     house.now = 1010.0
     for _ in range(5):
         gateway.fleet.probed(gateway.fleet.backends[1], ProbeResult.REFUSED, "connection refused")
@@ -33,7 +33,7 @@ def test_backends_that_come_up_and_go_down_are_events_with_a_reason() -> None:
 
 def test_an_ejection_and_its_end_are_events() -> None:
     house = House(3)
-    gateway, before = house.gateway, house.gateway.timeline.count
+    gateway, before = house.gateway, house.gateway.timeline.happened
     gateway.fleet.failed(gateway.fleet.backends[0], EngineDead("The engine is dead."))
     assert kinds(house, before) == [("ejected", "gpu-0")]
     assert events(house, before)[0]["detail"].startswith("requests failed; back in ")
@@ -44,7 +44,7 @@ def test_an_ejection_and_its_end_are_events() -> None:
 
 def test_backends_that_join_drain_and_leave_are_events() -> None:
     house = House(2)
-    gateway, before = house.gateway, house.gateway.timeline.count
+    gateway, before = house.gateway, house.gateway.timeline.happened
     gateway.membership.add(BackendConfig(url="http://10.9.9.9:1", name="new"))
     gateway.membership.drain("gpu-0")
     gateway.membership.remove("gpu-1")
@@ -54,7 +54,7 @@ def test_backends_that_join_drain_and_leave_are_events() -> None:
 def test_only_falls_of_a_limit_are_events_and_restarts_and_reloads() -> None:
     house = House(1)
     house.gateway.timeline.look()
-    [backend], before = house.gateway.fleet.backends, house.gateway.timeline.count
+    [backend], before = house.gateway.fleet.backends, house.gateway.timeline.happened
     house.gateway.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.PREEMPTIONS, 16, 12))
     house.gateway.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.ROOM, 12, 14))
     house.gateway.timeline.limit_moved(backend, None)
@@ -69,4 +69,4 @@ def test_the_number_of_events_is_bounded() -> None:
     for _ in range(2000):
         house.gateway.timeline.reloaded()
     assert len(events(house)) == 500
-    assert len(events(house, house.gateway.timeline.count - 3)) == 3
+    assert len(events(house, house.gateway.timeline.happened - 3)) == 3
