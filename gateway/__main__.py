@@ -201,6 +201,33 @@ def prefixes(
         fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
 
 
+@app.command()
+def top(
+    url: Annotated[str, Argument(help=ADMIN)] = ADMIN_URL,
+    once: Annotated[bool, Option("--once", help="Print one page and return.")] = False,
+) -> None:
+    """Show the fleet, the queue and the last requests, live. Ctrl-C ends it."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from gateway.cli.client import AskError, followed
+    from gateway.cli.top import Top
+
+    shown, console = Top(), Console()
+    events = followed(url, "/admin/dashboard/stream", os.environ.get("GATEWAY_ADMIN_TOKEN", ""))
+    try:
+        with suppress(KeyboardInterrupt), Live(console=console, screen=not once, auto_refresh=False) as live:
+            for kind, document in events:
+                shown.take(kind, document)
+                live.update(shown.screen(console.height), refresh=True)
+                if once and kind == "tick":
+                    return
+            else:
+                fail(f"{url} ended the stream", FAILED)
+    except AskError as error:
+        fail(str(error), FAILED)
+
+
 @backend_commands.callback(invoke_without_command=True)
 def backends(
     context: typer.Context,

@@ -170,9 +170,18 @@ class Overview:
         streams = self._streams()
         return [self.backend(each, streams) for each in (*self.fleet.backends, *self.fleet.leaving)]
 
+    def describer(self) -> Callable[[Backend], dict[str, Any]]:
+        """Makes the documents of several backends, of one reading of the KV events' streams."""
+        streams = self._streams()
+        return lambda backend: self.backend(backend, streams)
+
     def backend(self, backend: Backend, streams: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         """The document of one backend. `streams`: of KV events, if they were read already."""
-        index, streams, since = self.cache_state.index, streams or self._streams(), backend.state_since_seconds
+        index, streams, since = (
+            self.cache_state.index,
+            self._streams() if streams is None else streams,
+            backend.state_since_seconds,
+        )
         telemetry = backend.telemetry
         return {
             "name": backend.name,
@@ -180,7 +189,7 @@ class Overview:
             "from": self.membership.origin(backend.name),
             "zone": self.membership.zone(backend.name) or None,
             "state": backend.health.state,
-            "state_reason": _state_reason(backend, self.clock()),
+            "state_reason": state_reason(backend, self.clock()),
             "state_seconds": None if since is None else round(self.clock() - since, 1),
             "draining": backend.draining or None,
             "probe_error": backend.health.probe_error,
@@ -244,7 +253,7 @@ class Overview:
         }
 
 
-def _state_reason(backend: Backend, now: float) -> str:
+def state_reason(backend: Backend, now: float) -> str:
     """Why a backend is in its state, for operators."""
     health = backend.health
     if backend.draining:

@@ -3,8 +3,9 @@
 A page in an operator's browser may give its own name the address of such a port (DNS rebinding), and then read what it
 answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
 known names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests
-under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something. A
-token, if one is configured, keeps everyone else out.
+under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something. The
+port's own page has the port's own origin, and may send what `OWN_PAGE_MAY_SEND` lists. A token, if one is configured,
+keeps everyone else out; the files of the page need none.
 """
 
 import asyncio
@@ -13,7 +14,8 @@ import socket
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import Any
+from typing import Any, Final
+from urllib.parse import urlsplit
 
 import orjson
 from aiohttp import web
@@ -35,14 +37,17 @@ from gateway.listeners import bind
 MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+OWN_PAGE_MAY_SEND: Final = ("/admin/route", "/admin/dashboard/playground")
 
 
 class OperatorPort:
     """A port for operators. `section`: its key in the configuration; None there = disabled."""
 
-    def __init__(self, section: str, listen: Listen | None) -> None:
+    def __init__(self, section: str, listen: Listen | None, open_files: Collection[str] = ()) -> None:
+        """`open_files`: paths that need no token, because what they serve is no secret."""
         self._section = section
         self._listen = listen
+        self._open_files = open_files
         self._sites: list[web.SockSite] = []
 
     def follow(self, listen: Listen | None) -> None:
@@ -79,7 +84,7 @@ class OperatorPort:
         """Answer errors, and refuse requests under other host names than those of the port, or without its token."""
         try:
             check_sender(request, own_hosts(self._listen), self._section)
-            check_token(request, self._listen)
+            check_token(request, self._listen, self._open_files)
             if not self._sites and request.method not in SAFE_METHODS:
                 raise Draining("Another process serves now. Connect again.", retry_after_seconds=1.0)
             answer = await handler(request)
@@ -92,9 +97,11 @@ class OperatorPort:
         return answer
 
 
-def check_token(request: web.Request, listen: Listen | None) -> None:
+def check_token(request: web.Request, listen: Listen | None, open_files: Collection[str] = ()) -> None:
     """Raises Unauthorized without the token of the admin port, where its path needs one."""
-    if not isinstance(listen, AdminConfig) or not listen.token or request.path in listen.open_paths:
+    if not isinstance(listen, AdminConfig) or not listen.token:
+        return
+    if request.path in listen.open_paths or request.path in open_files:
         return
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     given_bytes = given.strip().encode("utf-8", "surrogateescape")
@@ -113,8 +120,23 @@ def check_sender(request: web.Request, names: Collection[str], section: str) -> 
                 f"The host {host[:256]!r} is not allowed on this port. Use an IP address, or add the name to"
                 f" {section}.allowed_hosts."
             )
-    if request.method not in SAFE_METHODS and "origin" in request.headers:
+    if request.method not in SAFE_METHODS and "origin" in request.headers and not is_own_page(request):
         raise OriginNotAllowed("Requests from web pages are not allowed on the admin port.")
+
+
+def is_own_page(request: web.Request) -> bool:
+    """Whether this port's own page sends this, and may. A proxy before the port may use another scheme than the port.
+
+    The `Host` header has been checked before, so no other page has its name.
+    """
+    hosts, origins = request.headers.getall("host", []), request.headers.getall("origin", [])
+    if request.path not in OWN_PAGE_MAY_SEND or len(hosts) != 1 or len(origins) != 1:
+        return False
+    try:
+        origin = urlsplit(origins[0])
+    except ValueError:
+        return False
+    return origin.scheme in ("http", "https") and origin.netloc.lower() == hosts[0].strip().lower()
 
 
 def own_hosts(listen: Listen | None) -> frozenset[str]:

@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from gateway import BUILD, __version__
-from gateway.admin import AdminPages, MetricsPages, Overview, QueueView
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, state_reason
 from gateway.admin_http import OperatorPort
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
@@ -25,7 +25,7 @@ from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
 from gateway.background import BackgroundResponses
 from gateway.client_keys import ClientKeys
-from gateway.config import Config, RoutingConfig
+from gateway.config import Config, RoutingConfig, masked
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
@@ -49,12 +49,19 @@ from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.observe.usage import KeyUsage
+from gateway.page.broadcast import Broadcast
+from gateway.page.decisions import Decisions
+from gateway.page.live_view import LiveView, Sources
+from gateway.page.playground import Playground
+from gateway.page.recent import RecentRequests
+from gateway.page.routes import STATIC, DashboardPages
+from gateway.page.timeline import Timeline
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
-from gateway.resources import MemoryBudget
+from gateway.resources import MemoryBudget, process_use
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
+from gateway.routing.policy import LeastLoadedPolicy, NotedPolicy, Policy, RoundRobinPolicy
 from gateway.routing.prefix_policy import Affinity, PrefixPolicy
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
@@ -69,6 +76,8 @@ _SIZES_EVERY = 50
 
 class Gateway:
     """Everything, put together; `running` runs it."""
+
+    _is_watched = False  # on the dashboard
 
     def __init__(
         self,
@@ -116,6 +125,7 @@ class Gateway:
 
         self._build_records(log_out)
         self._build_front()
+        self._build_dashboard()
         self._listen_to_fleet()
         self._add_gauges()
 
@@ -131,13 +141,23 @@ class Gateway:
         limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
         self.usage = KeyUsage(self._unix_seconds)
+        self.recent = RecentRequests(self._offset_seconds)
         batch_consumers = [
             self.metrics.finished,
             self.usage.finished,
             *([self.access_log.add] if self.access_log else []),
+            *([self.recent.add] if config.server.admin else []),
         ]
         self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
+
+    def _offset_seconds(self) -> float:
+        return self._unix_seconds() - self.clock()
+
+    def _policy(self, config: Config) -> Policy:
+        """What is configured; its choices are noted while somebody watches."""
+        policy = self._policies[config.routing.policy]
+        return NotedPolicy(policy, self._decisions.bound) if self._is_watched else policy
 
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
@@ -157,8 +177,9 @@ class Gateway:
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
         scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
         new_id, headers = partial(next, request_ids()), config.server.response_headers
-        broker, retries, holds = self.lease_broker, RetryBudget(config.upstream), config.admission.hold_without_backend
-        send = self.relay.send
+        broker, holds = self.lease_broker, config.admission.hold_without_backend
+        send, retries = self.relay.send, RetryBudget(config.upstream)
+        self.retry_budget = retries
         background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor)
         dispatcher = self.dispatcher = Dispatcher(
             fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
@@ -200,12 +221,57 @@ class Gateway:
         self._admin_pages = AdminPages(*shown)
         self._usage_page = UsagePage(self._usage_now, self._unix_seconds)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
-        self.admin_port = OperatorPort("server.admin", config.server.admin)
+        self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses, self.usage
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
         )
+
+    def _build_dashboard(self) -> None:
+        fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
+        self._started_seconds = clock()
+        self.timeline = Timeline(lambda: fleet.backends, lambda backend: state_reason(backend, clock()), clock)
+        decisions = self._decisions = Decisions(dispatcher, self.lease_broker.explain, clock)
+
+        def watched(is_watched: bool) -> None:
+            self._is_watched = is_watched
+            self.handler.use(decisions if is_watched else dispatcher)
+            self.scheduler.follow(_scheduler_settings(self.config), self._policy(self.config))
+            if not is_watched:
+                decisions.forget()
+
+        self.dashboard_sources = Sources(
+            fleet, self.queue, self.metrics, self.recent, self.timeline, self.finished.settle, self.overview.describer,
+            self.cache_state.hit_accuracy.share, self.lease_broker.explain, lambda: self.config, self._own_gauges,
+            process_use, clock, self._offset_seconds,
+        )  # fmt: skip
+        self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
+        playground = Playground(lambda: self.config.server, lambda: self.server.port)
+        self._dashboard_pages = DashboardPages(
+            self.dashboard,
+            decisions,
+            playground,
+            lambda: masked(self.config.model_dump(mode="json")),
+            self.reloads.preview,
+        )
+
+    def _own_gauges(self) -> dict[str, Any]:
+        """Numbers of the gateway itself, for the dashboard."""
+        return {
+            "version": __version__,
+            "build": BUILD,
+            "uptime_seconds": round(self.clock() - self._started_seconds, 1),
+            "clients": self.server.clients,
+            "retries_left": round(self.retry_budget.left, 1),
+            "retries_most": self.retry_budget.ceiling,
+            "held_bytes": self.memory.used_bytes,
+            "held_bytes_limit": self.memory.limit_bytes,
+            "background_errors": sum(self.supervisor.faults.values()),
+            "dropped_lines": sum(each.dropped for each in (self.access_log, self.log) if each is not None),
+            "watchers": self.dashboard.watchers,
+            "look_ms": round(self.dashboard.look_seconds * 1000, 2),
+        }
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -219,7 +285,7 @@ class Gateway:
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
-        self.scheduler.follow(_scheduler_settings(config), self._policies[config.routing.policy])
+        self.scheduler.follow(_scheduler_settings(config), self._policy(config))
         self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
         self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
         self.embedding_cache.follow(config)
@@ -239,6 +305,7 @@ class Gateway:
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
+        self.timeline.reloaded()
 
     def _follow_keys(self) -> None:
         keys = self.client_keys
@@ -253,7 +320,9 @@ class Gateway:
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
         changed.extend((self.lease_broker.fleet_changed, self.cache_state.follow_sizes))
-        changed.extend((self.tokenization.look_again, self._follow_events))
+        changed.extend((self.tokenization.look_again, self._follow_events, self.timeline.look))
+        self.fleet.on_limit.append(self.timeline.limit_moved)
+        restarted.append(self.timeline.restarted)
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
@@ -287,6 +356,8 @@ class Gateway:
             if turn % _SIZES_EVERY == 0:
                 with self.supervisor.guard("follow_sizes"):
                     self.cache_state.follow_sizes()  # bytes per token have been learned
+                with self.supervisor.guard("timeline"):
+                    self.timeline.look()
 
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
@@ -369,14 +440,21 @@ class Gateway:
                 await ready()
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
-            pages += [*self._admin_pages.routes(), *self._usage_page.routes(), *self.control.routes(), *routes]
+            pages = [*self.admin_routes(), *routes]
             admin = await enter(self.admin_port.listening(pages, listeners.admin))
+            stack.callback(self.dashboard.close)
             await enter(self.server.listening(listeners.main))
             yield admin
+
+    def admin_routes(self) -> list[web.RouteDef]:
+        """What the admin port serves, but for a restart of the process."""
+        shown = self._metrics_pages, self._admin_pages, self._usage_page, self.control, self._dashboard_pages
+        return [route for pages in shown for route in pages.routes()]
 
     async def stop_listening(self) -> None:
         """Accept no more connections, on any port. Those that are there go on."""
         await self.admin_port.stop_listening()
+        self.dashboard.close()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()
 

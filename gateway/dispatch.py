@@ -46,6 +46,16 @@ class RetryBudget:
         self._tokens = min(self._ceiling, max(0.0, self._tokens + minimum - self._minimum))
         self._minimum = minimum
 
+    @property
+    def left(self) -> float:
+        """Retries that may be spent now."""
+        return self._tokens
+
+    @property
+    def ceiling(self) -> float:
+        """The most retries that are ever left."""
+        return self._ceiling
+
     def earn(self) -> None:
         """A request was sent the first time."""
         self._tokens += self._fraction

@@ -139,6 +139,12 @@ class Reloads:
                 self._apply(new)
             return changes
 
+    async def preview(self) -> dict[str, Any]:
+        """What `reload` would change and list now. Raises ConfigError."""
+        async with self._one_at_a_time:
+            _, changes = await asyncio.to_thread(self._read)
+            return changes
+
     def _read(self) -> tuple[Config, dict[str, Any]]:
         """The configuration to follow, and the answer that lists what differs: all that can be done beside the loop."""
         with _yielding():

@@ -1,9 +1,11 @@
-"""What the process may use: open files, and one memory budget for bodies, uploads, queued requests and answers."""
+"""What the process may use: open files, one memory budget for bodies, uploads, queue and answers; and what it uses."""
 
 import errno
 import os
 import resource
 import socket
+import time
+from typing import NamedTuple
 
 import structlog
 
@@ -101,3 +103,21 @@ class Holding:
 
     def __exit__(self, *_: object) -> None:
         self.shrink(self.size_bytes)
+
+
+class ProcessUse(NamedTuple):
+    """What the process has used since its start: CPU time; and its memory now."""
+
+    cpu_seconds: float
+    memory_bytes: int
+
+
+def process_use() -> ProcessUse:
+    """Of this process. Where /proc does not exist, the memory is the most that it ever had."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            memory_bytes = int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        scale = 1 if os.uname().sysname == "Darwin" else 1024
+        memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    return ProcessUse(time.process_time(), memory_bytes)

@@ -192,6 +192,10 @@ class Handler(RequestHandler):
                 limits[key.name].follow(key)
         self._rate_limits = limits
 
+    def use(self, dispatcher: RequestDispatcher) -> None:
+        """Give this dispatcher the requests that need no batches or pieces."""
+        self._dispatcher = dispatcher
+
     def accounts(self) -> dict[str, dict[str, float]]:
         """What each key with limits used lately; `restore` takes it."""
         return {name: limits.account() for name, limits in self._rate_limits.items()}

@@ -52,6 +52,11 @@ class Server:
         return int(self._servers[0].sockets[0].getsockname()[1])
 
     @property
+    def clients(self) -> int:
+        """Connections of clients that are open now."""
+        return len(self._connections)
+
+    @property
     def answering(self) -> int:
         return sum(connection.answering for connection in self._connections)
 

@@ -16,7 +16,7 @@ _SHORT = (
     20.0, 30.0, 60.0, 100.0,
 )  # fmt: skip
 _TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
-_LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+LAG_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 _MAX_MODELS = 1000
 
 Labels = tuple[str, ...]
@@ -191,7 +191,7 @@ class Metrics:
             ("backend", "reason"),
         )
         self.loop_lag = Histogram(
-            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), _LAG
+            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), LAG_BOUNDS
         )
         self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.per_token, self.queue_wait]
         self._live += [self.hit_tokens, self.prompt_tokens, self.completion_tokens, self.attempts]

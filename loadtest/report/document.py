@@ -72,8 +72,8 @@ def render(template: str, heading: str, subtitle: str, charts: Sequence[Chart], 
     """A page that needs no network, of one of the `templates`, which draws the charts and has the values."""
     sheet, scripts = _asset("report.css") + style, []
     if charts:
-        sheet = _asset("uplot", "uPlot.min.css") + sheet
-        scripts = [_asset("uplot", "uPlot.iife.min.js"), _asset("report.js")]
+        sheet = _uplot("uPlot.min.css") + sheet
+        scripts = [_uplot("uPlot.iife.min.js"), _asset("report.js")]
     return (
         _environment()
         .get_template(template)
@@ -105,8 +105,13 @@ def _environment() -> Environment:
     return made
 
 
-def _asset(*path: str) -> str:
-    return files("loadtest.report").joinpath("assets", *path).read_text(encoding="utf-8")
+def _asset(name: str) -> str:
+    return files("loadtest.report").joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def _uplot(name: str) -> str:
+    """A file of uPlot, which the gateway's dashboard has, too."""
+    return files("gateway.page").joinpath("static", "uplot", name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:

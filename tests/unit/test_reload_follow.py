@@ -120,7 +120,19 @@ BACKENDS = [
 ]
 # Counts of events, labels of tenants seen so far, sources that are being read, what the fleet told, and clocks.
 IGNORED = frozenset(
-    {"changes", "_changes", "_labels", "_following", "_terms", "_load", "_wanted", "_offset_seconds", "_looked_seconds"}
+    {
+        "changes",
+        "_changes",
+        "_labels",
+        "_following",
+        "_terms",
+        "_load",
+        "_wanted",
+        "_offset_seconds",
+        "_looked_seconds",
+        "_history",
+        "happened",
+    }
 )
 
 

@@ -1,0 +1,1 @@
+"""The dashboard on the admin port: what it shows, the stream of it, and its files."""

@@ -1,0 +1,117 @@
+"""The dashboard's stream: made once a second for all watchers together, and not at all while there is none.
+
+A look may take at most a hundredth of the time: after one that took long, the next one comes later. A watcher that
+does not read in time is cut off; its page connects again, and begins with the whole.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import orjson
+
+from gateway.errors import RateLimited
+from gateway.supervisor import Supervisor
+
+MOST_WATCHERS: Final = 16
+_PERIOD_SECONDS = 1.0
+_TIMES_AS_LONG: Final = 100  # the pause, than a look took
+_MOST_UNREAD: Final = 8  # messages
+
+
+class Shown(Protocol):
+    """`LiveView`, or what stands for it."""
+
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
+    def full(self) -> dict[str, Any]: ...
+    def tick(self) -> dict[str, Any]: ...
+
+
+Messages = asyncio.Queue[bytes | None]
+"""What a watcher is sent; None = nothing more."""
+
+
+class Broadcast:
+    """Owner of the watchers. `watched` is called with whether there are any, when that changes."""
+
+    def __init__(
+        self,
+        view: Shown,
+        watched: Callable[[bool], None],
+        supervisor: Supervisor,
+        clock: Callable[[], float],
+        period_seconds: float = _PERIOD_SECONDS,
+    ) -> None:
+        self._view = view
+        self._watched = watched
+        self._supervisor = supervisor
+        self._clock = clock
+        self._period_seconds = period_seconds
+        self._watchers: set[Messages] = set()
+        self._ticking: asyncio.Task[None] | None = None
+        self.look_seconds = 0.0  # that the last one took
+
+    @property
+    def watchers(self) -> int:
+        return len(self._watchers)
+
+    @contextmanager
+    def watching(self) -> Iterator[Messages]:
+        """Be a watcher while the block runs; the first message has everything. Raises RateLimited."""
+        if len(self._watchers) >= MOST_WATCHERS:
+            raise RateLimited(f"{MOST_WATCHERS} pages watch this gateway, which is the limit.", retry_after_seconds=5.0)
+        if not self._watchers:
+            self._begin()
+        messages: Messages = asyncio.Queue(_MOST_UNREAD)
+        messages.put_nowait(event("full", self._view.full()))
+        self._watchers.add(messages)
+        try:
+            yield messages
+        finally:
+            self._watchers.discard(messages)
+            if not self._watchers:
+                self._end()
+
+    def close(self) -> None:
+        """End all streams: the port closes, or another process has taken over."""
+        for messages in self._watchers:
+            _end(messages)
+
+    def _begin(self) -> None:
+        self._watched(True)
+        self._view.begin()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="dashboard")
+
+    def _end(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+        self._watched(False)
+        self._view.end()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(max(self._period_seconds, _TIMES_AS_LONG * self.look_seconds))
+            with self._supervisor.guard("dashboard"):
+                began = self._clock()
+                message = event("tick", self._view.tick())
+                self.look_seconds = self._clock() - began
+                for messages in self._watchers:
+                    if messages.full():
+                        _end(messages)
+                    else:
+                        messages.put_nowait(message)
+
+
+def _end(messages: Messages) -> None:
+    """The watcher reads nothing more, and what it has not read is dropped."""
+    while not messages.empty():
+        messages.get_nowait()
+    messages.put_nowait(None)
+
+
+def event(name: str, document: dict[str, Any]) -> bytes:
+    """A server-sent event with a JSON document."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(document))

@@ -1,0 +1,66 @@
+// The live stream, and requests to the admin port, with the token of this tab. EventSource cannot send headers,
+// so the stream is read with fetch.
+const TOKEN = "gateway-admin-token";
+const RETRY_MS = [500, 1000, 2000, 5000];
+const SILENCE_MS = 120000;
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN) || "",
+  set: (value) => sessionStorage.setItem(TOKEN, value),
+  forget: () => sessionStorage.removeItem(TOKEN),
+};
+const headers = (more) => ({ ...(token.get() ? { authorization: `Bearer ${token.get()}` } : {}), ...more });
+
+/** Requests a path of the admin port; an error answer becomes an Error with the gateway's message. */
+export const ask = async (path, options = {}) => {
+  const answer = await fetch(path, { ...options, headers: headers(options.headers), cache: "no-store" });
+  if (answer.ok) return answer;
+  const text = await answer.text();
+  let message = text || `HTTP ${answer.status}`;
+  try {
+    const told = JSON.parse(text).error;
+    message = typeof told === "string" ? told : told.message || message;
+  } catch { /* not JSON */ }
+  throw Object.assign(new Error(message), { status: answer.status, headers: answer.headers });
+};
+export const askJson = async (path, options) => (await ask(path, options)).json();
+
+const events = async function* (body, alive) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    alive();
+    text += value;
+    for (let end; (end = text.indexOf("\n\n")) >= 0; text = text.slice(end + 2)) {
+      const [name, data] = text.slice(0, end).split("\ndata: ");
+      yield [name.replace("event: ", ""), JSON.parse(data)];
+    }
+  }
+};
+
+/** Follows the stream for ever. `on`: {message(kind, document), state(live|lost, why), refused()}; it resolves when the
+ * token is refused. While the page is hidden for long, the browser may end it: it connects again. */
+export const follow = async (on) => {
+  for (let failures = 0; ; failures++) {
+    const abort = new AbortController();
+    let timer = setTimeout(() => abort.abort(), SILENCE_MS);
+    const alive = () => { clearTimeout(timer); timer = setTimeout(() => abort.abort(), SILENCE_MS); };
+    try {
+      const answer = await ask("/admin/dashboard/stream", { signal: abort.signal });
+      for await (const [kind, document] of events(answer.body, alive)) {
+        failures = 0;
+        on.state("live");
+        on.message(kind, document);
+      }
+      on.state("lost", "the gateway ended the stream");
+    } catch (error) {
+      if (error.status === 401) return on.refused();
+      on.state("lost", error.status ? error.message : "no connection");
+    } finally {
+      clearTimeout(timer);
+    }
+    await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
+  }
+};
