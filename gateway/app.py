@@ -442,7 +442,7 @@ class Gateway:
             await enter(self.metrics_port.listening(pages, listeners.metrics))
             pages = [*self.admin_routes(), *routes]
             admin = await enter(self.admin_port.listening(pages, listeners.admin))
-            stack.callback(self.dashboard.close)
+            stack.callback(self.dashboard.stop)
             await enter(self.server.listening(listeners.main))
             yield admin
 
@@ -454,7 +454,7 @@ class Gateway:
     async def stop_listening(self) -> None:
         """Accept no more connections, on any port. Those that are there go on."""
         await self.admin_port.stop_listening()
-        self.dashboard.close()
+        self.dashboard.stop()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()
 

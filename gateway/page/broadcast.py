@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from gateway.errors import RateLimited
+from gateway.errors import Draining, RateLimited
 from gateway.supervisor import Supervisor
 
 MOST_WATCHERS: Final = 16
@@ -51,6 +51,7 @@ class Broadcast:
         self._period_seconds = period_seconds
         self._watchers: set[Messages] = set()
         self._ticking: asyncio.Task[None] | None = None
+        self._is_stopped = False
         self.look_seconds = 0.0  # that the last one took
 
     @property
@@ -59,7 +60,9 @@ class Broadcast:
 
     @contextmanager
     def watching(self) -> Iterator[Messages]:
-        """Be a watcher while the block runs; the first message has everything. Raises RateLimited."""
+        """Be a watcher while the block runs; the first message has everything. Raises RateLimited or Draining."""
+        if self._is_stopped:
+            raise Draining("Another process serves now, or none. Connect again.", retry_after_seconds=1.0)
         if len(self._watchers) >= MOST_WATCHERS:
             raise RateLimited(f"{MOST_WATCHERS} pages watch this gateway, which is the limit.", retry_after_seconds=5.0)
         if not self._watchers:
@@ -74,10 +77,15 @@ class Broadcast:
             if not self._watchers:
                 self._end()
 
-    def close(self) -> None:
-        """End all streams: the port closes, or another process has taken over."""
+    def end_streams(self) -> None:
+        """End all streams; watchers may connect again."""
         for messages in self._watchers:
             _end(messages)
+
+    def stop(self) -> None:
+        """End all streams and begin no others: the port closes, or another process has taken over."""
+        self._is_stopped = True
+        self.end_streams()
 
     def _begin(self) -> None:
         self._watched(True)

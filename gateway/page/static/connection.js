@@ -3,6 +3,7 @@
 const TOKEN = "gateway-admin-token";
 const RETRY_MS = [500, 1000, 2000, 5000];
 const SILENCE_MS = 120000;
+const HIDDEN_MS = 60000; // then a hidden page stops watching
 
 export const token = {
   get: () => sessionStorage.getItem(TOKEN) || "",
@@ -40,11 +41,21 @@ const events = async function* (body, alive) {
   }
 };
 
+const visible = () => (document.hidden
+  ? new Promise((resolve) => document.addEventListener("visibilitychange", resolve, { once: true })).then(visible) : Promise.resolve());
+const whenHidden = (act) => {
+  let timer = null;
+  const changed = () => { clearTimeout(timer); if (document.hidden) timer = setTimeout(act, HIDDEN_MS); };
+  document.addEventListener("visibilitychange", changed);
+  return () => { clearTimeout(timer); document.removeEventListener("visibilitychange", changed); };
+};
+
 /** Follows the stream for ever. `on`: {message(kind, document), state(live|lost, why), refused()}; it resolves when the
- * token is refused. While the page is hidden for long, the browser may end it: it connects again. */
+ * token is refused. A page that is hidden for a minute stops, and goes on when it is seen again. */
 export const follow = async (on) => {
   for (let failures = 0; ; failures++) {
-    const abort = new AbortController();
+    await visible();
+    const abort = new AbortController(), forget = whenHidden(() => abort.abort());
     let timer = setTimeout(() => abort.abort(), SILENCE_MS);
     const alive = () => { clearTimeout(timer); timer = setTimeout(() => abort.abort(), SILENCE_MS); };
     try {
@@ -60,6 +71,7 @@ export const follow = async (on) => {
       on.state("lost", error.status ? error.message : "no connection");
     } finally {
       clearTimeout(timer);
+      forget();
     }
     await new Promise((resolve) => setTimeout(resolve, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]));
   }

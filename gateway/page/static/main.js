@@ -29,6 +29,9 @@ const added = (list, seen, news, most) => {
 };
 const take = (kind, news) => {
   if (kind === "full") {
+    const version = `${news.gateway.version} ${news.gateway.build}`;
+    if (state.version && state.version !== version) return location.reload(); // the gateway was upgraded, and its page with it
+    state.version = version;
     epoch += 1;
     numbered(news.failed, 0, "failed");
     Object.assign(state, { requests: numbered(news.requests.rows, news.requests.from), requestsSeen: news.requests.from + news.requests.rows.length,

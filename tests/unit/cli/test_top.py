@@ -100,7 +100,7 @@ async def admin_port(token: str = "") -> AsyncIterator[str]:
         try:
             yield f"http://127.0.0.1:{number}"
         finally:
-            house.gateway.dashboard.close()
+            house.gateway.dashboard.stop()
 
 
 async def run(*arguments: str, token: str = "") -> Result:

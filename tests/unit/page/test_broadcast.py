@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import RateLimited
+from gateway.errors import Draining, RateLimited
 from gateway.page.broadcast import MOST_WATCHERS, Broadcast, Messages
 from gateway.supervisor import Supervisor
 
@@ -101,11 +101,17 @@ async def test_a_watcher_that_does_not_read_is_cut_off() -> None:
         assert await slow.get() is None
 
 
-async def test_all_streams_end_when_it_closes() -> None:
+async def test_all_streams_end_and_begin_again_unless_it_has_stopped() -> None:
     scene = Scene()
     with scene.stream.watching() as one, scene.stream.watching() as other:
-        scene.stream.close()
+        scene.stream.end_streams()
         assert (await one.get(), await other.get()) == (None, None)
+    with scene.stream.watching() as again:
+        assert (await read(again))[0] == "full"
+        scene.stream.stop()
+        assert await again.get() is None
+    with pytest.raises(Draining, match="Another process serves now"), scene.stream.watching():
+        pass
 
 
 async def test_what_goes_wrong_in_a_look_is_counted_and_the_stream_goes_on() -> None:

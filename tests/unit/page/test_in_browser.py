@@ -52,7 +52,7 @@ async def dashboard(house: House, folder: Path, token: str = "") -> AsyncIterato
         try:
             yield Dashboard(page, house, url)
         finally:
-            gateway.dashboard.close()
+            gateway.dashboard.stop()
 
 
 def busy_house(backends: int = 3, models: tuple[str, ...] = ("m",)) -> House:
@@ -192,5 +192,5 @@ async def test_a_lost_connection_is_shown_and_made_again(tmp_path: Path) -> None
             "window.states = []; window.lamp = document.querySelector('#connection');"
             " new MutationObserver(() => states.push(lamp.className)).observe(lamp, {attributes: true})"
         )
-        shown.house.gateway.dashboard.close()
+        shown.house.gateway.dashboard.end_streams()
         await shown.page.until("states.includes('lost') && states.at(-1) === 'live'")

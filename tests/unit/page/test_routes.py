@@ -58,7 +58,7 @@ async def admin_port(
         try:
             yield Port(session, number, stream)
         finally:
-            stream.close()
+            stream.stop()
 
 
 async def test_the_files_need_no_token_and_all_data_does() -> None:
@@ -109,7 +109,7 @@ async def test_the_stream_begins_with_everything_and_goes_on() -> None:
 async def test_a_stream_that_is_closed_ends_as_a_complete_one() -> None:
     async with asyncio.timeout(5), admin_port() as port, port.session.get(port.url + STREAM) as response:
         assert (await response.content.readuntil(b"\n\n")).startswith(b"event: full")
-        port.stream.close()
+        port.stream.end_streams()
         await response.content.read()
         assert port.stream.watchers == 0
 
