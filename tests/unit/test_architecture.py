@@ -107,7 +107,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
-    "client_keys": {"config"},
+    "client_keys": {"config", "reload"},
     "usage_page": {"admin_http", "errors", "observe.usage"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
