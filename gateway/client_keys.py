@@ -10,6 +10,7 @@ from gateway.config import ConfigError
 from gateway.config.keys import AuthConfig, KeyConfig
 from gateway.config.keys_file import read_keys
 from gateway.config.values import version_of
+from gateway.reload import yielding
 
 _LOOK_SECONDS = 1.0
 
@@ -62,14 +63,24 @@ class ClientKeys:
         try:
             if await asyncio.to_thread(version_of, file) == self._version:
                 return
-            listed = await asyncio.to_thread(self._read, file, auth)
+            listed, changes = await asyncio.to_thread(self._read_again, file, auth, self._listed)
         except OSError as error:
             self._complain(ConfigError(f"{file}: {error.strerror}"))
         except ConfigError as error:
             self._complain(error)
         else:
-            if self._auth is auth:  # else a reload has read it
-                self._take(listed)
+            if self._auth is auth:
+                self._take(listed, changes)
+            else:  # a reload came between
+                self._version = ()
+
+    def _read_again(
+        self, file: Path, auth: AuthConfig, before: tuple[KeyConfig, ...]
+    ) -> tuple[tuple[KeyConfig, ...], dict[str, list[str]]]:
+        """The keys of the file and what differs: all that can be done beside the loop."""
+        with yielding():
+            listed = self._read(file, auth)
+            return listed, _changes(before, listed)
 
     def _read(self, file: Path, auth: AuthConfig) -> tuple[KeyConfig, ...]:
         """The keys of the file. Its version is noted first: a change meanwhile is seen the next time."""
@@ -79,23 +90,25 @@ class ClientKeys:
             raise ConfigError(f"{file}: {error.strerror}") from error
         return read_keys(file, auth.keys)
 
-    def _take(self, listed: tuple[KeyConfig, ...]) -> None:
+    def _take(self, listed: tuple[KeyConfig, ...], changes: dict[str, list[str]]) -> None:
         self._complaint = ""
-        before, after = ({key.name: key for key in keys} for keys in (self._listed, listed))
-        if before == after:
-            return
-        self._listed = listed
-        self._changed()
-        self._log.info(
-            "keys_changed",
-            file=self._auth.keys_file,
-            added=sorted(after.keys() - before.keys()),
-            removed=sorted(before.keys() - after.keys()),
-            changed=sorted(name for name in after.keys() & before.keys() if after[name] != before[name]),
-        )
+        if any(changes.values()):
+            self._listed = listed
+            self._changed()
+            self._log.info("keys_changed", file=self._auth.keys_file, **changes)
 
     def _complain(self, error: ConfigError) -> None:
         """Log why the file cannot be used, once for each reason."""
         if str(error) != self._complaint:
             self._complaint = str(error)
             self._log.error("keys_file_ignored", reasons=str(error).splitlines(), hint="the keys stay as they were")
+
+
+def _changes(before: tuple[KeyConfig, ...], after: tuple[KeyConfig, ...]) -> dict[str, list[str]]:
+    """The names of keys that were added, removed and changed."""
+    old, new = ({key.name: key for key in keys} for keys in (before, after))
+    return {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "changed": sorted(name for name in new.keys() & old.keys() if new[name] != old[name]),
+    }

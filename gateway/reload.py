@@ -110,7 +110,7 @@ class FileWatch:
 
 
 @contextmanager
-def _yielding() -> Iterator[None]:
+def yielding() -> Iterator[None]:
     """Let the event loop have the interpreter soon, again and again: else it waits 5 ms for each of its callbacks."""
     usual_seconds = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -147,7 +147,7 @@ class Reloads:
 
     def _read(self) -> tuple[Config, dict[str, Any]]:
         """The configuration to follow, and the answer that lists what differs: all that can be done beside the loop."""
-        with _yielding():
+        with yielding():
             read = self._load()
             found = differences(self.config, read)
         changes = {

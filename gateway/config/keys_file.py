@@ -18,6 +18,8 @@ def read_keys(file: Path, configured: Sequence[KeyConfig] = ()) -> tuple[KeyConf
     the configuration has.
     """
     read = YamlFile(file, {})
+    if not isinstance(read.document, list | None):
+        raise ConfigError(f"{file}: must be a list of keys, such as [{{name: team-a, key_sha256: ...}}]")
     keys, found = tuple[KeyConfig, ...](), list[Mistake]()
     try:
         keys = _KEYS.validate_python([] if read.document is None else read.document)

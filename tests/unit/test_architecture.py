@@ -107,6 +107,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
+<<<<<<< HEAD
     "page": {
         "admin_http",
         "backends",
@@ -122,6 +123,9 @@ LAYERS: dict[str, set[str]] = {
         "supervisor",
     },
     "client_keys": {"config"},
+=======
+    "client_keys": {"config", "reload"},
+>>>>>>> 9428997
     "usage_page": {"admin_http", "errors", "observe.usage"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},

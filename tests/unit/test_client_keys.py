@@ -1,5 +1,7 @@
 """The keys in effect: those of the configuration and of a file that changes."""
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +13,8 @@ from structlog.testing import capture_logs
 
 from gateway.client_keys import ClientKeys
 from gateway.config import ConfigError
-from gateway.config.keys import AuthConfig
+from gateway.config.keys import AuthConfig, KeyConfig
+from gateway.config.keys_file import read_keys
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +118,23 @@ async def test_a_reload_brings_another_file_or_none(tmp_path: Path) -> None:
     scene.keys.follow(AuthConfig())
     assert (scene.keys.names, scene.keys.are_needed) == ([], False)
     await scene.keys.step()
+
+
+async def test_a_change_that_is_read_during_a_reload_is_not_lost(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "keys.yaml", "ann")
+    begun, may_end = threading.Event(), threading.Event()
+
+    def slowly(*arguments: Any) -> tuple[KeyConfig, ...]:
+        begun.set()
+        may_end.wait()
+        return read_keys(*arguments)
+
+    scene.write("bob")
+    with patch("gateway.client_keys.read_keys", slowly):
+        step = asyncio.create_task(scene.keys.step())
+        await asyncio.to_thread(begun.wait)
+        scene.keys.follow(scene.auth())
+        may_end.set()
+        await step
+    await scene.keys.step()
+    assert (scene.keys.names, scene.changes) == (["bob"], [["bob"]])

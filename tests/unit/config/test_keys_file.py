@@ -53,7 +53,7 @@ def test_entries_are_those_of_the_configuration_as_yaml_or_json(tmp_path: Path) 
             f"- name: ann\n  key_sha256: {A}\n- name: bob\n  key_sha256: {A}\n",
             "keys.yaml: 'ann' and 'bob' are the same",
         ),
-        ("keys: []\n", "must be a list"),
+        ("keys: []\n", "keys.yaml: must be a list of keys"),
         ("- name: [\n", "keys.yaml:2: not valid YAML"),
     ],
 )
