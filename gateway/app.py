@@ -45,6 +45,7 @@ from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
+from gateway.observe.tracing import Tracing
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget
@@ -115,12 +116,18 @@ class Gateway:
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
+        self.tracing = Tracing(config.tracing, __version__, clock, _unix_seconds, self._url_of)
         batch_consumers = [self.metrics.finished, *([self.access_log.add] if self.access_log else [])]
+        batch_consumers.append(self.tracing.finished)
         self.finished = RecordBatcher(supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
         self._build_front()
         self._listen_to_fleet()
         self._add_gauges()
+
+    def _url_of(self, name: str) -> str:
+        backend = self.fleet.by_name.get(name)
+        return "" if backend is None else backend.config.url
 
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
@@ -165,8 +172,9 @@ class Gateway:
         reader = self.reader = self._new_reader(config)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
-        )
+            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
+            self.tracing.tracer,
+        )  # fmt: skip
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
         state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
@@ -204,7 +212,8 @@ class Gateway:
         if self.access_log is not None:
             self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
         self.reader = self._new_reader(config)
-        self.handler.follow(config, self.reader)
+        self.tracing.follow(config.tracing)
+        self.handler.follow(config, self.reader, self.tracing.tracer)
         self.server.follow(server)
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.queue_view.follow([key.name for key in config.auth.keys])
@@ -284,6 +293,12 @@ class Gateway:
             text = f"{lines} dropped because they could not be written."
             counter(name, text, (), partial(_number, writer, "dropped"))
         counter(
+            "gateway_traces_total",
+            "Traces of requests, by result: exported, or dropped because they could not be sent.",
+            ("result",),
+            lambda: [((result,), traces) for result, traces in self.tracing.totals.items()],
+        )
+        counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
             ("task",),
@@ -306,6 +321,7 @@ class Gateway:
             enter = stack.enter_async_context
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
+            stack.enter_context(self.tracing)
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)

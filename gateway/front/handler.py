@@ -24,6 +24,7 @@ from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
+from gateway.observe.trace import Tracer
 from gateway.request import Demand, InferenceRequest, UpstreamResult
 
 
@@ -123,6 +124,7 @@ class Handler(RequestHandler):
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
+        tracer: Tracer | None = None,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -137,11 +139,11 @@ class Handler(RequestHandler):
         self._rate_limits: dict[str, KeyLimits] = {}
         self._log = structlog.get_logger("gateway")
         self._draining = False
-        self.follow(config, reader)
+        self.follow(config, reader, tracer)
 
-    def follow(self, config: Config, reader: RequestReader) -> None:
-        """Take over keys, limits, aliases and the reader of a configuration. What keys have used counts on."""
-        self._aliases, self._reader = config.models.aliases, reader
+    def follow(self, config: Config, reader: RequestReader, tracer: Tracer | None = None) -> None:
+        """Take over keys, limits, aliases, the reader and the tracer of a configuration. What keys used counts on."""
+        self._aliases, self._reader, self._tracer = config.models.aliases, reader, tracer
         self._uploads.follow(config.admission.max_wait_seconds)
         self.check_key: KeyCheck | None = partial(check_key, config.auth.keys) if config.auth.keys else None
         tenant, server = config.admission.tenant_header, config.server
@@ -198,6 +200,8 @@ class Handler(RequestHandler):
             reply.came_through(self._proxies, incoming.headers.get(FORWARDED_FOR, b""))
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
+        if self._tracer is not None and not route.local:
+            record.traced(self._tracer.begin(incoming.headers, incoming.method, incoming.path))
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None

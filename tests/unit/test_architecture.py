@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "_native": set(),
     "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
-    "observe": {"_native", "request", "supervisor"},
+    "observe": {"_native", "config.tracing", "request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "tls", "routing.engine"},
     "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "tls", "backends"},
     "dispatch": {
@@ -79,6 +79,7 @@ LAYERS: dict[str, set[str]] = {
         "backends",
         "embeddings.wire",
         "observe.record",
+        "observe.trace",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing", "scheduling"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
@@ -138,8 +139,8 @@ EDGES = {
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.predecessor", "handover.restart",
     "handover.snapshot", "handover.successor", "kv_events.endpoints", "kv_events.feed", "listeners", "observe.log",
-    "observe.metrics", "plan.command", "process", "relay.connection", "relay.relay", "reload", "resources",
-    "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
+    "observe.metrics", "observe.tracing", "plan.command", "process", "relay.connection", "relay.relay", "reload",
+    "resources", "scheduling.leases", "supervisor", "tls", "tokenization.tokenization", "tokenization.tokenizer",
 }  # fmt: skip
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
