@@ -3,6 +3,7 @@
 A receiver that is slow or gone costs traces, which are counted, and never delays a request.
 """
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -102,7 +103,7 @@ class Tracing:
                     if self._exporter is not None:
                         self._exporter.close()
                     self._exporter = Exporter(config, self._version, self._stop.wait)
-                reason = "" if self._exporter.export(taken) else "the receiver did not accept them"
+                reason = self._exporter.export(taken)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
             if not reason:
@@ -112,6 +113,15 @@ class Tracing:
             if self._throttle.allows("traces_dropped"):
                 log = structlog.get_logger("gateway")
                 log.warning("traces_dropped", endpoint=config.endpoint, reason=reason, dropped=self._unsent)
+
+
+class _LastWords(logging.Handler):
+    """What the library logged last, for the gateway's own log line, which is throttled."""
+
+    last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
 
 
 class Exporter:
@@ -124,9 +134,13 @@ class Exporter:
         self._pause = pause
         self._spans = Spans(config.service_name, version, random_ids().__next__)
         self._exporter = _exporter(config)
+        self._words = _LastWords()
+        self._library_log = logging.getLogger("opentelemetry.exporter")
+        self._library_log.propagate = False
+        self._library_log.addHandler(self._words)
 
-    def export(self, traces: list[Finished]) -> bool:
-        """Send the spans of these requests; false if the receiver did not take them."""
+    def export(self, traces: list[Finished]) -> str:
+        """Send the spans of these requests; gives the reason if the receiver did not take them."""
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         spans: list[Any] = []
@@ -134,10 +148,14 @@ class Exporter:
             spans += self._spans.of(record, trace, urls, offset_seconds)
             if number % _BREATH_TRACES == 0:
                 self._pause(0.0005)  # lets the event loop have the interpreter lock
-        return bool(self._exporter.export(spans) is SpanExportResult.SUCCESS)
+        self._words.last = ""
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            return ""
+        return self._words.last or "the receiver did not accept them"
 
     def close(self) -> None:
         self._exporter.shutdown()
+        self._library_log.removeHandler(self._words)
 
 
 def _exporter(config: TracingConfig) -> Any:

@@ -208,11 +208,12 @@ async def test_a_receiver_that_refuses_costs_traces_and_no_request(backend: Scri
         assert (await under_test.ask()).status == 200
         under_test.gateway.finished.settle()
         await holds(lambda: under_test.gateway.tracing.totals["dropped"] == 1, "the trace is dropped")
-        assert [each["event"] for each in under_test.events if each["event"] == "traces_dropped"]
+        [dropped] = [each for each in under_test.events if each["event"] == "traces_dropped"]
+        assert "400" in dropped["reason"]
         receiver.refuses = False
         assert (await under_test.ask()).status == 200
         await received(under_test, receiver)
-        assert under_test.gateway.tracing.totals == {"exported": 1, "dropped": 1}
+        await holds(lambda: under_test.gateway.tracing.totals == {"exported": 1, "dropped": 1}, "both are counted")
 
 
 async def test_a_reload_begins_and_ends_tracing(backend: ScriptedBackend) -> None:
