@@ -47,7 +47,7 @@ class Tracing:
         self._stop = threading.Event()
         self._runs = False
         self._thread: threading.Thread | None = None
-        self._exporter: Exporter | None = None  # of the thread
+        self._exporter: Exporter | None = None  # of the thread, once that runs
         self.follow(config)
 
     def follow(self, config: TracingConfig) -> None:
@@ -78,6 +78,8 @@ class Tracing:
             self._thread.start()
 
     def __enter__(self) -> Self:
+        if self._config.endpoint:
+            self._exporter = self._made(self._config)  # its imports take half a second, which no request should notice
         self._runs = True
         return self
 
@@ -86,6 +88,11 @@ class Tracing:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_EXIT_SECONDS)  # a receiver that hangs keeps the thread, not the process
+        elif self._exporter is not None:
+            self._exporter.close()
+
+    def _made(self, config: TracingConfig) -> "Exporter":
+        return Exporter(config, self._version, self._stop.wait)
 
     def _run(self) -> None:
         while not self._stop.wait(_PAUSE_SECONDS):
@@ -102,7 +109,7 @@ class Tracing:
                 if self._exporter is None or self._exporter.config != config:
                     if self._exporter is not None:
                         self._exporter.close()
-                    self._exporter = Exporter(config, self._version, self._stop.wait)
+                    self._exporter = self._made(config)
                 reason = self._exporter.export(taken)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
