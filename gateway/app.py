@@ -48,6 +48,7 @@ from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
+from gateway.observe.tracing import Tracing
 from gateway.observe.usage import KeyUsage
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
@@ -140,6 +141,7 @@ class Gateway:
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
         consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
+        self.tracing = Tracing(config.tracing, __version__, clock, self._unix_seconds, self._url_of)
         self.usage = KeyUsage(self._unix_seconds)
         self.recent = RecentRequests(self._offset_seconds)
         batch_consumers = [
@@ -147,6 +149,7 @@ class Gateway:
             self.usage.finished,
             *([self.access_log.add] if self.access_log else []),
             *([self.recent.add] if config.server.admin else []),
+            self.tracing.finished,
         ]
         self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
@@ -158,6 +161,10 @@ class Gateway:
         """What is configured; its choices are noted while somebody watches."""
         policy = self._policies[config.routing.policy]
         return NotedPolicy(policy, self._decisions.bound) if self._is_watched else policy
+
+    def _url_of(self, name: str) -> str:
+        backend = self.fleet.by_name.get(name)
+        return "" if backend is None else backend.config.url
 
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
@@ -208,6 +215,7 @@ class Gateway:
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,
+            self.tracing.tracer,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
@@ -294,7 +302,8 @@ class Gateway:
         if self.access_log is not None:
             self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
         self.reader = self._new_reader(config)
-        self.handler.follow(config, self.reader)
+        self.tracing.follow(config.tracing)
+        self.handler.follow(config, self.reader, self.tracing.tracer)
         self.server.follow(server)
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.client_keys.follow(config.auth)
@@ -402,6 +411,12 @@ class Gateway:
             self.usage.tokens,
         )
         counter(
+            "gateway_traces_total",
+            "Traces of requests, by result: exported, or dropped because they could not be sent.",
+            ("result",),
+            lambda: [((result,), traces) for result, traces in self.tracing.totals.items()],
+        )
+        counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
             ("task",),
@@ -424,6 +439,7 @@ class Gateway:
             enter = stack.enter_async_context
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
+            stack.enter_context(self.tracing)
             stack.callback(self.relay.close_idle)
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)

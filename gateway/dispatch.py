@@ -5,6 +5,8 @@ Retries depend on the kind of failure; a request is sent twice at most, and retr
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
@@ -15,20 +17,23 @@ from gateway.errors import (
     BackendError,
     ConnectFailed,
     ModelMissing,
+    ModelNotFound,
     NoBackend,
     OutOfDescriptors,
     ReusedConnectionClosed,
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
+from gateway.observe.trace import Price
 from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
-from gateway.routing.policy import as_header
+from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
 
 _MAX_CONNECT_FAILURES = 3
 _MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
+_MOST_PRICES = 8  # in a trace: the best engines
 _PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
@@ -152,11 +157,10 @@ class Dispatcher:
         demand, attempts = request.demand, Attempts(self._budget, request.repeatable)
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
         keep_alive, choice = reply.comment if demand.streams else None, request.model_choice
-        names, holds = b"", True
-        if choice is not None:
-            names, holds = choice.headers(demand.model), not choice.fallbacks
+        names, holds = (b"", True) if choice is None else (choice.headers(demand.model), not choice.fallbacks)
         while True:
-            explanation = self._explanation(demand, attempts) if request.explains else b""
+            explains = request.explains or record.trace is not None
+            explanation = self._explanation(request, attempts, record) if explains else b""
             with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
                 backend = self._fleet.owner(lease.engine_index)
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
@@ -179,7 +183,7 @@ class Dispatcher:
                         last=attempts.repeated,
                     )
                 except BackendError as error:
-                    self._failed(request, lease, backend, error)
+                    self._failed(request, lease, backend, error, record)
                     others = self._others(demand, lease, attempts)
                     if not isinstance(error, ConnectFailed):
                         since = self._lease_broker.now()
@@ -194,8 +198,7 @@ class Dispatcher:
                     self._metrics.attempts.add((lease.backend, "cancelled"))
                     raise
                 else:
-                    self._succeeded(request, lease, backend, answer, record)
-                    return answer
+                    return self._succeeded(request, lease, backend, answer, record)
                 finally:
                     record.attempted(lease.first_token_seconds, lease.streamed_tokens)
                     if request.background is not None and self._keep is not None:
@@ -203,20 +206,24 @@ class Dispatcher:
             if may_be_back:
                 await self._lease_broker.change(_PAUSE_SECONDS)
             waited = self._lease_broker.now() - since
+            if record.trace is not None:
+                request = replace(request, headers=record.trace.retried(request.headers))
 
-    def _explanation(self, demand: Demand, attempts: Attempts) -> bytes:
-        """The header line x-gateway-explain, or nothing."""
-        if not (self._response_headers and demand.sequences):
-            return b""
-        try:
-            verdicts = self._lease_broker.explain(demand, attempts.avoid)
-        except NoBackend:
+    def _explanation(self, request: InferenceRequest, attempts: Attempts, record: Record) -> bytes:
+        """The header line x-gateway-explain, or nothing. The trace of the request gets the prices, too."""
+        demand, verdicts = request.demand, list[EngineVerdict]()
+        if demand.sequences:
+            with suppress(NoBackend, ModelNotFound):  # which the lease raises, too
+                verdicts = self._lease_broker.explain(demand, attempts.avoid)
+        if record.trace is not None:
+            record.trace.asks(_prices(verdicts))
+        if not (request.explains and self._response_headers and verdicts):
             return b""
         return b"x-gateway-explain: %b\r\n" % as_header(verdicts)
 
     def _succeeded(
         self, request: InferenceRequest, lease: Lease, backend: Backend, answer: UpstreamResult, record: Record
-    ) -> None:
+    ) -> UpstreamResult:
         demand = request.demand
         lease.on_answer(answer)
         if request.background is not None and demand.streams:
@@ -229,9 +236,14 @@ class Dispatcher:
                 answer.usage, demand if plausible else None, lease.engine_index, client_was_slow=answer.client_was_slow
             )
             lease.on_usage(answer.usage)
+        return answer
 
-    def _failed(self, request: InferenceRequest, lease: Lease, backend: Backend, error: BackendError) -> None:
+    def _failed(
+        self, request: InferenceRequest, lease: Lease, backend: Backend, error: BackendError, record: Record
+    ) -> None:
         demand = request.demand
+        if record.trace is not None:
+            record.trace.failed(error.result)
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, error.result))
         lease.on_failure()
@@ -245,3 +257,9 @@ class Dispatcher:
         serving = self._fleet.serving(demand.model) or ()
         tried = attempts.avoid | {lease.backend}
         return demand.pinned is None and any(backend.name not in tried for backend in serving)
+
+
+def _prices(verdicts: list[EngineVerdict]) -> list[Price]:
+    """What the best engines would cost, for a trace; times in milliseconds."""
+    scales = [(verdict, 1000 if verdict.parts is not None else 1) for verdict in verdicts[:_MOST_PRICES]]
+    return [Price(each.name, each.cost * scale, each.hit_tokens, each.is_open) for each, scale in scales]

@@ -9,6 +9,7 @@ from pydantic import field_validator, model_validator
 from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.config.keys import AuthConfig
 from gateway.config.models import ModelEmbeddingsConfig, ModelsConfig
+from gateway.config.tracing import TracingConfig
 from gateway.config.values import (
     Count,
     Fraction,
@@ -260,6 +261,7 @@ class Config(Section):
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
     state: StateConfig = StateConfig()
+    tracing: TracingConfig = TracingConfig()
 
     def embeds(self, how: Literal["coalesce", "cache"], model: str) -> bool:
         """The setting of this model's own section, or of the section for all models."""

@@ -35,6 +35,7 @@ from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
+from gateway.observe.trace import Tracer
 from gateway.request import Demand, InferenceRequest, UpstreamResult
 
 
@@ -151,6 +152,7 @@ class Handler(RequestHandler):
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
         unix_seconds: Callable[[], float],
+        tracer: Tracer | None = None,
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
@@ -167,12 +169,12 @@ class Handler(RequestHandler):
         self._rate_limits: dict[str, KeyLimits] = {}
         self._log = structlog.get_logger("gateway")
         self._draining = False
-        self.follow(config, reader)
+        self.follow(config, reader, tracer)
         self.follow_keys(config.auth.keys, are_needed=not config.auth.is_open)
 
-    def follow(self, config: Config, reader: RequestReader) -> None:
-        """Take over aliases, headers and the reader of a configuration."""
-        self._aliases, self._reader = config.models.aliases, reader
+    def follow(self, config: Config, reader: RequestReader, tracer: Tracer | None = None) -> None:
+        """Take over aliases, headers, the reader and the tracer of a configuration."""
+        self._aliases, self._reader, self._tracer = config.models.aliases, reader, tracer
         self._uploads.follow(config.admission.max_wait_seconds)
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
@@ -248,6 +250,8 @@ class Handler(RequestHandler):
             reply.came_through(self._proxies, incoming.headers.get(FORWARDED_FOR, b""))
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
+        if self._tracer is not None and not route.local:
+            record.traced(self._tracer.begin(incoming.headers, incoming.method, incoming.path))
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from gateway.observe.trace import RequestTrace
 from gateway.request import Demand, Usage
 from gateway.supervisor import Supervisor
 
@@ -37,6 +38,7 @@ class Record:
     alias: str = ""  # the client's name for the model, if it is another
     fell_back_from: str = ""  # the model whose place another one took
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
+    trace: RequestTrace | None = None  # None = it is not traced
 
     def __init__(
         self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0, client: str = ""
@@ -46,6 +48,9 @@ class Record:
         self.arrived_seconds = arrived_seconds
         self.request_bytes = request_bytes
         self.client = client
+
+    def traced(self, trace: RequestTrace | None) -> None:
+        self.trace = trace
 
     def parsed(self, demand: Demand, model: str) -> None:
         """The request is valid; `model` is the label for metrics, which is not the client's text if it is unknown."""
@@ -67,10 +72,14 @@ class Record:
         self.attempts += 1
         self.queue_seconds += waited_seconds
         self.predicted_hit_tokens = hit_tokens
+        if self.trace is not None:
+            self.trace.placed(backend, waited_seconds, hit_tokens)
 
     def attempted(self, first_byte_seconds: float | None, streamed_tokens: int) -> None:
         self.first_byte_seconds = first_byte_seconds
         self.streamed_tokens = streamed_tokens
+        if self.trace is not None:
+            self.trace.attempted(first_byte_seconds)
 
     def answered(self, usage: Usage, demand: Demand | None, engine_index: int, *, client_was_slow: bool) -> None:
         """The response is complete, and the backend reported its usage; `demand` is None if estimates must not learn

@@ -14,6 +14,7 @@
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
 `bodies-stall` shows how long the worst bodies within the limits stop the event loop.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
+`tracing` shows what OpenTelemetry traces cost a request.
 `instructions` counts what the gateway's own code runs per request, event and decision, and keeps to a budget.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -33,7 +34,7 @@ import typer
 from gateway.config import ServerConfig
 from loadtest.compare.peers import OURS, NotInstalled, named, version
 from loadtest.compare.proxy import Peer
-from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios
+from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios, tracing
 from tests.bench.alone import alone, fail, say
 from tests.bench.bounds.command import bounds
 from tests.bench.build import Interpreter, interpreter, quotable
@@ -198,6 +199,23 @@ def overload_command(
     typer.echo(overload.markdown(samples))
     if found := overload.problems(samples):
         fail("\n".join(found))
+
+
+@app.command("tracing")
+def tracing_command(
+    repetitions: Annotated[int, typer.Option("--reps", min=1, help="Runs of every arm.")] = 5,
+    ratios: Annotated[list[float] | None, typer.Option("--ratio", help="Shares of sampled requests.")] = None,
+    directory: Directory = _ROOT,
+) -> None:
+    """Show what traces cost: this checkout without them, with none sampled, and with 1 % sampled and sent."""
+    place = Place(directory.resolve())
+    _prepare(place, [OURS])
+    cores = _take_cores()
+    try:
+        with alone(place):
+            typer.echo(tracing.table(tracing.compared(place, cores, ratios or [0.0, 0.01], repetitions)))
+    except measure.MeasurementFailed as error:
+        fail(str(error))
 
 
 app.command("bounds")(bounds)

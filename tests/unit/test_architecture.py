@@ -36,7 +36,7 @@ LAYERS: dict[str, set[str]] = {
     "_native": set(),
     "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
-    "observe": {"_native", "request", "supervisor"},
+    "observe": {"_native", "config.tracing", "request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "tls", "routing.engine"},
     "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "tls", "backends"},
     "dispatch": {
@@ -89,6 +89,7 @@ LAYERS: dict[str, set[str]] = {
         "backends",
         "embeddings.wire",
         "observe.record",
+        "observe.trace",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
@@ -107,7 +108,6 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "tokenization",
     },
-<<<<<<< HEAD
     "page": {
         "admin_http",
         "backends",
@@ -122,10 +122,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "supervisor",
     },
-    "client_keys": {"config"},
-=======
     "client_keys": {"config", "reload"},
->>>>>>> 9428997
     "usage_page": {"admin_http", "errors", "observe.usage"},
     "control": {"admin_http", "backends", "config", "errors", "reload"},
     "reload": {"config"},
@@ -204,6 +201,7 @@ EDGES = {
     "listeners",
     "observe.log",
     "observe.metrics",
+    "observe.tracing",
     "page.broadcast",
     "page.playground",
     "page.routes",

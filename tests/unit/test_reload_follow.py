@@ -109,6 +109,10 @@ VALUES: dict[str, list[Any]] = {
     "prefix_report.enabled": [True, False],
     "prefix_report.show_text": [False, True],
     "state.path": [None, "state"],
+    "tracing.endpoint": ["", "http://127.0.0.1:4318"],
+    "tracing.protocol": ["http", "grpc"],
+    "tracing.sample_ratio": [0.01, 1.0],
+    "tracing.service_name": ["vllm-batching-gateway", "gateway-a"],
 }
 BACKENDS = [
     [{"url": "http://127.0.0.1:1"}, {"url": "http://127.0.0.1:2"}],

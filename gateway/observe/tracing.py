@@ -1,0 +1,176 @@
+"""Sends the traces of sampled requests to an OTLP receiver, in a thread of its own. It needs the extra `otel`.
+
+A receiver that is slow or gone costs traces, which are counted, and never delays a request.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Self
+
+import structlog
+
+from gateway.config.tracing import TracingConfig
+from gateway.observe.record import Record
+from gateway.observe.trace import RequestTrace, Tracer, random_ids
+from gateway.supervisor import LogThrottle
+
+MAX_HELD_TRACES = 4096
+_PAUSE_SECONDS = 1.0
+_EXPORTED_AT_ONCE = 128  # traces
+_EXIT_SECONDS = 2.0
+_BREATH_TRACES = 8  # that are made into spans before others get the interpreter
+
+Finished = tuple[Record, RequestTrace, dict[str, str], float]  # with URLs of backends, and the offset to Unix time
+
+
+class Tracing:
+    """Collects finished traces, and exports them while its `with` block runs. `url_of`: a backend's URL by its name."""
+
+    def __init__(
+        self,
+        config: TracingConfig,
+        version: str,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+        url_of: Callable[[str], str],
+    ) -> None:
+        self._exported = self._unsent = self._overflow = 0  # traces; the last one is counted on the event loop
+        self.tracer: Tracer | None = None
+        self._version = version
+        self._clock, self._wall_clock = clock, wall_clock
+        self._url_of = url_of
+        self._throttle = LogThrottle(clock)
+        self._new_id = random_ids().__next__
+        self._traces: deque[Finished] = deque()
+        self._stop = threading.Event()
+        self._runs = False
+        self._thread: threading.Thread | None = None
+        self._exporter: Exporter | None = None  # of the thread, once that runs
+        self.follow(config)
+
+    def follow(self, config: TracingConfig) -> None:
+        """Take over where traces go and how many there are. Those of requests in flight go there, too."""
+        self._config = config
+        self.tracer = Tracer(config.sample_ratio, self._new_id, self._clock) if config.endpoint else None
+
+    @property
+    def totals(self) -> dict[str, int]:
+        return {"exported": self._exported, "dropped": self._unsent + self._overflow}
+
+    def finished(self, records: list[Record]) -> None:
+        """Queue those that are traced. Called on the event loop."""
+        if self.tracer is None:
+            return
+        for record in records:
+            trace = record.trace
+            if trace is None:
+                continue
+            if len(self._traces) >= MAX_HELD_TRACES:
+                self._overflow += 1
+                continue
+            names = {attempt.backend for attempt in trace.attempts} | {record.backend}
+            urls = {name: self._url_of(name) for name in names}
+            self._traces.append((record, trace, urls, self._wall_clock() - self._clock()))
+        if self._traces and self._thread is None and self._runs:
+            self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
+            self._thread.start()
+
+    def __enter__(self) -> Self:
+        if self._config.endpoint:
+            self._exporter = self._made(self._config)  # its imports take half a second, which no request should notice
+        self._runs = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runs = False
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(_EXIT_SECONDS)  # a receiver that hangs keeps the thread, not the process
+        elif self._exporter is not None:
+            self._exporter.close()
+
+    def _made(self, config: TracingConfig) -> "Exporter":
+        return Exporter(config, self._version, self._stop.wait)
+
+    def _run(self) -> None:
+        while not self._stop.wait(_PAUSE_SECONDS):
+            self._export_all()
+        self._export_all()
+        if self._exporter is not None:
+            self._exporter.close()
+
+    def _export_all(self) -> None:
+        while self._traces:
+            config = self._config
+            taken = [self._traces.popleft() for _ in range(min(len(self._traces), _EXPORTED_AT_ONCE))]
+            try:
+                if self._exporter is None or self._exporter.config != config:
+                    if self._exporter is not None:
+                        self._exporter.close()
+                    self._exporter = self._made(config)
+                reason = self._exporter.export(taken)
+            except Exception as error:
+                reason = f"{type(error).__name__}: {error}"
+            if not reason:
+                self._exported += len(taken)
+                continue
+            self._unsent += len(taken)
+            if self._throttle.allows("traces_dropped"):
+                log = structlog.get_logger("gateway")
+                log.warning("traces_dropped", endpoint=config.endpoint, reason=reason, dropped=self._unsent)
+
+
+class _LastWords(logging.Handler):
+    """What the library logged last, for the gateway's own log line, which is throttled."""
+
+    last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+
+class Exporter:
+    """One receiver's exporter. `pause` waits that many seconds, and less while the gateway stops."""
+
+    def __init__(self, config: TracingConfig, version: str, pause: Callable[[float], object]) -> None:
+        from gateway.observe.spans import Spans
+
+        self.config = config
+        self._pause = pause
+        self._spans = Spans(config.service_name, version, random_ids().__next__)
+        self._exporter = _exporter(config)
+        self._words = _LastWords()
+        self._library_log = logging.getLogger("opentelemetry.exporter")
+        self._library_log.propagate = False
+        self._library_log.addHandler(self._words)
+
+    def export(self, traces: list[Finished]) -> str:
+        """Send the spans of these requests; gives the reason if the receiver did not take them."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        spans: list[Any] = []
+        for number, (record, trace, urls, offset_seconds) in enumerate(traces):
+            spans += self._spans.of(record, trace, urls, offset_seconds)
+            if number % _BREATH_TRACES == 0:
+                self._pause(0.0005)  # lets the event loop have the interpreter lock
+        self._words.last = ""
+        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
+            return ""
+        return self._words.last or "the receiver did not accept them"
+
+    def close(self) -> None:
+        self._exporter.shutdown()
+        self._library_log.removeHandler(self._words)
+
+
+def _exporter(config: TracingConfig) -> Any:
+    """The exporter of a protocol; headers, certificates and timeouts are those of OTEL_EXPORTER_OTLP_* variables."""
+    if config.protocol == "grpc":
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+        return OTLPSpanExporter(endpoint=config.url, insecure=config.url.startswith("http:"))
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
+
+    return OverHttp(endpoint=config.url)
