@@ -47,4 +47,4 @@ class RecentRequests:
     def _as_rows(self, records: Iterable[Record]) -> Iterator[orjson.Fragment]:
         offset_seconds = self._offset_seconds()
         for record in records:
-            yield orjson.Fragment(line_of(record, offset_seconds))
+            yield orjson.Fragment(line_of(record, offset_seconds).rstrip())  # a newline would end an event's line

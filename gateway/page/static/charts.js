@@ -23,7 +23,7 @@ export const chart = (title, lines, { most, note, shown = number } = {}) => {
       scales: { x: { time: true }, y: { range: (u, low, high) => [0, Math.max(most || 0, high == null ? 1 : high * 1.08, 1e-9) || 1] } },
       axes: [
         { ...axis, size: 30, space: 70, values: (u, splits) => splits.map((at) => new Date(at * 1000).toLocaleTimeString("en-GB")) },
-        { ...axis, size: 62, space: 36, values: (u, splits) => splits.map((value) => shown(value)) },
+        { ...axis, size: 72, space: 36, values: (u, splits) => splits.map((value) => shown(value)) },
       ],
       series: [
         { label: "at", value: (u, value) => (value == null ? "–" : new Date(value * 1000).toLocaleTimeString("en-GB")) },

@@ -95,6 +95,7 @@ def test_rows_that_came_before_are_not_shown_twice() -> None:
 @asynccontextmanager
 async def admin_port(token: str = "") -> AsyncIterator[str]:
     house = busy()
+    house.gateway.finished.add(record("r1"))
     port = OperatorPort("server.admin", AdminConfig(port=0, token=token))
     async with port.listening(house.gateway.admin_routes()) as number:
         try:
@@ -113,6 +114,7 @@ async def test_the_command_shows_one_page_of_a_gateway() -> None:
         result = await run(url, "--once", token="t0ken")
         assert result.exit_code == 0, result.output
         assert "3/3 engines up" in result.output
+        assert "completed" in result.output
         refused = await run(url, "--once", token="wrong")
         assert refused.exit_code == 1
         assert "needs its token" in refused.output

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from gateway.backends.health import ProbeResult
 from gateway.config import AdminConfig
 from gateway.page.routes import STATIC
 from tests.browser import Page, browser_page, needs_browser
+from tests.unit.insights.traffic import Prose, chat, read, send, times
 from tests.unit.page.builders import House, record
 
 pytestmark = [needs_browser, pytest.mark.timeout(180)]
@@ -81,6 +83,22 @@ async def test_every_view_is_drawn_and_the_browser_complains_of_nothing(tmp_path
         for view, condition in expected.items():
             await shown.show(view, condition)
             assert await shown.page.run("document.querySelector('nav a[aria-current]').dataset.view") == view
+        assert shown.page.complaints == []
+
+
+async def test_saved_work_names_prefixes_applications_and_what_keeps_caches_cold(tmp_path: Path) -> None:
+    random, house = Random(4), House(2)
+    prose, clock = Prose(random), times(random)
+    system = prose.text(6000)
+    requests = [read(chat(f"Now: {next(clock)}\n{system}", prose.text(200))) for _ in range(30)]
+    send(house.gateway.prefix_report, requests, client=lambda _: HOSTILE)
+    async with dashboard(house, tmp_path) as shown:
+        await shown.show("saved", "document.body.innerText.includes('timestamp in messages[0] (system)')")
+        text = await shown.page.text()
+        assert "Move the time behind the shared text" in text
+        assert "tokens an hour would be saved" in text
+        assert "onerror" in text  # the key of an application
+        assert system[100:140] not in text  # show_text is off
         assert shown.page.complaints == []
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import orjson
 
+from gateway.page.broadcast import event
 from gateway.page.live_view import COLUMNS, MOST_POINTS, LiveView
 from tests.unit.page.builders import House, record
 
@@ -44,6 +45,15 @@ def test_who_begins_to_watch_gets_everything() -> None:
         "prefix_report": True, "aliases": ["gpt"],
     }  # fmt: skip
     assert "sk-secret" not in str(shown)
+
+
+def test_a_message_is_one_line() -> None:
+    scene = Scene()
+    scene.finish(3, model="a\nb", outcome="queue_full", error="first\n\nsecond")
+    for document in (scene.view.full(), scene.view.tick()):
+        message = event("full", document)
+        assert message.count(b"\n") == 3
+        assert message.endswith(b"\n\n")
 
 
 def test_a_tick_has_what_is_new() -> None:
