@@ -251,7 +251,10 @@ class Handler(RequestHandler):
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
         if self._tracer is not None and not route.local:
-            record.traced(self._tracer.begin(incoming.headers, incoming.method, incoming.path))
+            line, trace = self._tracer.begin(incoming.headers, incoming.method, incoming.path)
+            incoming.follow_trace(line)
+            if trace is not None:
+                record.traced(trace)
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None

@@ -205,6 +205,7 @@ class HttpRequest:
     arrived_seconds: float = 0.0  # when it was complete and ready for its answer, on the loop's clock
     route: Route | None = None
     key: KeyConfig | None = None
+    trace_line: bytes = b""  # the `traceparent` that backends get, if the gateway traces requests
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
@@ -249,6 +250,9 @@ class HttpRequest:
         self.path = path
         self.headers = headers
         self.take_body(body, True)
+
+    def follow_trace(self, line: bytes) -> None:
+        self.trace_line = line
 
     def admit(self, check_key: KeyCheck | None, config: ServerConfig) -> bool:
         """Find the route, check the key and the body's length and encoding. True = the body is streamed.

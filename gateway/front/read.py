@@ -432,7 +432,7 @@ def _reads_cache(rare: dict[str, Any]) -> bool:
 
 def upstream_headers(incoming: HttpRequest, request_id: str) -> bytes:
     """Header lines for the backend: request id, trace context, session; no other header of the client."""
-    lines = b"x-request-id: %b\r\n" % request_id.encode()
+    lines = b"x-request-id: %b\r\n%b" % (request_id.encode(), incoming.trace_line)
     headers = incoming.headers
     for name in _PASSED:
         value = headers.get(name)

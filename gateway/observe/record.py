@@ -49,7 +49,7 @@ class Record:
         self.request_bytes = request_bytes
         self.client = client
 
-    def traced(self, trace: RequestTrace | None) -> None:
+    def traced(self, trace: RequestTrace) -> None:
         self.trace = trace
 
     def parsed(self, demand: Demand, model: str) -> None:

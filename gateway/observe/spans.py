@@ -43,13 +43,13 @@ class _Resource(Resource):
 
 
 class Spans:
-    """Makes the spans of requests. `new_id` gives random ids, as `trace.random_ids` does."""
+    """Makes the spans of requests. `new_ids` is that of `Tracer`."""
 
-    def __init__(self, service_name: str, version: str, new_id: Callable[[], str]) -> None:
+    def __init__(self, service_name: str, version: str, new_ids: Callable[[], bytes]) -> None:
         found = Resource.create({"service.name": service_name, "service.version": version})
         self._resource = _Resource(found.attributes, found.schema_url)
         self._scope = InstrumentationScope("vllm-batching-gateway", version)
-        self._new_id = new_id
+        self._new_ids = new_ids
 
     def of(
         self, record: Record, trace: RequestTrace, urls: dict[str, str], offset_seconds: float
@@ -90,7 +90,7 @@ class Spans:
         )
 
     def new_span_id(self) -> str:
-        return self._new_id()[32:]
+        return self._new_ids()[32:].decode()
 
 
 class _Request:

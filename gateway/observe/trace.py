@@ -6,7 +6,7 @@ sampling decision; one that is sampled also notes its attempts.
 
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
@@ -18,12 +18,20 @@ _ALL = 1 << 64
 _MOST_PATH_BYTES = 256
 
 
-def random_ids() -> Iterator[str]:
+class RandomIds:
     """Random ids in hex, each for a trace and a span. One call to the kernel makes many, because each call costs."""
-    while True:
-        block = secrets.token_hex(ID_BYTES * _IDS_AT_ONCE)
-        for start in range(0, len(block), 2 * ID_BYTES):
-            yield block[start : start + 2 * ID_BYTES]
+
+    def __init__(self) -> None:
+        self._block = b""
+        self._taken = 0
+
+    def take(self) -> bytes:
+        """One that was never taken before."""
+        start = self._taken
+        if start == len(self._block):
+            self._block, start = secrets.token_hex(ID_BYTES * _IDS_AT_ONCE).encode(), 0
+        self._taken = start + 2 * ID_BYTES
+        return self._block[start : self._taken]
 
 
 class Price(NamedTuple):
@@ -57,16 +65,15 @@ class RequestTrace:
 
     def __init__(
         self,
-        ids: tuple[str, str],
-        parent_id: str,
+        ids: tuple[str, str, str],
         method: str,
         path: str,
         clock: Callable[[], float],
         new_span_id: Callable[[], str],
     ) -> None:
-        self.trace_id, self._next_span_id = ids
+        """`ids`: of the trace, of the first attempt's span, and of the client's span or nothing."""
+        self.trace_id, self._next_span_id, self.parent_id = ids
         self.span_id = new_span_id()
-        self.parent_id = parent_id
         self.method = method
         self.path = path
         self.attempts: list[Attempt] = []
@@ -111,41 +118,45 @@ class RequestTrace:
 class Tracer:
     """Decides which requests are traced: those that their client traces, and a share of those without a trace."""
 
-    def __init__(self, sample_ratio: float, new_ids: Callable[[], str], clock: Callable[[], float]) -> None:
+    def __init__(self, sample_ratio: float, new_ids: Callable[[], bytes], clock: Callable[[], float]) -> None:
         bound = round(sample_ratio * _ALL)
         self.sample_ratio = sample_ratio
-        self._bound = f"{bound:016x}" if bound < _ALL else "g"  # compared as text, which needs no conversion
+        self._bound = b"%016x" % bound if bound < _ALL else b"g"  # compared as text, which needs no conversion
         self._new_ids = new_ids
         self._clock = clock
 
-    def _new_span_id(self) -> str:
-        return self._new_ids()[32:]
+    def begin(self, headers: dict[bytes, bytes], method: bytes, path: bytes) -> tuple[bytes, RequestTrace | None]:
+        """The header line by which backends see the trace of a request, and the trace, if it is sampled.
 
-    def begin(self, headers: dict[bytes, bytes], method: bytes, path: bytes) -> RequestTrace | None:
-        """The trace of a request, if it is sampled. Its headers get the `traceparent` that backends are to see.
-
-        A trace that its client does not sample is passed on as it is. One that begins here tells backends whether it
-        is sampled, so that they do not begin traces of their own.
+        A trace that its client does not sample is passed on as it is, without a line of ours. One that begins here
+        tells backends whether it is sampled, so that they do not begin traces of their own.
         """
-        given, parent_id, ids = headers.get(b"traceparent"), "", self._new_ids()
-        trace_id = ids[:32]
-        if given is not None:
-            found = _PARENT.fullmatch(given)
-            if found is not None and _is_valid(found[1], found[2], found[3], found[5]):
-                if not int(found[4], 16) & _SAMPLED:
-                    return None
-                trace_id, parent_id = found[2].decode(), found[3].decode()
-            else:
-                headers.pop(b"tracestate", None)  # it belongs to the trace that cannot be continued
-        if not parent_id and ids[16:32] >= self._bound:
-            headers[b"traceparent"] = b"00-%b-%b-00" % (trace_id.encode(), ids[32:].encode())
-            return None
+        given = headers.get(b"traceparent")
+        if given is None:
+            ids = self._new_ids()
+            if ids[16:32] >= self._bound:
+                return b"traceparent: 00-%b-%b-00\r\n" % (ids[:32], ids[32:]), None
+            return self._sampled(ids[:32], ids[32:], b"", method, path)
+        found = _PARENT.fullmatch(given)
+        if found is not None and _is_valid(found[1], found[2], found[3], found[5]):
+            if not int(found[4], 16) & _SAMPLED:
+                return b"", None
+            del headers[b"traceparent"]
+            return self._sampled(found[2], self._new_ids()[32:], found[3], method, path)
+        del headers[b"traceparent"]
+        headers.pop(b"tracestate", None)  # it belongs to the trace that cannot be continued
+        return self.begin(headers, method, path)
+
+    def _sampled(
+        self, trace_id: bytes, span_id: bytes, parent_id: bytes, method: bytes, path: bytes
+    ) -> tuple[bytes, RequestTrace | None]:
         target = path.partition(b"?")[0][:_MOST_PATH_BYTES].decode("latin-1")
-        trace = RequestTrace(
-            (trace_id, ids[32:]), parent_id, method.decode("latin-1"), target, self._clock, self._new_span_id
-        )
-        headers[b"traceparent"] = trace.header()
-        return trace
+        ids = trace_id.decode(), span_id.decode(), parent_id.decode()
+        trace = RequestTrace(ids, method.decode("latin-1"), target, self._clock, self._new_span_id)
+        return b"traceparent: %b\r\n" % trace.header(), trace
+
+    def _new_span_id(self) -> str:
+        return self._new_ids()[32:].decode()
 
 
 def _is_valid(version: bytes, trace_id: bytes, span_id: bytes, more: bytes | None) -> bool:

@@ -13,7 +13,7 @@ import structlog
 
 from gateway.config.tracing import TracingConfig
 from gateway.observe.record import Record
-from gateway.observe.trace import RequestTrace, Tracer, random_ids
+from gateway.observe.trace import RandomIds, RequestTrace, Tracer
 from gateway.supervisor import LogThrottle
 
 MAX_HELD_TRACES = 4096
@@ -42,7 +42,7 @@ class Tracing:
         self._clock, self._wall_clock = clock, wall_clock
         self._url_of = url_of
         self._throttle = LogThrottle(clock)
-        self._new_id = random_ids().__next__
+        self._new_ids = RandomIds().take
         self._traces: deque[Finished] = deque()
         self._stop = threading.Event()
         self._runs = False
@@ -53,7 +53,7 @@ class Tracing:
     def follow(self, config: TracingConfig) -> None:
         """Take over where traces go and how many there are. Those of requests in flight go there, too."""
         self._config = config
-        self.tracer = Tracer(config.sample_ratio, self._new_id, self._clock) if config.endpoint else None
+        self.tracer = Tracer(config.sample_ratio, self._new_ids, self._clock) if config.endpoint else None
 
     @property
     def totals(self) -> dict[str, int]:
@@ -88,8 +88,8 @@ class Tracing:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_EXIT_SECONDS)  # a receiver that hangs keeps the thread, not the process
-        elif self._exporter is not None:
-            self._exporter.close()
+        if self._exporter is not None:
+            self._exporter.close()  # which ends its retries
 
     def _made(self, config: TracingConfig) -> "Exporter":
         return Exporter(config, self._version, self._stop.wait)
@@ -98,8 +98,6 @@ class Tracing:
         while not self._stop.wait(_PAUSE_SECONDS):
             self._export_all()
         self._export_all()
-        if self._exporter is not None:
-            self._exporter.close()
 
     def _export_all(self) -> None:
         while self._traces:
@@ -139,7 +137,7 @@ class Exporter:
 
         self.config = config
         self._pause = pause
-        self._spans = Spans(config.service_name, version, random_ids().__next__)
+        self._spans = Spans(config.service_name, version, RandomIds().take)
         self._exporter = _exporter(config)
         self._words = _LastWords()
         self._library_log = logging.getLogger("opentelemetry.exporter")

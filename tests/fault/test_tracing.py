@@ -187,7 +187,9 @@ async def test_traces_that_cannot_be_kept_are_counted(backend: ScriptedBackend) 
         tracing, record = under_test.gateway.tracing, Record("id", "chat", 0.0)
         tracer = tracing.tracer
         assert tracer is not None
-        record.traced(tracer.begin({}, b"POST", b"/v1/chat/completions"))
+        _, trace = tracer.begin({}, b"POST", b"/v1/chat/completions")
+        assert trace is not None
+        record.traced(trace)
         tracing.finished([record] * (MAX_HELD_TRACES + 3))
         assert tracing.totals["dropped"] == 3
 
