@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from random import Random
@@ -41,7 +40,8 @@ from gateway.insights.samples import PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
-from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
+from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
+from gateway.observe.log import EventLog, unix_seconds
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
@@ -68,7 +68,7 @@ class Gateway:
         config: Config,
         log_out: BinaryIO | None,
         clock: Callable[[], float] = time.monotonic,
-        log: LineWriter | None = None,
+        log: EventLog | None = None,
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
         secret: bytes | None = None,
@@ -108,8 +108,8 @@ class Gateway:
 
         self.access_log: AccessLog | None = None
         if log_out is not None:
-            self.access_log = AccessLog(log_out, clock, _unix_seconds)
-            self.access_log.follow(self._prefix_hashes(config), enabled=config.server.access_log)
+            self.access_log = AccessLog(log_out, clock, unix_seconds)
+            self._follow_access_log(config)
         self.prefix_report = PrefixReport(clock(), random, holders=cache_state.holders)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
@@ -126,6 +126,11 @@ class Gateway:
 
     def _prefix_hashes(self, config: Config) -> PrefixHashes | None:
         return PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
+
+    def _follow_access_log(self, config: Config) -> None:
+        if self.access_log is not None:
+            form = LineForm(config.server.access_log_fields, self._prefix_hashes(config))
+            self.access_log.follow(form, enabled=config.server.access_log, style=config.log.format)
 
     def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
         """A reader of requests; what one for dry runs reads is not in the prefix report."""
@@ -180,7 +185,7 @@ class Gateway:
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
-            self._stored_responses, self._random_secret, _unix_seconds,
+            self._stored_responses, self._random_secret, unix_seconds,
         )  # fmt: skip
 
     def follow(self, config: Config) -> None:
@@ -200,8 +205,9 @@ class Gateway:
         self.embedding_cache.follow(config)
         self.tokenization.follow(config.models)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        if self.access_log is not None:
-            self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
+        self._follow_access_log(config)
+        if self.log is not None:
+            self.log.follow(config.log.level, config.log.format)
         self.reader = self._new_reader(config)
         self.handler.follow(config, self.reader)
         self.server.follow(server)
@@ -326,10 +332,6 @@ class Gateway:
         await self.admin_port.stop_listening()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()
-
-
-def _unix_seconds() -> float:
-    return datetime.now(UTC).timestamp()
 
 
 def _cost_model(routing: RoutingConfig) -> CostModel:

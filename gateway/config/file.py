@@ -143,6 +143,7 @@ def load(
     admin_port: int | Literal["off"] | None = None,
     api_keys: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    log: Mapping[str, str | None] | None = None,
 ) -> Config:
     """Read the file, if any; environment variables override it, and command-line values both. Raises ConfigError."""
     read = None if file is None else YamlFile(file, environ)
@@ -159,6 +160,8 @@ def load(
         server["admin"] = None if admin_port == "off" else {"port": admin_port}
     if server:
         given["server"] = server
+    if logs := {name: value for name, value in (log or {}).items() if value is not None}:
+        given["log"] = logs
     overrides = merged(of_environment(environ), given)
     wrong = [name for name, value in overrides.items() if isinstance(value, dict) and _is_no_mapping(document, name)]
     document = merged(document, {name: value for name, value in overrides.items() if name not in wrong})

@@ -41,6 +41,7 @@ VALUES: dict[str, list[Any]] = {
     "server.drain_timeout_seconds": [600.0, 0.0],
     "server.response_headers": [True, False],
     "server.access_log": [True, False],
+    "server.access_log_fields": [[], ["address", "user_agent"], ["class", "response_bytes"]],
     "server.access_log_prefixes": [False, True],
     "server.admin": [{}, {"allowed_hosts": ["gateway.svc"]}, {"token": "secret", "open_paths": []}],
     "server.metrics": [None],
@@ -99,6 +100,8 @@ VALUES: dict[str, list[Any]] = {
     "models.m": [{}, {"embeddings": {"coalesce": False, "cache": False}}, {"tokenizer": "folder"}],
     "prefix_report.enabled": [True, False],
     "prefix_report.show_text": [False, True],
+    "log.level": ["info", "debug"],
+    "log.format": ["auto", "json", "console"],
     "state.path": [None, "state"],
 }
 BACKENDS = [
