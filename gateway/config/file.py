@@ -80,7 +80,7 @@ class YamlFile:
             for place, line, first in config_errors.duplicate_keys(self._root)
         ]
         lines = [f"{self._file}:{line}: {config_errors.key_of(place)}: {what}" for place, what, line in twice]
-        without_value = {place for place, _ in self.unset}
+        without_value = {at for place, _ in self.unset for at in (place, place[:-1])}  # a section without a key, too
         rest = [(place, what) for place, what in found if place not in without_value]
         lines += config_errors.with_lines(self._file, self._root, [*self.unset, *rest])
         return "\n".join(lines)

@@ -153,7 +153,8 @@ class AccessLog(LineWriter):
 def console_line_of(record: Record, ended: str) -> bytes:
     """The same for people, shorter. Clients' text is quoted: it may have control characters."""
     arrived, first = record.arrived_seconds, record.first_byte_seconds
-    parts = [ended, f"{record.status or '---'} {record.outcome:<10} {record.endpoint} {_quoted(record.model)}"]
+    parts = [ended, f"{record.status or '---'} {record.outcome:<10} {record.endpoint}"]
+    parts += [_quoted(record.model)] if record.model else []
     for name, value in (("client", record.client), ("backend", record.backend)):
         parts += [f"{name}={_quoted(value)}"] if value else []
     for name, seconds in (

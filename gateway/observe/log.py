@@ -152,7 +152,7 @@ class EventLog(LineWriter):
         """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
         words = str(event.get("event"))
         try:
-            stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", **event}
+            stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", "event": "", **event}
             stamped = structlog.processors.add_log_level(logger, name, stamped)
             if self._console is None:
                 stamped = structlog.processors.format_exc_info(logger, name, stamped)

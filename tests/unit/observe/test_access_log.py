@@ -66,7 +66,7 @@ def test_a_line_for_people_is_short_and_has_no_control_characters() -> None:
         record(first_byte_seconds=10.25, client="team-a", prompt_tokens=12, completion_tokens=3), ENDED
     )
     assert line.decode() == (
-        f"{ENDED}  200 completed  chat m  client=team-a  backend=a  queue=0ms  first_byte=250ms  duration=2500ms"
+        f"{ENDED}  200 completed  chat  m  client=team-a  backend=a  queue=0ms  first_byte=250ms  duration=2500ms"
         "  tokens=12+3\n"
     )
     refused = console_line_of(record(model="\x1b[31m", error="a\n\x1b[0m", status=0, actual_hit_tokens=4), ENDED)
