@@ -134,16 +134,20 @@ class AccessLog(LineWriter):
         if records[-1].ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
             self._look_at_clocks()
         line_of = console_line_of if self._is_console else self._form.line
-        self.write(b"".join([line_of(record, self._ended(record)) for record in records]), len(records))
+        self.write(b"".join(map(line_of, records, self._ended(records))), len(records))
 
-    def _ended(self, record: Record) -> str:
-        """When it ended, as `iso_time` has it. The text of a second is made once: most lines are of the same one."""
-        thousandths = int((self._offset_seconds + record.ended_seconds) * 1e3)
-        second = thousandths // 1000
-        if second != self._second:
-            self._second = second
-            self._second_text = iso_time(float(second))[: -len(".000Z")]
-        return self._second_text + self._thousandths[thousandths - second * 1000]
+    def _ended(self, records: list[Record]) -> list[str]:
+        """When they ended, as `iso_time` has it. The text of a second is made once: most lines are of the same one."""
+        times, offset_seconds, ends = [], self._offset_seconds, self._thousandths
+        second, text = self._second, self._second_text
+        for record in records:
+            thousandths = int((offset_seconds + record.ended_seconds) * 1e3)
+            if thousandths // 1000 != second:
+                second = thousandths // 1000
+                text = iso_time(float(second))[: -len(".000Z")]
+            times.append(text + ends[thousandths - second * 1000])
+        self._second, self._second_text = second, text
+        return times
 
     def _look_at_clocks(self) -> None:
         self._looked_seconds = self._clock()
