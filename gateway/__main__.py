@@ -47,6 +47,11 @@ Wait = Annotated[bool, Option("--wait", help="Return when its last request has e
 Port = Annotated[int | None, Option(min=0, max=65535, help=_PORT)]
 _ADMIN_PORT = "Port of /metrics and /admin/*; 0 = any free port; overrides server.admin.port."
 AdminPort = Annotated[int | None, Option(min=0, max=65535, help=_ADMIN_PORT)]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None, Option(help="Lowest level logged; overrides log.level.")
+]
+_FORMAT = "Form of log lines: JSON, or for people; auto = for people on a terminal; overrides log.format."
+LogFormat = Annotated[Literal["auto", "json", "console"] | None, Option(help=_FORMAT)]
 Packing = Annotated[
     Literal["auto", "none", "fp8", "int8", "int4"], Option(help="Quantization of the weights; auto = from config.json.")
 ]
@@ -89,9 +94,11 @@ def serve(
     admin_port: AdminPort = None,
     no_admin: NoAdmin = False,
     api_key: ApiKeys = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
-    read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key))
+    read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key, log_level, log_format))
     config = _load(read)
     if is_open_to_all(config):
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
@@ -429,9 +436,11 @@ def config_print(
     admin_port: AdminPort = None,
     no_admin: NoAdmin = False,
     api_key: ApiKeys = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> None:
     """Print the effective configuration as YAML, defaults included, secrets masked."""
-    config = _load(_reader(file, backend, host, port, admin_port, no_admin, api_key))
+    config = _load(_reader(file, backend, host, port, admin_port, no_admin, api_key, log_level, log_format))
     import yaml
 
     from gateway.config import masked
@@ -447,13 +456,16 @@ def _reader(
     admin_port: AdminPort = None,
     no_admin: bool = False,
     api_keys: list[str] | None = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
 ) -> "Callable[[], Config]":
     """Reads the configuration, now and for each reload. What it returns raises ConfigError."""
     if no_admin and admin_port is not None:
         raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
     from gateway.config.file import load
 
-    return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or ())
+    log = {"level": log_level, "format": log_format}
+    return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or (), log=log)
 
 
 def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":

@@ -6,7 +6,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from platform import python_version
@@ -45,13 +44,15 @@ from gateway.insights.samples import PrefixReport
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
-from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
+from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
+from gateway.observe.log import EventLog, unix_seconds
 from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.observe.tracing import Tracing
 from gateway.observe.usage import KeyUsage
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
+from gateway.page.gateway_view import own_gauges
 from gateway.page.live_view import LiveView, Sources
 from gateway.page.playground import Playground
 from gateway.page.recent import RecentRequests
@@ -85,11 +86,11 @@ class Gateway:
         config: Config,
         log_out: BinaryIO | None,
         clock: Callable[[], float] = time.monotonic,
-        log: LineWriter | None = None,
+        log: EventLog | None = None,
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
         secret: bytes | None = None,
-        unix_seconds: Callable[[], float] = lambda: datetime.now(UTC).timestamp(),
+        unix_seconds: Callable[[], float] = unix_seconds,
     ) -> None:
         """`secret`: of cache salts, from the process before this one."""
         self._load = load or (lambda: config)
@@ -136,7 +137,7 @@ class Gateway:
         self.access_log: AccessLog | None = None
         if log_out is not None:
             self.access_log = AccessLog(log_out, clock, self._unix_seconds)
-            self.access_log.follow(self._prefix_hashes(config), enabled=config.server.access_log)
+            self._follow_access_log(config)
         self.prefix_report = PrefixReport(clock(), self.random, holders=cache_state.holders)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
@@ -171,6 +172,11 @@ class Gateway:
 
     def _prefix_hashes(self, config: Config) -> PrefixHashes | None:
         return PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
+
+    def _follow_access_log(self, config: Config) -> None:
+        if self.access_log is not None:
+            form = LineForm(config.server.access_log_fields, self._prefix_hashes(config))
+            self.access_log.follow(form, enabled=config.server.access_log, style=config.log.format)
 
     def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
         """A reader of requests; what one for dry runs reads is not in the prefix report."""
@@ -265,21 +271,10 @@ class Gateway:
         )
 
     def _own_gauges(self) -> dict[str, Any]:
-        """Numbers of the gateway itself, for the dashboard."""
-        return {
-            "version": __version__,
-            "build": BUILD,
-            "uptime_seconds": round(self.clock() - self._started_seconds, 1),
-            "clients": self.server.clients,
-            "retries_left": round(self.retry_budget.left, 1),
-            "retries_most": self.retry_budget.ceiling,
-            "held_bytes": self.memory.used_bytes,
-            "held_bytes_limit": self.memory.limit_bytes,
-            "background_errors": sum(self.supervisor.faults.values()),
-            "dropped_lines": sum(each.dropped for each in (self.access_log, self.log) if each is not None),
-            "watchers": self.dashboard.watchers,
-            "look_ms": round(self.dashboard.look_seconds * 1000, 2),
-        }
+        up_seconds, logs = self.clock() - self._started_seconds, (self.access_log, self.log)
+        return own_gauges(
+            up_seconds, self.server, self.retry_budget, self.memory, self.supervisor, logs, self.dashboard
+        )
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -299,8 +294,9 @@ class Gateway:
         self.embedding_cache.follow(config)
         self.tokenization.follow(config.models)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        if self.access_log is not None:
-            self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
+        self._follow_access_log(config)
+        if self.log is not None:
+            self.log.follow(config.log.level, config.log.format)
         self.reader = self._new_reader(config)
         self.tracing.follow(config.tracing)
         self.handler.follow(config, self.reader, self.tracing.tracer)

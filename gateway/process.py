@@ -27,7 +27,7 @@ from gateway.handover.conversation import Predecessor, Successor, TakeoverRefuse
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotError, load, save
 from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
-from gateway.observe.log import LineWriter, logging_to
+from gateway.observe.log import EventLog
 from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
 from gateway.supervisor import running
@@ -57,7 +57,7 @@ class Life:
         self._address = address_of(file, server.host, server.port)  # where the next process finds this one
         self._former = bytes.fromhex(given) if given else self._address if file and server.port else None
 
-    async def live(self, out: BinaryIO, log_writer: LineWriter) -> None:
+    async def live(self, out: BinaryIO, log: EventLog) -> None:
         """Serve until a signal to stop, or until another process has taken over. Raises OSError or TakeoverRefused."""
         self._heed_signals()
         successor = await take_over(self._former) if self._former else None
@@ -65,7 +65,7 @@ class Life:
             inherited = successor.listeners(self._config.server) if successor else of_systemd(os.environ)
             listeners = await bind_all(self._config.server, inherited)
             known = await successor.snapshot() if successor else await self._from_disk()
-            build = partial(Gateway, self._config, out, log=log_writer, load=self._load_config)
+            build = partial(Gateway, self._config, out, log=log, load=self._load_config)
             gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
             asyncio.get_running_loop().set_exception_handler(
                 lambda _, context: gateway.supervisor.on_loop_error(context)
@@ -336,14 +336,15 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
     for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
-    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, logging_to(errors) as log_writer:
+    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, EventLog(errors) as log:
+        log.follow(config.log.level, config.log.format)
         limit = raise_limit()
         life = partial(Life, fitted(config, limit), lambda: fitted(load_config(), limit), file)
-        uvloop.run(_live(life, out, log_writer))
+        uvloop.run(_live(life, out, log))
 
 
-async def _live(life: Callable[[], Life], out: BinaryIO, log_writer: LineWriter) -> None:
-    await life().live(out, log_writer)
+async def _live(life: Callable[[], Life], out: BinaryIO, log: EventLog) -> None:
+    await life().live(out, log)
 
 
 def _unbuffered(stream: TextIO | None) -> BinaryIO:

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -74,9 +75,15 @@ def _request(line: bytes) -> Logged | str:
     if not isinstance(prefix, dict):
         return "without prefix hashes"
     try:
-        return _logged(document, float(ended) - float(took_ms) / 1000, str(model), int(prompt), int(output), prefix)
+        arrived_seconds = _unix_seconds(ended) - float(took_ms) / 1000
+        return _logged(document, arrived_seconds, str(model), int(prompt), int(output), prefix)
     except (KeyError, TypeError, ValueError):
         return "not of the access log"
+
+
+def _unix_seconds(time: str | float) -> float:
+    """A time in ISO 8601, or in seconds as logs of version 0.1 have it. Raises ValueError."""
+    return datetime.fromisoformat(time).timestamp() if isinstance(time, str) else float(time)
 
 
 def _logged(

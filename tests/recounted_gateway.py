@@ -15,7 +15,7 @@ import structlog
 from gateway import app, process
 from gateway.__main__ import main as gateway_command
 from gateway.config import Config
-from gateway.observe.log import LineWriter
+from gateway.observe.log import EventLog
 from gateway.observe.metrics import Counter
 from tests.recount import mismatches
 
@@ -30,7 +30,7 @@ class RecountedGateway(app.Gateway):
 
     def __init__(
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
-        log: LineWriter | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
+        log: EventLog | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
     ) -> None:  # fmt: skip
         super().__init__(config, log_out, clock, log, load=load, secret=secret)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))

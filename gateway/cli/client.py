@@ -81,7 +81,7 @@ def ask_admin(
         sent = None if document is None else orjson.dumps(document)
         status, body = get(whole, timeout_seconds, _MOST_BYTES, method, sent, token)
     except OSError as error:
-        raise AskError(f"{url} is unreachable: {why(error)}") from error
+        raise AskError(f"{url} is unreachable: {why(error)}: is this the admin port of a running gateway?") from error
     answer = None
     with suppress(ValueError):
         answer = orjson.loads(body)

@@ -107,7 +107,10 @@ class ServerConfig(Section):
     drain_delay_seconds: SecondsOrZero = default(5.0, "Time after SIGTERM that /readyz fails; requests are accepted.")
     drain_timeout_seconds: SecondsOrZero = default(600.0, "Then: time limit of running requests; the rest are aborted.")
     response_headers: bool = default(True, "Send the x-gateway-* response headers.")
-    access_log: bool = default(True, "Write one JSON line per request to standard output.")
+    access_log: bool = default(True, "Write one line per request to standard output.")
+    access_log_fields: tuple[Literal["tenant", "class", "address", "user_agent", "trace_id", "response_bytes"], ...] = (
+        default((), "More fields of its lines: tenant, class, address, user_agent, trace_id, response_bytes.")
+    )
     access_log_prefixes: bool = default(False, "Log salted hashes of prefix blocks, for `loadtest record`.")
 
     @model_validator(mode="after")
@@ -233,6 +236,15 @@ class PrefixReportConfig(Section):
     show_text: bool = default(False, "Show excerpts of prompts; false = hashes, kinds and positions.")
 
 
+class LogConfig(Section):
+    """The event log on standard error, and the access log on standard output."""
+
+    level: Literal["debug", "info", "warning", "error"] = default("info", "Lowest level of events that are logged.")
+    format: Literal["auto", "json", "console"] = default(
+        "auto", "json = an object per line; console = lines for people; auto = console on a terminal, else json."
+    )
+
+
 class StateConfig(Section):
     """What the gateway has learned, kept on disk for its next start."""
 
@@ -260,6 +272,7 @@ class Config(Section):
     auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()
+    log: LogConfig = LogConfig()
     state: StateConfig = StateConfig()
     tracing: TracingConfig = TracingConfig()
 

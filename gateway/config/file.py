@@ -80,7 +80,7 @@ class YamlFile:
             for place, line, first in config_errors.duplicate_keys(self._root)
         ]
         lines = [f"{self._file}:{line}: {config_errors.key_of(place)}: {what}" for place, what, line in twice]
-        without_value = {place for place, _ in self.unset}
+        without_value = {at for place, _ in self.unset for at in (place, place[:-1])}  # a section without a key, too
         rest = [(place, what) for place, what in found if place not in without_value]
         lines += config_errors.with_lines(self._file, self._root, [*self.unset, *rest])
         return "\n".join(lines)
@@ -137,6 +137,7 @@ def load(
     admin_port: int | Literal["off"] | None = None,
     api_keys: Sequence[str] = (),
     environ: Mapping[str, str] = os.environ,
+    log: Mapping[str, str | None] | None = None,
 ) -> Config:
     """Read the file, if any; environment variables override it, and command-line values both. Raises ConfigError."""
     read = None if file is None else YamlFile(file, environ)
@@ -153,6 +154,8 @@ def load(
         server["admin"] = None if admin_port == "off" else {"port": admin_port}
     if server:
         given["server"] = server
+    if logs := {name: value for name, value in (log or {}).items() if value is not None}:
+        given["log"] = logs
     overrides = merged(of_environment(environ), given)
     wrong = [name for name, value in overrides.items() if isinstance(value, dict) and _is_no_mapping(document, name)]
     document = merged(document, {name: value for name, value in overrides.items() if name not in wrong})

@@ -121,7 +121,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._unsent_bytes = 0  # at the last look
         self._taken_seconds = self._since  # when that had become less
         self._incoming = HttpRequest()  # being parsed
-        self._path = b""  # of the request being parsed
+        self._address, self._path = "", b""  # of the client; of the request being parsed
         self._head_bytes = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._pipelined: deque[HttpRequest] = deque()  # not begun yet
@@ -133,9 +133,10 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
     @property
     def address(self) -> str:
-        """The client's network address, fetched only if it is needed."""
-        peer = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return str(peer[0]) if peer else ""
+        """The client's network address, fetched once, and only if it is needed."""
+        if not self._address and self._transport is not None:
+            self._address = str((self._transport.get_extra_info("peername") or ("",))[0])
+        return self._address
 
     @property
     def answering(self) -> bool:

@@ -29,10 +29,10 @@ from gateway.front.budgets import Spent
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
-from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, TrustedProxies, WebPages
+from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
-from gateway.front.reply import JSON, ClientResponse, error_headers
+from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
@@ -181,6 +181,10 @@ class Handler(RequestHandler):
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
         more = {tenant.lower().encode()} if tenant else set()
         more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
+        logged = frozenset(server.access_log_fields if server.access_log else ())
+        self._logs_origin = not logged.isdisjoint(("address", "user_agent", "trace_id"))
+        self._reply_class = CountingResponse if "response_bytes" in logged else ClientResponse
+        more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
     def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
@@ -242,7 +246,7 @@ class Handler(RequestHandler):
         given = incoming.headers.get(b"x-request-id")
         request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else self._new_id()
         route, key = incoming.route or _NO_BODY, incoming.key
-        reply = ClientResponse(connection, request_id, incoming, incoming.keep_alive and not self._draining)
+        reply = self._reply_class(connection, request_id, incoming, incoming.keep_alive and not self._draining)
         connection.attach(reply)
         if self._pages is not None:
             reply.set_constant_headers(self._pages.headers(incoming.headers))
@@ -255,6 +259,9 @@ class Handler(RequestHandler):
             incoming.follow_trace(line)
             if trace is not None:
                 record.traced(trace)
+        if self._logs_origin:
+            headers = incoming.headers
+            record.came_from(reply.address, headers.get(USER_AGENT, b""), headers.get(b"traceparent", b""))
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None
@@ -276,7 +283,7 @@ class Handler(RequestHandler):
             outcome, message = failure.outcome, failure.message
             self._fail(failure, reply)
         finally:
-            record.ended(outcome, reply.status, self._clock(), message)
+            record.ended(outcome, reply.status, self._clock(), message, reply.sent_bytes)
             if not route.public:
                 self._finished(record)
 

@@ -20,7 +20,7 @@ from gateway.errors import (
     RouteNotFound,
     UnsupportedEncoding,
 )
-from gateway.front.origin import FORWARDED_FOR, ORIGIN
+from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.request import DONE_MARKER, Kind
 from gateway.resources import Holding
 
@@ -183,7 +183,7 @@ KNOWN_HEADERS = frozenset((*_BODY_HEADERS, *_NAMING_HEADERS, *_PLACING_HEADERS, 
 MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
-_MAY_REPEAT = frozenset((b"traceparent", b"tracestate"))
+_MAY_REPEAT = frozenset((b"traceparent", b"tracestate", USER_AGENT))
 KeyCheck = Callable[[Mapping[bytes, bytes]], KeyConfig]  # the API key of a request with these headers, or Unauthorized
 
 
@@ -227,7 +227,7 @@ class HttpRequest:
                 elif name in kept and name not in _MAY_REPEAT:
                     raise InvalidRequest(f"Duplicate header {name.decode()}.")
                 kept[name] = value
-            elif b"_" in name and name.replace(b"_", b"-") in known:
+            elif b"_" in name and name.replace(b"_", b"-") in known and name != b"user_agent":
                 raise InvalidRequest(
                     "Header names with underscores that collide with a known header are rejected: use hyphens."
                 )

@@ -5,6 +5,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 FORWARDED_FOR = b"x-forwarded-for"
 ORIGIN = b"origin"
+USER_AGENT = b"user-agent"
 _ALL = "*"
 PREFLIGHT = (
     b"access-control-allow-methods: GET, POST\r\n"

@@ -37,7 +37,8 @@ class ClientResponse(Sink):
 
     __slots__ = (
         "_address", "_anthropic", "_bodiless", "_constant", "_events", "_headers", "_http10", "_opened", "_wire",
-        "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id", "status",
+        "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id", "sent_bytes",
+        "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
@@ -56,6 +57,7 @@ class ClientResponse(Sink):
         self.begun = False
         self.complete = False
         self.status = 0
+        self.sent_bytes = 0  # of a whole body; see CountingResponse
         self.on_writable: Callable[[], None] | None = None
 
     @property
@@ -93,6 +95,7 @@ class ClientResponse(Sink):
             return
         self.begun = self.complete = True
         self.status = status
+        self.sent_bytes = 0 if self._bodiless else len(body)
         self._wire.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
             % (self._head(status), content_type, len(body), extra, b"" if self._bodiless else body)
@@ -162,6 +165,16 @@ class ClientResponse(Sink):
             connection = b"connection: keep-alive\r\n" if self.keep_alive else b"connection: close\r\n"
         request_id = self.request_id.encode()
         return b"%bx-request-id: %b\r\n%b%b%b" % (line, request_id, connection, self._headers, self.backend_headers)
+
+
+class CountingResponse(ClientResponse):
+    """Counts the bytes of streams in `sent_bytes`, too, with the framing of chunks."""
+
+    __slots__ = ()
+
+    def write(self, data: bytes, framed: bool = False) -> bool:
+        self.sent_bytes += len(data)
+        return super().write(data, framed)
 
 
 class _Nowhere(Wire):

@@ -1,23 +1,20 @@
-"""The logs: JSON lines of the process on standard error, and the access log with one JSON line a request.
+"""The event log of the process on standard error, and what it shares with the access log: the thread that writes lines.
 
-Threads write the lines, so that a reader that hangs or is gone never stops the event loop.
+A reader that hangs or is gone never stops the event loop.
 """
 
 import io
 import json
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
-from hashlib import blake2b, sha256
-from typing import Any, BinaryIO, Final, Self, TextIO, TypeVar, cast
+from collections.abc import Callable
+from contextlib import ExitStack, redirect_stderr
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, Self, TextIO, TypeVar, cast
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
-
-from gateway._native import json_line, json_line_in_python
-from gateway.observe.record import Record
-from gateway.request import Demand
 
 MAX_HELD_BYTES = 33554432
 _LINE_OVERHEAD_BYTES = 64  # that a short line takes in memory beside its text
@@ -52,6 +49,10 @@ class LineWriter:
             else:
                 self._held_bytes += size
                 self._lines.append(lines)
+
+    def is_for_people(self, form: str) -> bool:
+        """Whether lines of this form (`auto`, `json` or `console`) are for people: `auto` is, on a terminal."""
+        return form == "console" or (form == "auto" and self._out.isatty())
 
     def __enter__(self) -> Self:
         self._writer_thread.start()
@@ -102,40 +103,63 @@ class LineWriter:
         return done
 
 
-_STEPS: tuple[Any, ...] = (
-    structlog.processors.add_log_level,
-    structlog.processors.TimeStamper(fmt="iso"),
-    structlog.processors.format_exc_info,
-    structlog.processors.JSONRenderer(),
-)
+def unix_seconds() -> float:
+    return datetime.now(UTC).timestamp()
 
 
-@contextmanager
-def logging_to(out: BinaryIO) -> Iterator[LineWriter]:
-    """Log to `out` while the block runs, and with it all other output to standard error: asyncio's messages,
-    warnings, tracebacks of threads. `out` must be unbuffered.
+def iso_time(seconds: float) -> str:
+    """A Unix time in ISO 8601, in UTC with milliseconds."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")[: -len("+00:00")] + "Z"
+
+
+class EventLog(LineWriter):
+    """The log of the process while its `with` block runs, and with it all other output to standard error: asyncio's
+    messages, warnings, tracebacks of threads.
     """
-    with LineWriter(out, "log") as writer:
-        stream = QueuedText(writer)
+
+    def __init__(self, out: BinaryIO, wall_clock: Callable[[], float] = unix_seconds) -> None:
+        super().__init__(out, "log")
+        self._wall_clock = wall_clock
+        self._stream = QueuedText(self)
+        self._console: Any = None  # the renderer for people; None = JSON
+        self._stack = ExitStack()
+
+    def follow(self, level: str, form: str) -> None:
+        """Take over the lowest level that is logged, and the form of lines: `auto`, `json` or `console`."""
+        self._console = None
+        if self.is_for_people(form):
+            colors = self._out.isatty() and not os.environ.get("NO_COLOR")
+            # Not with the values of variables, as Rich shows them: they may be secrets or prompts.
+            plain = structlog.dev.plain_traceback
+            self._console = structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=plain)
         structlog.configure(
-            processors=[rendered],
-            wrapper_class=structlog.make_filtering_bound_logger("info"),
-            logger_factory=structlog.WriteLoggerFactory(cast(TextIO, stream)),
+            processors=[self.rendered],
+            wrapper_class=structlog.make_filtering_bound_logger(level),
+            logger_factory=structlog.WriteLoggerFactory(cast(TextIO, self._stream)),
         )
-        with redirect_stderr(stream):
-            yield writer
 
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.follow("info", "json")
+        self._stack.enter_context(redirect_stderr(self._stream))
+        return self
 
-def rendered(logger: WrappedLogger, name: str, event: EventDict) -> str:
-    """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
-    words = str(event.get("event"))
-    try:
-        line: Any = event
-        for step in _STEPS:
-            line = step(logger, name, line)
-        return str(line)
-    except Exception as error:
-        return json.dumps({"event": words, "level": name, "log_error": type(error).__name__})
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        super().__exit__(*error)
+
+    def rendered(self, logger: WrappedLogger, name: str, event: EventDict) -> str:
+        """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
+        words = str(event.get("event"))
+        try:
+            stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", "event": "", **event}
+            stamped = structlog.processors.add_log_level(logger, name, stamped)
+            if self._console is None:
+                stamped = structlog.processors.format_exc_info(logger, name, stamped)
+                return str(structlog.processors.JSONRenderer()(logger, name, stamped))
+            return str(self._console(logger, name, stamped))
+        except Exception as error:
+            return json.dumps({"event": words, "level": name, "log_error": type(error).__name__})
 
 
 def _weakly_referenced(made: Made) -> Made:
@@ -156,107 +180,3 @@ class QueuedText(io.TextIOBase):
     def write(self, text: str) -> int:
         self._writer.write(text.encode("utf-8", "backslashreplace"))
         return len(text)
-
-
-_HASH_BYTES = 8
-
-
-class PrefixHashes:
-    """Hashes with one salt, whose secret is needed to check whether a guessed prompt was logged."""
-
-    def __init__(self, secret: bytes) -> None:
-        key = sha256(b"access log\0" + secret).digest()  # the same secret makes other salts too
-        self._salted = blake2b(key=key, digest_size=_HASH_BYTES)
-
-    def of(self, demand: Demand) -> dict[str, Any]:
-        """The prompt's size in bytes, where its blocks end, and the hash of all that is before each end."""
-        return {"bytes": demand.prompt_size, "ends": demand.edges, "hashes": [self._hash(key) for key in demand.keys]}
-
-    def _hash(self, key: int) -> str:
-        hashed = self._salted.copy()  # half the cost of salting it again
-        hashed.update(key.to_bytes(8, "little"))
-        return hashed.hexdigest()
-
-
-_OFFSET_SECONDS = 1.0  # how long an offset between the clocks is used
-
-
-class AccessLog(LineWriter):
-    """Lines of requests, inside its `with` block. Lines that cannot be written are dropped and counted."""
-
-    def __init__(self, out: BinaryIO, clock: Callable[[], float], wall_clock: Callable[[], float]) -> None:
-        super().__init__(out, "access-log")
-        self._is_enabled = True
-        self._prefixes: PrefixHashes | None = None
-        self._clock = clock
-        self._wall_clock = wall_clock
-        self._look_at_clocks()
-
-    def follow(self, prefixes: PrefixHashes | None, *, enabled: bool) -> None:
-        """Take over whether there are lines, and whether they have hashes of prompts."""
-        self._is_enabled, self._prefixes = enabled, prefixes
-
-    def add(self, records: list[Record]) -> None:
-        if not self._is_enabled:
-            return
-        if records[-1].ended_seconds - self._looked_seconds > _OFFSET_SECONDS:
-            self._look_at_clocks()
-        offset_seconds, prefixes = self._offset_seconds, self._prefixes
-        self.write(b"".join([line_of(record, offset_seconds, prefixes) for record in records]), len(records))
-
-    def _look_at_clocks(self) -> None:
-        self._looked_seconds = self._clock()
-        self._offset_seconds = self._wall_clock() - self._looked_seconds  # from the loop's clock to Unix time
-
-
-_LINE = (
-    b'{"time":%b,"request_id":%b,"endpoint":%b,"model":%b,"client":%b,"backend":%b,"outcome":%b,"status":%b,'
-    b'"stream":%b,"attempts":%b,"queue_ms":%b,"first_byte_ms":%b,"duration_ms":%b,"request_bytes":%b,'
-    b'"prompt_tokens":%b,"completion_tokens":%b,"predicted_hit_tokens":%b,"actual_hit_tokens":%b,'
-    b'"reused_inputs":%b,"error":%b'
-)
-_PLAIN_LINE: Final = _LINE + b"}\n"
-_NAMES: Final = b',"alias":%b,"fell_back_from":%b'
-_PREFIX: Final = b',"prefix":%b'
-
-
-def line_of(record: Record, offset_seconds: float, prefixes: PrefixHashes | None = None) -> bytes:
-    """The line: Unix time, and times in milliseconds since arrival; null where a thing did not happen.
-
-    Times are cut at a thousandth by `int`, which costs an eighth of `round`.
-    """
-    arrived, first, ended = record.arrived_seconds, record.first_byte_seconds, record.ended_seconds
-    values: list[Any] = [
-        int((offset_seconds + ended) * 1e3) / 1e3,
-        record.request_id,
-        record.endpoint,
-        record.model,
-        record.client or None,
-        record.backend or None,
-        record.outcome,
-        record.status,
-        record.streams,
-        record.attempts,
-        int(record.queue_seconds * 1e6) / 1e3,
-        None if first is None else int((first - arrived) * 1e6) / 1e3,
-        int((ended - arrived) * 1e6) / 1e3,
-        record.request_bytes,
-        record.prompt_tokens,
-        record.completion_tokens,
-        record.predicted_hit_tokens,
-        record.actual_hit_tokens,
-        record.reused_inputs,
-        record.error or None,
-    ]
-    is_renamed = record.alias or record.fell_back_from
-    if prefixes is None and not is_renamed:
-        return json_line(_PLAIN_LINE, values) or json_line_in_python(_PLAIN_LINE, values)
-    template = _LINE
-    if is_renamed:
-        template += _NAMES
-        values += (record.alias or None, record.fell_back_from or None)
-    if prefixes is not None:
-        template += _PREFIX
-        demand = record.demand
-        values.append(prefixes.of(demand) if demand is not None and demand.keys else None)
-    return json_line_in_python(template + b"}\n", values)

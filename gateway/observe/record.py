@@ -16,6 +16,11 @@ class Record:
 
     model: str = ""
     client: str = ""
+    tenant: str = ""
+    address: str = ""
+    user_agent: bytes = b""
+    traceparent: bytes = b""
+    response_bytes: int = 0
     backend: str = ""
     outcome: str = ""
     status: int = 0
@@ -52,9 +57,16 @@ class Record:
     def traced(self, trace: RequestTrace) -> None:
         self.trace = trace
 
+    def came_from(self, address: str, user_agent: bytes, traceparent: bytes) -> None:
+        """Where the request came from, for the access log: the client's address and two of its headers."""
+        self.address = address
+        self.user_agent = user_agent
+        self.traceparent = traceparent
+
     def parsed(self, demand: Demand, model: str) -> None:
         """The request is valid; `model` is the label for metrics, which is not the client's text if it is unknown."""
         self.model = model
+        self.tenant = demand.tenant
         self.streams = demand.streams
         self.batch = demand.batch
 
@@ -113,8 +125,9 @@ class Record:
     def counted(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
 
-    def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:
+    def ended(self, outcome: str, status: int, now: float, error: str = "", response_bytes: int = 0) -> None:
         """Called once, whatever happened; `status` is 0 if the client got no response."""
+        self.response_bytes = response_bytes
         self.outcome = outcome
         self.status = status
         self.ended_seconds = now

@@ -1,11 +1,17 @@
 """What the dashboard shows of the gateway itself, and of the traffic: rates since the last look at its counters."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway import BUILD, __version__
+from gateway.dispatch import RetryBudget
+from gateway.front.server import Server
+from gateway.observe.log import LineWriter
 from gateway.observe.metrics import LAG_BOUNDS, Counter, Metrics
-from gateway.resources import ProcessUse
+from gateway.page.broadcast import Broadcast
+from gateway.resources import MemoryBudget, ProcessUse
+from gateway.supervisor import Supervisor
 
 _OUTCOME: Final = 3  # place among the labels of `Metrics.requests`
 
@@ -84,3 +90,29 @@ def lag_view(before: Totals, after: Totals) -> dict[str, float | None]:
 def cpu_share(before: Totals, after: Totals) -> float:
     """Of one core, between two looks."""
     return round((after.cpu_seconds - before.cpu_seconds) / max(0.001, after.at_seconds - before.at_seconds), 4)
+
+
+def own_gauges(
+    up_seconds: float,
+    server: Server,
+    retries: RetryBudget,
+    memory: MemoryBudget,
+    supervisor: Supervisor,
+    logs: Iterable[LineWriter | None],
+    broadcast: Broadcast,
+) -> dict[str, Any]:
+    """Numbers of the gateway itself, as the dashboard shows them."""
+    return {
+        "version": __version__,
+        "build": BUILD,
+        "uptime_seconds": round(up_seconds, 1),
+        "clients": server.clients,
+        "retries_left": round(retries.left, 1),
+        "retries_most": retries.ceiling,
+        "held_bytes": memory.used_bytes,
+        "held_bytes_limit": memory.limit_bytes,
+        "background_errors": sum(supervisor.faults.values()),
+        "dropped_lines": sum(log.dropped for log in logs if log is not None),
+        "watchers": broadcast.watchers,
+        "look_ms": round(broadcast.look_seconds * 1000, 2),
+    }

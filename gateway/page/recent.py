@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from gateway.observe.log import line_of
+from gateway.observe.access_log import LineForm
 from gateway.observe.record import Record
 
 MOST_RECENT: Final = 200
@@ -37,7 +37,7 @@ class RecentRequests:
         return list(self._records)[len(self._records) - fresh :] if fresh > 0 else []
 
     def rows(self, count: int = 0) -> list[orjson.Fragment]:
-        """The same with the keys of the access log, as JSON."""
+        """The same with the keys of the access log, as JSON; `time` in seconds since 1970."""
         return [*self._as_rows(self.since(count))]
 
     def failed_rows(self) -> list[orjson.Fragment]:
@@ -45,6 +45,7 @@ class RecentRequests:
         return [*self._as_rows(self._failed)]
 
     def _as_rows(self, records: Iterable[Record]) -> Iterator[orjson.Fragment]:
-        offset_seconds = self._offset_seconds()
+        offset_seconds, form = self._offset_seconds(), LineForm()
         for record in records:
-            yield orjson.Fragment(line_of(record, offset_seconds).rstrip())  # a newline would end an event's line
+            line = form.line(record, round(offset_seconds + record.ended_seconds, 3))
+            yield orjson.Fragment(line.rstrip())  # a newline would end an event's line

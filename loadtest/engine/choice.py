@@ -36,6 +36,11 @@ class Prose:
     opening: Sequence[str] = ()
 
     @classmethod
+    def saying(cls, seed: int, text: str) -> "Prose":
+        """An answer of this text, which has ASCII characters alone."""
+        return cls(seed, tuple(text[i : i + BYTES_PER_TOKEN] for i in range(0, len(text), BYTES_PER_TOKEN)))
+
+    @classmethod
     def of(cls, seed: int, nonce: str | None, max_tokens: int) -> "Prose":
         """An answer that begins with the nonce, in as many tokens as there are at most."""
         if nonce is None or max_tokens < 1:
@@ -83,6 +88,7 @@ class Choice:
     pieces: Sequence[str] | None = None
     # The data-parallel rank that the client wants, None for any.
     rank: int | None = None
+    tool: str | None = None  # the one that is called, with the text as its arguments
     # For the statistics: the longest it may get, and how many answers the prompt gets, if this is the first of them.
     limit_tokens: int | None = None
     first_of: int | None = None
@@ -130,12 +136,17 @@ def plan_choice(
 ) -> Choice:
     """Decide an answer's length and end: at `limit_tokens`, at a stop string, or where the model would stop itself."""
     seed = prompt.seed ^ (index * 0x5851F42D4C957F2D) ^ sampling.seed
-    prose = Prose.of(seed, prompt.nonce, limit_tokens)
-    natural = _SHORTEST_NATURAL_TOKENS + (seed >> 7) % _NATURAL_SPREAD_TOKENS
-    natural = max(natural, sampling.min_tokens, len(prose.opening) + 1)
-    if forced_tokens is not None:
-        natural = forced_tokens
-    if sampling.ignore_eos or natural > limit_tokens:
+    prescribed = sampling.prescription
+    if prescribed is not None:
+        prose = Prose.saying(seed, prescribed.text(seed))
+        natural = len(prose.opening) + 1
+    else:
+        prose = Prose.of(seed, prompt.nonce, limit_tokens)
+        natural = _SHORTEST_NATURAL_TOKENS + (seed >> 7) % _NATURAL_SPREAD_TOKENS
+        natural = max(natural, sampling.min_tokens, len(prose.opening) + 1)
+        if forced_tokens is not None:
+            natural = forced_tokens
+    if natural > limit_tokens or (sampling.ignore_eos and prescribed is None):
         words = output_tokens = limit_tokens
         reason = "length"
     else:
@@ -153,7 +164,12 @@ def plan_choice(
         prompt_keys=keys,
         output_keys=lambda: output_keys,
     )
-    return Choice(index, prompt.tokens, prose, sequence, reason, stop, words, pieces, limit_tokens=limit_tokens)
+    tool = prescribed.tool if prescribed is not None else None
+    if prescribed is not None and prescribed.must_call and reason == "stop":
+        reason = "tool_calls"
+    return Choice(
+        index, prompt.tokens, prose, sequence, reason, stop, words, pieces, tool=tool, limit_tokens=limit_tokens
+    )
 
 
 def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, steering: Steering) -> BlockContent:

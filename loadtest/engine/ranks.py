@@ -71,7 +71,8 @@ class EngineRanks:
         rank = self.ranks[self._rank_for(choice)]
         if choice.limit_tokens is not None:
             rank.stats.on_asked(choice.first_of, choice.limit_tokens)
-        return rank.submit(choice.sequence, sink, wants_every_token, choice.finish_reason)
+        reason = "stop" if choice.finish_reason == "tool_calls" else choice.finish_reason  # of the engine itself
+        return rank.submit(choice.sequence, sink, wants_every_token, reason)
 
     def abort(self, running: Running) -> None:
         """Take a sequence out at once; nothing happens if it has ended."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from loadtest.engine.api.errors import ApiError, bad_request, invalid
+from loadtest.engine.structured import Prescription, read_prescription
 
 _MAX_N: Final = 16384
 
@@ -26,6 +27,7 @@ class SamplingParams:
     echo: bool = False
     top_logprobs: int | None = None
     seed: int = 0
+    prescription: Prescription | None = None
 
 
 def read_sampling(body: dict[str, Any], max_tokens_fields: tuple[str, ...], max_model_len: int) -> SamplingParams:
@@ -69,7 +71,20 @@ def read_sampling(body: dict[str, Any], max_tokens_fields: tuple[str, ...], max_
         echo=bool(body.get("echo")),
         top_logprobs=_top_logprobs(body),
         seed=_integer(body, "seed", 0),
+        prescription=_prescription(body),
     )
+
+
+def _prescription(body: dict[str, Any]) -> Prescription | None:
+    if not ("tools" in body or "response_format" in body or "structured_outputs" in body or "text" in body):
+        return None
+    try:
+        prescription = read_prescription(body)
+        if prescription is not None:
+            prescription.text(0)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise bad_request(f"The schema cannot be used: {error}.", "response_format") from error
+    return prescription
 
 
 def _max_tokens(body: dict[str, Any], fields: tuple[str, ...], max_model_len: int) -> int | None:

@@ -109,7 +109,8 @@ def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str,
     return {"server": server, "backends": backends}
 
 
-def first_steps(port: int, admin_port: int, model: str, python: str) -> str:
+def first_steps(port: int, admin_port: int, model: str, python: str, kind: EngineKind = "sim") -> str:
+    answers = "\nThe engines are simulated: their answers are random words.\n" if kind == "sim" else ""
     url = f"http://{HOST}:{port}"
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 32})
     return f"""
@@ -126,7 +127,7 @@ for chunk in client.chat.completions.create(model="{model}", messages=messages, 
     print(chunk.choices[0].delta.content or "" if chunk.choices else "", end="", flush=True)
 print()
 PY
-
+{answers}
 metrics   http://{HOST}:{admin_port}/metrics
 backends  http://{HOST}:{admin_port}/admin/backends
 
@@ -159,7 +160,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             stack.callback(stop, gateway, STOP_SECONDS)
             stack.callback(Guard(gateway.pid).dismiss)
             _wait_until_up(gateway, port, admin_port)
-            say(first_steps(port, admin_port, name, sys.executable))
+            say(first_steps(port, admin_port, name, sys.executable, kind))
             _stay(lambda: gateway.poll() is None or serves(f"http://{HOST}:{port}/livez"), engines, say)
     except ServerFailed as failed:
         raise DemoFailed(str(failed)) from None

@@ -167,19 +167,25 @@ def _choice(choice: Choice, sampling: SamplingParams) -> dict[str, Any]:
         "index": choice.index,
         "message": {
             "role": "assistant",
-            "content": choice.text(0, tokens),
+            "content": "" if choice.tool else choice.text(0, tokens),
             "refusal": None,
             "annotations": None,
             "audio": None,
             "function_call": None,
             "reasoning": None,
-        },
+        }
+        | ({"tool_calls": [_tool_call(choice, choice.text(0, tokens))]} if choice.tool else {}),
         "logprobs": None if sampling.top_logprobs is None else chat_logprobs(texts, sampling.top_logprobs),
         "finish_reason": choice.finish_reason,
         "stop_reason": choice.stop_reason,
         "token_ids": choice.token_ids(0, tokens) if sampling.return_token_ids else None,
         "routed_experts": None,
     }
+
+
+def _tool_call(choice: Choice, arguments: str) -> dict[str, Any]:
+    call_id = f"chatcmpl-tool-{choice.sequence.sequence_id:016x}"
+    return {"id": call_id, "type": "function", "function": {"name": choice.tool, "arguments": arguments}}
 
 
 class ChatEvents:
@@ -214,8 +220,11 @@ class ChatEvents:
     def tokens(self, choice: Choice, start: int, stop: int, last: bool) -> Sequence[bytes]:
         """One chunk with the text of the new tokens."""
         text = orjson.dumps(choice.text(start, stop))
+        before = self._before[choice.index]
+        if choice.tool is not None:
+            before, text = self._call(choice, start, stop)
         if self._plain and not last:
-            return (self._before[choice.index] + text + self._after,)
+            return (before + text + self._after,)
         logprobs = ids = b"null"
         if self._sampling.top_logprobs is not None:
             logprobs = orjson.dumps(chat_logprobs(choice.token_texts(start, stop), self._sampling.top_logprobs))
@@ -228,7 +237,13 @@ class ChatEvents:
         fingerprint = b""
         if last and not self._sampling.include_usage:
             fingerprint = b',"system_fingerprint":' + orjson.dumps(self._service.fingerprint)
-        return (self._before[choice.index] + text + end + self._usage(stop) + fingerprint + b"}\n\n",)
+        return (before + text + end + self._usage(stop) + fingerprint + b"}\n\n",)
+
+    def _call(self, choice: Choice, start: int, stop: int) -> tuple[bytes, bytes]:
+        """What a chunk of a tool's call has instead of text: the name at first, and a piece of the arguments."""
+        arguments = choice.text(start, stop)
+        call = {"function": {"arguments": arguments}} if start else _tool_call(choice, arguments)
+        return self._head + b'{"index":%d,"delta":{"tool_calls":' % choice.index, orjson.dumps([{"index": 0, **call}])
 
     def closing(self) -> Sequence[bytes]:
         """The chunk with the usage, if it was asked for."""

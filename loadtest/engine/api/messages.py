@@ -15,7 +15,7 @@ from loadtest.engine.ledger import LedgerEntry
 from loadtest.engine.request_parameters import read_sampling, read_steering
 from loadtest.engine.service import Service
 
-_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens"}
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:

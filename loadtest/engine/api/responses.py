@@ -167,7 +167,7 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Led
     body = await read_json(request)
     turns = [*_earlier_turns(service, body), *_instructions(body), *_input_turns(body)]
     sampling = read_sampling(
-        {key: body[key] for key in ("max_output_tokens", "stream", "temperature", "top_p") if key in body},
+        {key: body[key] for key in ("max_output_tokens", "stream", "temperature", "text", "top_p") if key in body},
         ("max_output_tokens",),
         service.config.max_model_len,
     )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import orjson
 
@@ -31,7 +32,7 @@ def predictions(log: bytes, since: float) -> list[Prediction]:
         told = orjson.loads(line)
         if told.get("outcome") != "completed" or told["actual_hit_tokens"] is None:
             continue
-        placed = told["time"] - (told["duration_ms"] - told["queue_ms"]) / 1e3
+        placed = datetime.fromisoformat(told["time"]).timestamp() - (told["duration_ms"] - told["queue_ms"]) / 1e3
         hits = told["predicted_hit_tokens"], told["actual_hit_tokens"]
         if placed >= since:
             found.append(Prediction(placed, told["backend"], *hits, told["prompt_tokens"]))

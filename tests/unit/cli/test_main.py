@@ -381,3 +381,11 @@ def test_wrong_usage_is_2(arguments: list[str]) -> None:
 def test_a_backend_and_a_key_need_no_file() -> None:
     printed = yaml.safe_load(gateway("config", "print", "--backend", "h:1", "--api-key", "team=sk-1").output)
     assert (printed["backends"][0]["url"], printed["auth"]["keys"][0]["name"]) == ("http://h:1", "team")
+
+
+def test_the_log_is_set_by_options_and_by_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("backends: [{url: 'http://h:1'}]\nlog: {level: warning, format: json}\n")
+    printed = yaml.safe_load(gateway("config", "print", "-c", str(file), "--log-format", "console").output)
+    assert printed["log"] == {"level": "warning", "format": "console"}
+    assert gateway("serve", "--backend", "h:1", "--log-level", "loud").exit_code == 2

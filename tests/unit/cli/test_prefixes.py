@@ -170,4 +170,4 @@ def test_a_closed_port_is_an_error_of_one_line() -> None:
         bound.bind(("127.0.0.1", 0))
         result = ask(f"http://127.0.0.1:{bound.getsockname()[1]}")
     assert result.exit_code == 1
-    assert re.search(r"is unreachable: .*refused\n$", result.stderr)
+    assert re.search(r"is unreachable: .*refused: is this the admin port of a running gateway\?\n$", result.stderr)

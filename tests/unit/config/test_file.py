@@ -197,3 +197,10 @@ def test_the_environment_alone_is_a_configuration_and_overrides_the_file(tmp_pat
 def test_a_wrong_variable_of_the_environment_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigError, match=r"(PORT|prot): "):
         load(None, ["http://a:1"], environ={name: value})
+
+
+def test_a_variable_without_a_value_is_the_only_mistake_of_its_key(tmp_path: Path) -> None:
+    text = "backends: [{url: 'http://a:1'}]\nauth:\n  keys:\n    - {name: a, key: '${KEY}'}\n"
+    assert complaints(tmp_path, text) == [
+        "4: auth.keys.0.key: the environment variable KEY is not set and has no default"
+    ]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.observe.log import line_of
+from gateway.observe.access_log import LineForm
+from gateway.observe.log import iso_time
 from gateway.observe.record import Record
 from tests.bench.routing.fidelity import Prediction, fidelity, predictions, recovery
 
@@ -13,7 +14,7 @@ def line(arrived: float, predicted: int, actual: int | None, outcome: str = "com
     record.queue_seconds, record.ended_seconds = 1.0, arrived + 3.0
     record.outcome, record.backend, record.prompt_tokens = outcome, backend, 100
     record.predicted_hit_tokens, record.actual_hit_tokens = predicted, actual
-    return line_of(record, 1000.0)
+    return LineForm().line(record, iso_time(1000.0 + record.ended_seconds))
 
 
 def test_answered_requests_count_from_a_moment_on_in_the_order_in_which_they_were_placed() -> None:

@@ -23,6 +23,12 @@ def test_a_request_has_the_time_of_its_arrival() -> None:
     assert found == Logged(1_700_000_006.0, "m", 100, 7, 400, (256, 400), ("aa", "bb"), duration_seconds=4.0)
 
 
+def test_times_are_read_in_iso_8601_and_in_seconds() -> None:
+    both = read_log(lines({}, {"time": "2023-11-14T22:13:30.000Z"}, {"time": "yesterday"}))
+    assert [request.at_seconds for request in both.requests] == [1_700_000_006.0] * 2
+    assert both.left_out == {"not of the access log": 1}
+
+
 def test_times_and_cached_tokens_are_read_where_a_line_has_them() -> None:
     reported = {"stream": True, "first_byte_ms": 250.0, "queue_ms": 50.0, "backend": "one", "actual_hit_tokens": 64}
     [streamed] = read_log(lines(reported)).requests
