@@ -166,6 +166,7 @@ class Overview:
             },
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],
+            "adapters_loaded": _adapters(backend),
             "engines": len(backend.engines),
             "in_flight": backend.in_flight,
             "limit": self._limit(backend),
@@ -214,6 +215,12 @@ class Overview:
             "backends": as_document(verdicts),
             "other_policies": {"least_loaded": least_loaded and least_loaded.name},
         }
+
+
+def _adapters(backend: Backend) -> list[str] | None:
+    """The LoRA adapters that are thought to be on its GPUs; None if it lists none."""
+    slots = [engine.adapters for engine in backend.engines if engine.adapters is not None]
+    return sorted({name for each in slots for name in each.loaded}) if slots else None
 
 
 def _state_reason(backend: Backend, now: float) -> str:

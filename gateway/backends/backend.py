@@ -12,6 +12,7 @@ from gateway.backends.health import Health
 from gateway.backends.kv_cache_size import KvCacheSize, held_tokens
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
+from gateway.routing.adapters import AdapterSlots
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1
@@ -129,12 +130,18 @@ class Backend:
             behind = sum(engine.load.behind_prefill(telemetry.at_seconds) for engine in self.all_engines)
             self.telemetry = replace(telemetry, in_flight=self.in_flight, sent=sent, behind_prefill=behind)
             self._kv_cache.observe(held_tokens(self.engines), telemetry.kv_usage)
+            if (report := telemetry.adapters) is not None:
+                running = report.running if len(self.engines) == 1 else frozenset()  # it says nothing of ranks
+                for adapters in self._adapters():
+                    adapters.report(running, report.most)
         return self.limiter.observe(self.telemetry)
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
         self.telemetry = None
         self._kv_cache.forget()
+        for adapters in self._adapters():
+            adapters.forget()
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
 
@@ -170,9 +177,14 @@ class Backend:
         cap, limit, tokens = self.cap, self.limit(now_seconds), self.kv_cache_tokens
         block_tokens = facts.block_size_tokens or DEFAULT_BLOCK_TOKENS
         caches_prefixes = facts.prefix_caching is not False
+        listed = frozenset(card.id for card in facts.models if card.parent)
         for place, engine in enumerate(self.engines):
             engine.configure(_share(cap, place, count), block_tokens, caches_prefixes=caches_prefixes)
             engine.resize(_share(limit, place, count), None if tokens is None else tokens // count)
+            engine.list_adapters(listed)
+
+    def _adapters(self) -> list[AdapterSlots]:
+        return [engine.adapters for engine in self.engines if engine.adapters is not None]
 
     @property
     def all_engines(self) -> tuple[Engine, ...]:

@@ -37,7 +37,7 @@ LAYERS: dict[str, set[str]] = {
     "routing": {"_native", "request"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"_native", "request", "supervisor"},
-    "backends": {"config", "errors", "resources", "supervisor", "tls", "routing.engine"},
+    "backends": {"config", "errors", "resources", "supervisor", "tls", "routing.adapters", "routing.engine"},
     "relay": {"_native", "request", "errors", "config", "resources", "supervisor", "tls", "backends"},
     "dispatch": {
         "request",
