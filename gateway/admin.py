@@ -234,6 +234,8 @@ def _state_reason(backend: Backend, now: float) -> str:
         return health.probe_error or ("not probed yet" if health.state == "unknown" else "probes fail")
     if health.gone or health.late:
         return "refuses connections" if health.gone else "the last probe timed out; others are preferred"
+    if backend.sleep_state:
+        return f"asleep ({backend.sleep_state}){', woken for requests' if backend.can_wake else ''}"
     if backend.slow_since_seconds is not None:
         return f"starts slowly: {backend.limit(now)} of {backend.cap} slots"
     return "answers probes"

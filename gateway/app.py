@@ -22,6 +22,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
+from gateway.backends.sleep import Sleeper
 from gateway.config import Config, RoutingConfig
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
@@ -94,6 +95,7 @@ class Gateway:
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
+        self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
         calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
         self._policies: dict[str, Policy] = {
             "prefix": PrefixPolicy(cache_state.hit_predictor, cache_state.estimates, Affinity()),
@@ -221,6 +223,7 @@ class Gateway:
         changed.extend((self.lease_broker.fleet_changed, self.cache_state.follow_sizes))
         changed.extend((self.tokenization.look_again, self._follow_events))
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
+        self.fleet.on_sleep.append(self.cache_state.forget)
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
@@ -308,6 +311,7 @@ class Gateway:
             await enter(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
             await enter(self.watches)
+            await enter(self.sleeper)
             await enter(self.discovery)
             await enter(self.tokenization)
             await enter(self.kv_events)

@@ -16,6 +16,7 @@ from gateway.routing.adapters import AdapterSlots
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1
+OFFLOADED, FALLING_ASLEEP = "weights_offloaded", "falling_asleep"  # the former is vLLM's word
 _QUARANTINE_SECONDS = 60.0  # of an engine's number; records of requests and KV events come later than its last request
 
 
@@ -65,6 +66,7 @@ class Backend:
         self.origin = Origin.of(config.url)
         self.health = Health(health, random)
         self.telemetry: Telemetry | None = None
+        self.sleep_state = ""  # of vLLM's sleep mode; empty = awake
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
         self.state_since_seconds: float | None = None
@@ -101,6 +103,8 @@ class Backend:
             return health.probe_error or "connection refused"
         if health.state == "unknown":
             return "not probed yet"
+        if self.sleep_state:
+            return f"asleep ({self.sleep_state})"
         return "" if self.facts.models else "it has listed no models"
 
     def reconfigure(self, config: BackendConfig) -> None:
@@ -138,12 +142,22 @@ class Backend:
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
-        self.telemetry = None
+        self.telemetry, self.sleep_state = None, ""
         self._kv_cache.forget()
         for adapters in self._adapters():
             adapters.forget()
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
+
+    def slept(self, state: str) -> None:
+        """It sleeps, or is awake again (no state)."""
+        self.sleep_state = state
+
+    @property
+    def can_wake(self) -> bool:
+        """Whether the gateway may wake it from a sleep that keeps its weights."""
+        config = self.config.sleep
+        return self.sleep_state == OFFLOADED and config is not None and config.wake and not self.draining
 
     @property
     def kv_cache_tokens(self) -> int | None:

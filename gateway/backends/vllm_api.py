@@ -112,6 +112,11 @@ class ControlClient:
         async with self._answer(backend, path, document=document) as response:
             return await _json_of(response, path)
 
+    async def command(self, backend: BackendConfig, path: str) -> None:
+        """Post to a path, and wait until that is done. Raises ControlError."""
+        async with self._answer(backend, path, document={}):
+            pass
+
     @asynccontextmanager
     async def _answer(
         self, backend: BackendConfig, path: str, timeout_seconds: float | None = None, document: Any = None

@@ -69,8 +69,6 @@ _SIMULATION: Routes = {
     "/sim/faults": {"GET": operations.faults, "POST": operations.faults, "DELETE": operations.faults},
 }
 _DANGEROUS = (
-    "/sleep",
-    "/wake_up",
     "/pause",
     "/resume",
     "/collective_rpc",
@@ -93,9 +91,11 @@ _DANGEROUS = (
 )
 _DEV_MODE: Routes = {
     **{path: {"POST": operations.accept} for path in _DANGEROUS},
+    "/sleep": {"POST": operations.sleep},
+    "/wake_up": {"POST": operations.wake_up},
     "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
     "/server_info": {"GET": operations.server_info},
-    "/is_sleeping": {"GET": operations.accept},
+    "/is_sleeping": {"GET": operations.is_sleeping},
     "/is_paused": {"GET": operations.accept},
     "/tokenizer_info": {"GET": operations.accept},
     "/docs": {"GET": operations.accept},

@@ -36,6 +36,7 @@ class Service:
     responses: dict[str, Any] = field(default_factory=dict)
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
     server_load: int = 0
+    is_asleep: bool = False
 
     @property
     def fingerprint(self) -> str:
@@ -64,6 +65,7 @@ class Service:
         self.engine, self.kv_events = engine, kv_events
         self.faults.replace(ServerFaults(model=self.faults.model))
         self.started_unix_seconds = self.unix_seconds()
+        self.is_asleep = False
         self.responses.clear()
         self.http_requests.clear()
 
@@ -88,8 +90,8 @@ class Service:
         raise unknown_model(str(model), served, with_aliases)
 
     def check_admission(self, num_sequences: int) -> None:
-        """503 if too much is queued, 500 if the engine is dead."""
-        if self.faults.engine_dead:
+        """503 if too much is queued, 500 if the engine is dead or asleep."""
+        if self.faults.engine_dead or self.is_asleep:
             raise engine_dead()
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.engine.num_requests + num_sequences > limit:

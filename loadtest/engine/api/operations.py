@@ -121,6 +121,24 @@ async def accept(service: Service, request: web.BaseRequest, entry: LedgerEntry)
     return empty_answer()
 
 
+async def sleep(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Forget the KV cache, and refuse requests until /wake_up."""
+    service.is_asleep = True
+    service.engine.reset_prefix_cache()
+    return empty_answer()
+
+
+async def wake_up(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Take requests again; the cache stays empty."""
+    service.is_asleep = False
+    return empty_answer()
+
+
+async def is_sleeping(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Whether /sleep was called, and not /wake_up since."""
+    return json_answer({"is_sleeping": service.is_asleep})
+
+
 async def reset_prefix_cache(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
     """Forget all cached prefixes of each rank without requests that use one. KV events report it after a step."""
     service.engine.reset_prefix_cache()
