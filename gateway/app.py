@@ -18,6 +18,7 @@ from aiohttp import web
 from gateway import BUILD, __version__
 from gateway.admin import AdminPages, MetricsPages, Overview, QueueView
 from gateway.admin_http import OperatorPort
+from gateway.backends.adapter_loader import AdapterLoader
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
@@ -96,6 +97,8 @@ class Gateway:
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
         self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
+        self.adapter_loader = AdapterLoader(fleet, queue.waiting, clock, supervisor)
+        self.adapter_loader.follow(config.models.adapters)
         calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
         self._policies: dict[str, Policy] = {
             "prefix": PrefixPolicy(cache_state.hit_predictor, cache_state.estimates, Affinity()),
@@ -214,6 +217,7 @@ class Gateway:
         self.admin_port.follow(server.admin)
         self.metrics_port.follow(server.metrics)
         self.fleet.expect(config.named_models)
+        self.adapter_loader.follow(config.models.adapters)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
@@ -312,6 +316,7 @@ class Gateway:
             stack.push_async_callback(self.batcher.stop)
             await enter(self.watches)
             await enter(self.sleeper)
+            await enter(self.adapter_loader)
             await enter(self.discovery)
             await enter(self.tokenization)
             await enter(self.kv_events)

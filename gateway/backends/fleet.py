@@ -91,6 +91,7 @@ class Fleet:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._expected_models: Collection[str] = ()
+        self._adapters: Mapping[str, str] = {}  # that may be loaded on demand, with the model of each
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._numbers = EngineNumbers(clock)
@@ -135,6 +136,10 @@ class Fleet:
     def expect(self, models: Collection[str]) -> None:
         """Models that the configuration names: a backend that has listed nothing yet may have them."""
         self._expected_models = models
+
+    def expect_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Adapters that backends of these models load when requests wait for them."""
+        self._adapters = adapters
 
     def _new(self, config: BackendConfig) -> Backend:
         admission = self._admission
@@ -181,7 +186,9 @@ class Fleet:
         """
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        if any(model in backend.context_tokens for backend in self.backends) or not self.backends:
+        if model in self._adapters or not self.backends:
+            return []
+        if any(model in backend.context_tokens for backend in self.backends):
             return []
         without_list = [backend for backend in self.backends if not backend.facts.models]
         is_expected = not self._serving or model in self._serving or model in self._expected_models
@@ -329,8 +336,10 @@ class Fleet:
             self._notify("backend_sleep", self.on_sleep, backend)
         self._rebuild(must_notify=True)
 
-    def can_wake(self, model: str) -> bool:
-        """Whether a backend of this model sleeps and will be woken for requests that wait."""
+    def will_serve(self, model: str) -> bool:
+        """Whether a backend will soon serve this model for requests that wait: woken, or with the adapter loaded."""
+        if model in self._adapters and self._serving.get(self._adapters[model]):
+            return True
         return any(backend.can_wake for backend in self.backends if model in backend.context_tokens)
 
     def tick(self, backend: Backend) -> None:

@@ -112,9 +112,9 @@ class ControlClient:
         async with self._answer(backend, path, document=document) as response:
             return await _json_of(response, path)
 
-    async def command(self, backend: BackendConfig, path: str) -> None:
-        """Post to a path, and wait until that is done. Raises ControlError."""
-        async with self._answer(backend, path, document={}):
+    async def command(self, backend: BackendConfig, path: str, document: Any = None) -> None:
+        """Post a JSON document to a path, and wait until that is done. Raises ControlError."""
+        async with self._answer(backend, path, document=document or {}):
             pass
 
     @asynccontextmanager

@@ -84,7 +84,6 @@ _DANGEROUS = (
     "/start_profile",
     "/stop_profile",
     "/invocations",
-    "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/init_weight_transfer_engine",
     "/update_weights",
@@ -92,6 +91,7 @@ _DANGEROUS = (
 _DEV_MODE: Routes = {
     **{path: {"POST": operations.accept} for path in _DANGEROUS},
     "/sleep": {"POST": operations.sleep},
+    "/v1/load_lora_adapter": {"POST": operations.load_lora_adapter},
     "/wake_up": {"POST": operations.wake_up},
     "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
     "/server_info": {"GET": operations.server_info},

@@ -37,6 +37,11 @@ class Service:
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
     server_load: int = 0
     is_asleep: bool = False
+    loaded_adapters: list[str] = field(default_factory=list)  # since the start
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return (*self.config.lora_adapters, *self.loaded_adapters)
 
     @property
     def fingerprint(self) -> str:
@@ -66,6 +71,7 @@ class Service:
         self.faults.replace(ServerFaults(model=self.faults.model))
         self.started_unix_seconds = self.unix_seconds()
         self.is_asleep = False
+        self.loaded_adapters.clear()
         self.responses.clear()
         self.http_requests.clear()
 
@@ -85,7 +91,7 @@ class Service:
         served = self.served_model
         if not model:
             return served
-        if model == served or model in self.config.lora_adapters:
+        if model == served or model in self.adapters:
             return str(model)
         raise unknown_model(str(model), served, with_aliases)
 
@@ -136,4 +142,4 @@ class Service:
 
     def _lora_id(self, name: str | None) -> int | None:
         """vLLM numbers adapters from 1 on, as they are named at its start."""
-        return None if name is None else 1 + self.config.lora_adapters.index(name)
+        return None if name is None else 1 + self.adapters.index(name)

@@ -132,11 +132,11 @@ LAYERS: dict[str, set[str]] = {
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
-    "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
-    "backends.sleep", "backends.vllm_api", "cli.check", "compiled", "config.file", "control", "discovery.follow",
-    "discovery.kubernetes", "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher",
-    "embeddings.batching", "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler",
-    "front.http_request", "front.json_body", "front.server", "front.uploads", "handover.channel",
+    "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.adapter_loader", "backends.probe",
+    "backends.reachability", "backends.sleep", "backends.vllm_api", "cli.check", "compiled", "config.file", "control",
+    "discovery.follow", "discovery.kubernetes", "discovery.listings", "discovery.sources", "dispatch",
+    "embeddings.batcher", "embeddings.batching", "embeddings.kinds", "embeddings.waiter", "front.connection",
+    "front.handler", "front.http_request", "front.json_body", "front.server", "front.uploads", "handover.channel",
     "handover.predecessor", "handover.restart", "handover.snapshot", "handover.successor", "kv_events.endpoints",
     "kv_events.feed", "listeners", "observe.log", "observe.metrics", "plan.command", "process", "relay.connection",
     "relay.relay", "reload", "resources", "scheduling.leases", "supervisor", "tls", "tokenization.tokenization",

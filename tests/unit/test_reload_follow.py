@@ -101,6 +101,7 @@ VALUES: dict[str, list[Any]] = {
         {"embeddings": {"coalesce": False, "cache": False}},
         {"tokenizer": "folder"},
         {"fallback": ["n", "o"]},
+        {"lora": {"base": "n", "path": "/adapters/m"}},
     ],
     "prefix_report.enabled": [True, False],
     "prefix_report.show_text": [False, True],

@@ -1,5 +1,6 @@
 """The adapters that backends list and report, as their engines know them."""
 
+from gateway.backends.adapter_loader import backend_for
 from gateway.backends.facts import AdapterReport, Facts, ModelCard, Telemetry
 from tests.unit.backends.conftest import MakeScene
 
@@ -33,3 +34,29 @@ def test_a_report_does_not_say_which_rank_runs_an_adapter(scene: MakeScene) -> N
     s.fleet.learned(backend, Facts(models=(BASE, A), engines=2))
     s.fleet.measured(backend, telemetry("a", most=3))
     assert [(each.adapters.loaded, each.adapters.most) for each in backend.engines if each.adapters] == [([], 3)] * 2
+
+
+def test_an_adapter_is_loaded_where_the_least_is_in_flight(scene: MakeScene) -> None:
+    s = scene(3)
+    for backend in s.fleet.backends:
+        s.fleet.learned(backend, Facts(models=(BASE,)))
+    one, two, three = s.fleet.backends
+    one.engines[0].load.in_flight = 1
+    assert backend_for(s.fleet, "a", "m", lambda _: False) is two
+    assert backend_for(s.fleet, "a", "m", lambda backend: backend is two) is three
+    s.fleet.learned(two, Facts(models=(BASE, A)))
+    s.fleet.learned(three, Facts(models=(BASE, A)))
+    assert backend_for(s.fleet, "a", "m", lambda _: False) is one
+    assert backend_for(s.fleet, "a", "m", lambda backend: backend is one) is None
+    assert backend_for(s.fleet, "a", "other", lambda _: False) is None
+
+
+def test_requests_wait_for_an_adapter_that_can_be_loaded(scene: MakeScene) -> None:
+    s = scene(1)
+    s.fleet.learned(s.fleet.backends[0], Facts(models=(BASE,)))
+    assert (s.fleet.candidates("a"), s.fleet.will_serve("a")) == (None, False)
+    s.fleet.expect_adapters({"a": "m", "z": "never seen"})
+    assert (s.fleet.candidates("a"), s.fleet.will_serve("a")) == ([], True)
+    assert (s.fleet.candidates("z"), s.fleet.will_serve("z")) == ([], False)
+    s.fleet.learned(s.fleet.backends[0], Facts(models=(BASE, A)))
+    assert s.fleet.candidates("a") == [*s.fleet.backends[0].engines]

@@ -41,7 +41,7 @@ def test_a_backend_that_sleeps_gets_no_requests_and_forgets_its_cache() -> None:
     fleet.measured(one, ASLEEP)
     assert (serving(fleet), slept, one.why_not) == ("b", [one], "asleep (weights_offloaded)")
     fleet.measured(other, replace(ASLEEP, sleep_state="discard_all"))
-    assert (serving(fleet), fleet.ready, fleet.can_wake("m")) == ("", False, False)
+    assert (serving(fleet), fleet.ready, fleet.will_serve("m")) == ("", False, False)
     fleet.measured(one, AWAKE)
     assert (serving(fleet), fleet.ready) == ("a", True)
     fleet.measured(one, None)  # too old a report says nothing
@@ -52,9 +52,9 @@ def test_a_backend_that_sleeps_gets_no_requests_and_forgets_its_cache() -> None:
 def test_one_that_can_be_woken_keeps_the_gateway_ready() -> None:
     fleet = fleet_of(SleepConfig())
     fleet.measured(fleet.backends[0], ASLEEP)
-    assert (serving(fleet), fleet.ready, fleet.can_wake("m"), fleet.can_wake("n")) == ("", True, True, False)
+    assert (serving(fleet), fleet.ready, fleet.will_serve("m"), fleet.will_serve("n")) == ("", True, True, False)
     fleet.measured(fleet.backends[0], replace(ASLEEP, sleep_state="discard_all"))  # its weights are gone
-    assert (fleet.ready, fleet.can_wake("m")) == (False, False)
+    assert (fleet.ready, fleet.will_serve("m")) == (False, False)
 
 
 def test_a_report_from_before_its_sleep_does_not_wake_it() -> None:
