@@ -203,6 +203,7 @@ class Overview:
             },
             "version": backend.facts.version,
             "models": [card.id for card in backend.facts.models],
+            "adapters_loaded": _adapters(backend),
             "engines": len(backend.engines),
             "in_flight": backend.in_flight,
             "limit": self._limit(backend),
@@ -253,6 +254,12 @@ class Overview:
         }
 
 
+def _adapters(backend: Backend) -> list[str] | None:
+    """The LoRA adapters that are thought to be on its GPUs; None if it lists none."""
+    slots = [engine.adapters for engine in backend.engines if engine.adapters is not None]
+    return sorted({name for each in slots for name in each.loaded}) if slots else None
+
+
 def state_reason(backend: Backend, now: float) -> str:
     """Why a backend is in its state, for operators."""
     health = backend.health
@@ -264,6 +271,8 @@ def state_reason(backend: Backend, now: float) -> str:
         return health.probe_error or ("not probed yet" if health.state == "unknown" else "probes fail")
     if health.gone or health.late:
         return "refuses connections" if health.gone else "the last probe timed out; others are preferred"
+    if backend.sleep_state:
+        return f"asleep ({backend.sleep_state}){', woken for requests' if backend.can_wake else ''}"
     if backend.slow_since_seconds is not None:
         return f"starts slowly: {backend.limit(now)} of {backend.cap} slots"
     return "answers probes"

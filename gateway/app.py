@@ -18,10 +18,12 @@ from aiohttp import web
 from gateway import BUILD, __version__
 from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, state_reason
 from gateway.admin_http import OperatorPort
+from gateway.backends.adapter_loader import AdapterLoader
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
+from gateway.backends.sleep import Sleeper
 from gateway.background import BackgroundResponses
 from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig, masked
@@ -112,6 +114,9 @@ class Gateway:
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
+        self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
+        self.adapter_loader = AdapterLoader(fleet, queue.waiting, clock, supervisor)
+        self.adapter_loader.follow(config.models.adapters)
         calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
         self._policies: dict[str, Policy] = {
             "prefix": PrefixPolicy(cache_state.hit_predictor, cache_state.estimates, Affinity()),
@@ -307,6 +312,7 @@ class Gateway:
         self.admin_port.follow(server.admin)
         self.metrics_port.follow(server.metrics)
         self.fleet.expect(config.named_models)
+        self.adapter_loader.follow(config.models.adapters)
         self.fleet.follow_settings(config.health, admission)
         self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
@@ -329,6 +335,7 @@ class Gateway:
         self.fleet.on_limit.append(self.timeline.limit_moved)
         restarted.append(self.timeline.restarted)
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
+        self.fleet.on_sleep.append(self.cache_state.forget)
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
@@ -365,8 +372,8 @@ class Gateway:
                     self.timeline.look()
 
     def _add_gauges(self) -> None:
-        self.overview.add_gauges(self.metrics)
-        self.queue_view.add_gauges(self.metrics)
+        for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing):
+            owner.add_gauges(self.metrics)
         gauge, counter, calibrations = self.metrics.gauge, self.metrics.counter, self.calibrations
         gauge(
             "gateway_prefill_seconds_per_token",
@@ -379,12 +386,6 @@ class Gateway:
             "Version, build (compiled = modules of a request's path, or python) and Python's version; always 1.",
             ("version", "build", "python"),
             lambda: [((__version__, BUILD, python_version()), 1)],
-        )
-        gauge(
-            "gateway_background_responses",
-            "Responses that backends go on with after their answer, and that hold slots.",
-            (),
-            lambda: [((), len(self.background))],
         )
         self.metrics.include(ProcessMetrics())
         for name, text, memory in (
@@ -400,18 +401,6 @@ class Gateway:
         ):
             text = f"{lines} dropped because they could not be written."
             counter(name, text, (), partial(_number, writer, "dropped"))
-        counter(
-            "gateway_key_tokens_total",
-            "Tokens by API key: prompt, those of it in the KV cache, completion; other = keys beyond the first 1,000.",
-            ("key", "kind"),
-            self.usage.tokens,
-        )
-        counter(
-            "gateway_traces_total",
-            "Traces of requests, by result: exported, or dropped because they could not be sent.",
-            ("result",),
-            lambda: [((result,), traces) for result, traces in self.tracing.totals.items()],
-        )
         counter(
             "gateway_background_errors_total",
             "Exceptions in background tasks, which continue (a bug).",
@@ -441,6 +430,8 @@ class Gateway:
             stack.push_async_callback(self.batcher.stop)
             stack.push_async_callback(self.background.stop)
             await enter(self.watches)
+            await enter(self.sleeper)
+            await enter(self.adapter_loader)
             await enter(self.discovery)
             await enter(repeating("keys_file", self.client_keys.step, 1.0))
             await enter(self.tokenization)

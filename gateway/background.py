@@ -15,6 +15,7 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
 from gateway.errors import GatewayError
+from gateway.observe.metrics import Metrics
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink
@@ -83,6 +84,10 @@ class BackgroundResponses:
 
     def __len__(self) -> int:
         return len(self._running)
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        text = "Responses that backends go on with after their answer, and that hold slots."
+        metrics.gauge("gateway_background_responses", text, (), lambda: [((), len(self))])
 
     def follow(self, config: UpstreamConfig) -> None:
         """Take over another limit, for those that run, too."""

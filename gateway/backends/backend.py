@@ -11,9 +11,11 @@ from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
+from gateway.routing.adapters import AdapterSlots
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1
+OFFLOADED, FALLING_ASLEEP = "weights_offloaded", "falling_asleep"  # the former is vLLM's word
 _QUARANTINE_SECONDS = 60.0  # of an engine's number; records of requests and KV events come later than its last request
 
 
@@ -131,6 +133,7 @@ class Backend:
         self.origin = Origin.of(config.url)
         self.health = Health(health, random)
         self.telemetry: Telemetry | None = None
+        self.sleep_state = ""  # of vLLM's sleep mode; empty = awake
         self.slow_start_seconds = health.slow_start_seconds
         self.slow_since_seconds: float | None = None
         self.state_since_seconds: float | None = None
@@ -167,6 +170,8 @@ class Backend:
             return health.probe_error or "connection refused"
         if health.state == "unknown":
             return "not probed yet"
+        if self.sleep_state:
+            return f"asleep ({self.sleep_state})"
         return "" if self.facts.models else "it has listed no models"
 
     def reconfigure(self, config: BackendConfig) -> None:
@@ -212,14 +217,30 @@ class Backend:
             behind = sum(engine.load.behind_prefill(telemetry.at_seconds) for engine in self.all_engines)
             self.telemetry = replace(telemetry, in_flight=self.in_flight, sent=sent, behind_prefill=behind)
             self._kv_cache.observe(held_tokens(self.engines), telemetry.kv_usage)
+            if (report := telemetry.adapters) is not None:
+                running = report.running if len(self.engines) == 1 else frozenset()  # it says nothing of ranks
+                for adapters in self._adapters():
+                    adapters.report(running, report.most)
         return self.limiter.observe(self.telemetry)
 
     def restarted(self, now_seconds: float) -> LimitChange | None:
         """Another process answers: forget the load of the old one, and start slowly."""
-        self.telemetry = None
+        self.telemetry, self.sleep_state = None, ""
         self._kv_cache.forget()
+        for adapters in self._adapters():
+            adapters.forget()
         self.start_slowly(now_seconds)
         return self.limiter.restarted(now_seconds)
+
+    def slept(self, state: str) -> None:
+        """It sleeps, or is awake again (no state)."""
+        self.sleep_state = state
+
+    @property
+    def can_wake(self) -> bool:
+        """Whether the gateway may wake it from a sleep that keeps its weights."""
+        config = self.config.sleep
+        return self.sleep_state == OFFLOADED and config is not None and config.wake and not self.draining
 
     @property
     def kv_cache_tokens(self) -> int | None:
@@ -253,9 +274,14 @@ class Backend:
         cap, limit, tokens = self.cap, self.limit(now_seconds), self.kv_cache_tokens
         block_tokens = facts.block_size_tokens or DEFAULT_BLOCK_TOKENS
         caches_prefixes = facts.prefix_caching is not False
+        listed = frozenset(card.id for card in facts.models if card.parent)
         for place, engine in enumerate(self.engines):
             engine.configure(_share(cap, place, count), block_tokens, caches_prefixes=caches_prefixes)
             engine.resize(_share(limit, place, count), None if tokens is None else tokens // count)
+            engine.list_adapters(listed)
+
+    def _adapters(self) -> list[AdapterSlots]:
+        return [engine.adapters for engine in self.engines if engine.adapters is not None]
 
     @property
     def all_engines(self) -> tuple[Engine, ...]:

@@ -71,6 +71,14 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """The LoRA adapters of a backend's running requests, and how many an engine can run at once; None = not known."""
+
+    running: frozenset[str]
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Telemetry:
     """The load that a backend's /metrics showed. Sums are over its engines; counters start with its process."""
 
@@ -85,3 +93,4 @@ class Telemetry:
     generation_tokens: float | None = None  # None = not exposed
     prefix_queries_tokens: float = 0.0
     sleep_state: str | None = None  # None = not exposed
+    adapters: AdapterReport | None = None  # None = not exposed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.backends.backend import Backend, EngineNumbers
+from gateway.backends.backend import FALLING_ASLEEP, Backend, EngineNumbers
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import Blame, HealthView, ProbeResult
@@ -47,13 +47,13 @@ class FleetChanges:
 
 
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
-    """The backends of a model that may get requests; never those that drain or are certainly gone.
+    """The backends of a model that may get requests; never those that drain, sleep, or are certainly gone.
 
     Backends that answer probes in time are preferred. Ejections beyond the share `max_ejected` are not carried out;
     those that end first are spared first. If no backend is left, all that are not gone are used: probes alone must not
     stop the traffic.
     """
-    backends = [backend for backend in backends if not backend.draining]
+    backends = [backend for backend in backends if not (backend.draining or backend.sleep_state)]
     present = [backend for backend in backends if not backend.health.gone]
     too_many = sum(backend.health.state == "ejected" for backend in backends) - int(len(backends) * max_ejected)
     sparable = [backend for backend in present if backend.health.state == "ejected"]
@@ -81,6 +81,7 @@ class Fleet:
         self.on_change: list[Callable[[], None]] = []
         self.on_leave: list[Callable[[Backend], None]] = []  # nothing is in flight there any more
         self.on_restart: list[Callable[[Backend], None]] = []
+        self.on_sleep: list[Callable[[Backend], None]] = []  # its KV cache is lost
         self.on_probe_wanted: list[Callable[[Backend], None]] = []  # this backend should be probed soon
         self.on_limit: list[Callable[[Backend, LimitChange | None], None]] = []  # None = by its slow start
         self.ready = False
@@ -90,6 +91,7 @@ class Fleet:
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
         self._expected_models: Collection[str] = ()
+        self._adapters: Mapping[str, str] = {}  # that may be loaded on demand, with the model of each
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self._families: dict[str, str] = {}
         self._numbers = EngineNumbers(clock)
@@ -134,6 +136,10 @@ class Fleet:
         """Models that the configuration names: a backend that has listed nothing yet may have them."""
         self._expected_models = models
 
+    def expect_adapters(self, adapters: Mapping[str, str]) -> None:
+        """Adapters that backends of these models load when requests wait for them."""
+        self._adapters = adapters
+
     def _new(self, config: BackendConfig, *, joins_others: bool) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
@@ -174,7 +180,9 @@ class Fleet:
         """
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
-        if any(model in backend.context_tokens for backend in self.backends) or not self.backends:
+        if model in self._adapters or not self.backends:
+            return []
+        if any(model in backend.context_tokens for backend in self.backends):
             return []
         without_list = [backend for backend in self.backends if not backend.facts.models]
         is_expected = not self._serving or model in self._serving or model in self._expected_models
@@ -307,8 +315,26 @@ class Fleet:
         kv_tokens, change = backend.kv_cache_tokens, backend.measured(telemetry)
         if change:
             self._limit_changed(backend, change)
+        if telemetry and telemetry.sleep_state is not None and backend.sleep_state != FALLING_ASLEEP:
+            self.slept(backend, "" if telemetry.sleep_state == "awake" else telemetry.sleep_state)
         if backend.kv_cache_tokens != kv_tokens:
             self._rebuild(must_notify=True)
+
+    def slept(self, backend: Backend, state: str) -> None:
+        """The backend sleeps in this state of vLLM's sleep mode; empty = it is awake."""
+        if state == backend.sleep_state:
+            return
+        was_awake = not backend.sleep_state
+        backend.slept(state)
+        if was_awake:
+            self._notify("backend_sleep", self.on_sleep, backend)
+        self._rebuild(must_notify=True)
+
+    def will_serve(self, model: str) -> bool:
+        """Whether a backend will soon serve this model for requests that wait: woken, or with the adapter loaded."""
+        if model in self._adapters and self._serving.get(self._adapters[model]):
+            return True
+        return any(backend.can_wake for backend in self.backends if model in backend.context_tokens)
 
     def tick(self, backend: Backend) -> None:
         """Time has passed: end an ejection that is over, and notify of the limit of a slow start."""
@@ -353,8 +379,8 @@ class Fleet:
                     backend.start_slowly(None)
         if serving != self._serving:
             self._serving = serving
-            self.ready = any(serving.values())
             must_notify = True
+        self.ready = any(serving.values()) or any(backend.can_wake for backend in self.backends)
         if must_notify:
             self._resize_engines()
             self._notify("fleet_change", self.on_change)

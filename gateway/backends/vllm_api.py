@@ -5,6 +5,7 @@ thousands of lines. `LineFilter` keeps the few that matter while the page comes 
 parsing holds up the event loop.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -17,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from yarl import URL
 
-from gateway.backends.facts import KvEventSource, ModelCard, Telemetry
+from gateway.backends.facts import AdapterReport, KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.backends.reachability import kind_of, why
 from gateway.config.backends import BackendConfig
@@ -119,6 +120,11 @@ class ControlClient:
         """The JSON that a path answers with, to a JSON document if there is one. Raises ControlError."""
         async with self._answer(backend, path, document=document) as response:
             return await _json_of(response, path)
+
+    async def command(self, backend: BackendConfig, path: str, document: Any = None) -> None:
+        """Post a JSON document to a path, and wait until that is done. Raises ControlError."""
+        async with self._answer(backend, path, document=document or {}):
+            pass
 
     @asynccontextmanager
     async def _answer(
@@ -234,10 +240,14 @@ class _Name(StrEnum):
     GENERATION = "vllm:generation_tokens_total"
     CACHE_CONFIG = "vllm:cache_config_info"
     SLEEP_STATE = "vllm:engine_sleep_state"
+    ADAPTERS = "vllm:lora_requests_info"
 
 
 _PROCESS_START = "process_start_time_seconds"
 _WANTED = (*(f"{name}{{".encode() for name in _Name), f"{_PROCESS_START} ".encode())
+
+
+_ADAPTERS = f"{_Name.ADAPTERS}{{".encode()
 
 
 class LineFilter:
@@ -245,6 +255,7 @@ class LineFilter:
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
+        self._adapters = b""  # the newest line: vLLM adds one for each set of adapters that it ever ran
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:
@@ -256,11 +267,22 @@ class LineFilter:
     def finish(self) -> str:
         self._keep([self._rest])
         self._rest = b""
-        return b"\n".join(self._kept).decode("utf-8", "replace") + "\n"
+        lines = [*self._kept, self._adapters] if self._adapters else self._kept
+        return b"\n".join(lines).decode("utf-8", "replace") + "\n"
 
     def _keep(self, lines: list[bytes]) -> None:
-        if len(self._kept) < MAX_LINES:
-            self._kept += [line for line in lines if line.startswith(_WANTED)][: MAX_LINES - len(self._kept)]
+        wanted = [line for line in lines if line.startswith(_WANTED)]
+        if adapters := [line for line in wanted if line.startswith(_ADAPTERS)]:
+            wanted = [line for line in wanted if not line.startswith(_ADAPTERS)]
+            self._adapters = max([self._adapters, *adapters], key=_value_of)
+        self._kept += wanted[: MAX_LINES - len(self._kept)]
+
+
+def _value_of(line: bytes) -> float:
+    try:
+        return float(line.rpartition(b" ")[2])
+    except ValueError:
+        return -math.inf
 
 
 def read_scrape(text: str, at_seconds: float) -> Findings:
@@ -298,8 +320,19 @@ def read_scrape(text: str, at_seconds: float) -> Findings:
         sleep_state=next(
             (state.labels.get("sleep_state") for state in samples[_Name.SLEEP_STATE] if state.value), None
         ),
+        adapters=_adapters(samples[_Name.ADAPTERS]),
     )
     return Findings(facts, telemetry)
+
+
+def _adapters(samples: list[Sample]) -> AdapterReport | None:
+    """The adapters of the newest sample: values are times. An engine without LoRA reports 0 slots."""
+    if not samples:
+        return None
+    labels = max(samples, key=lambda sample: sample.value).labels
+    most = _integer(labels.get("max_lora"))
+    names = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}".split(",")
+    return AdapterReport(frozenset(filter(None, map(str.strip, names))), most) if most else None
 
 
 def _kv_cache_tokens(config: dict[str, str]) -> int | None:

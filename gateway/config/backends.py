@@ -6,7 +6,16 @@ from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from gateway.config.values import BackendUrl, CountOrAuto, Endpoint, HostName, Section, check_installed, default
+from gateway.config.values import (
+    BackendUrl,
+    CountOrAuto,
+    Endpoint,
+    HostName,
+    Seconds,
+    Section,
+    check_installed,
+    default,
+)
 from gateway.tls import BackendTls
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
@@ -33,6 +42,13 @@ KvEvents = Annotated[  # YAML reads an unquoted `off` as false
 ]
 
 
+class SleepConfig(Section):
+    """vLLM's sleep mode; needs its --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1."""
+
+    wake: bool = default(True, "Wake the backend when requests wait for its models.")
+    idle_seconds: Seconds | None = default(None, "Put it to sleep after this time without requests; null = never.")
+
+
 class DiscoveredBackend(Section):
     """Settings of every backend that DNS or Kubernetes finds."""
 
@@ -42,6 +58,7 @@ class DiscoveredBackend(Section):
     kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")
     tls: BackendTls | None = default(None, "TLS of an https URL: own CA, client certificate; null = system's CAs.")
     relative_cost: float = default(1.0, "Relative time for the same work: 2 = half as fast as others.", gt=0)
+    sleep: SleepConfig | None = default(None, "Put it to sleep and wake it by vLLM's sleep mode; null = do neither.")
 
 
 class BackendConfig(DiscoveredBackend):

@@ -36,6 +36,13 @@ class ModelEmbeddingsConfig(Section):
     cache: bool | None = default(None, "Overrides `embeddings.cache`; null = no override.")
 
 
+class LoraConfig(Section):
+    """A LoRA adapter that backends load when requests wait for it; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1."""
+
+    base: str = Field(min_length=1, description="Model whose backends load it.")
+    path: str = Field(min_length=1, description="Its folder, or name on the Hugging Face hub, as the backends see it.")
+
+
 class ModelConfig(Section):
     """Settings of one model, by the name that backends use."""
 
@@ -46,6 +53,7 @@ class ModelConfig(Section):
     fallback: tuple[str, ...] = default(
         (), "Models that generate in its place while no backend serves it or its queue is full; the first that can."
     )
+    lora: LoraConfig | None = default(None, "Load this model as a LoRA adapter on demand; null = never.")
     embeddings: ModelEmbeddingsConfig = default(ModelEmbeddingsConfig(), "Overrides of `embeddings` for this model.")
 
     @field_validator("tokenizer")
@@ -82,6 +90,9 @@ class ModelsConfig(Section):
         wrong = [
             f"{name!r} is an alias; use a section for {models_of(self.aliases[name])[0]!r} instead" for name in both
         ]
+        for name, adapter in self.adapters.items():
+            if adapter.base in self.aliases or adapter.base in self.adapters:
+                wrong.append(f"the base {adapter.base!r} of {name!r} is an alias or an adapter itself; name a model")
         return refuse(self, wrong + self._wrong_fallbacks())
 
     def _wrong_fallbacks(self) -> list[str]:
@@ -149,6 +160,11 @@ class ModelsConfig(Section):
     def fallbacks(self) -> dict[str, tuple[str, ...]]:
         """The models that may take the place of each, of those that have any."""
         return {name: model.fallback for name, model in self.by_name.items() if model.fallback}
+
+    @property
+    def adapters(self) -> dict[str, LoraConfig]:
+        """The LoRA adapters that are loaded on demand."""
+        return {name: model.lora for name, model in self.by_name.items() if model.lora is not None}
 
     @property
     def named(self) -> frozenset[str]:

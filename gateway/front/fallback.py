@@ -67,7 +67,7 @@ class Fallbacks:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with fallbacks."""
         model = request.demand.model
         if not self._fleet.serving(model):
-            other = self._first_served(request)
+            other = None if self._fleet.will_serve(model) else self._first_served(request)
             if other is None:
                 return await self._wait(request, reply, record)
             return await self._send_as(
@@ -80,7 +80,8 @@ class Fallbacks:
             reason = reason_for(error, request, record.attempts, self._clock(), is_served=is_served)
             if reply.begun or not reason:
                 raise
-            other = self._first_served(request)
+            wakes = reason == "no_backend" and self._fleet.will_serve(model)
+            other = None if wakes else self._first_served(request)
             if other is not None:
                 return await self._send_as(other, reason, request, reply, record, error)
             if reason != "no_backend":

@@ -12,6 +12,7 @@ from typing import Any, Self
 import structlog
 
 from gateway.config.tracing import TracingConfig
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.observe.trace import RandomIds, RequestTrace, Tracer
 from gateway.supervisor import LogThrottle
@@ -54,6 +55,12 @@ class Tracing:
         """Take over where traces go and how many there are. Those of requests in flight go there, too."""
         self._config = config
         self.tracer = Tracer(config.sample_ratio, self._new_ids, self._clock) if config.endpoint else None
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        text = "Traces of requests, by result: exported, or dropped because they could not be sent."
+        metrics.counter(
+            "gateway_traces_total", text, ("result",), lambda: [((name,), count) for name, count in self.totals.items()]
+        )
 
     @property
     def totals(self) -> dict[str, int]:

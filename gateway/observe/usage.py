@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 
 _DAY_SECONDS = 86400
@@ -96,6 +97,12 @@ class KeyUsage:
         for day, packed in state["past"].items():
             self.add(_unpacked(packed), day)
         self.add([(key, model, [*counts]) for key, model, counts in state["rows"]], state["day"])
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        text = (
+            "Tokens by API key: prompt, those of it in the KV cache, completion; other = keys beyond the first 1,000."
+        )
+        metrics.counter("gateway_key_tokens_total", text, ("key", "kind"), self.tokens)
 
     def tokens(self) -> Iterator[tuple[tuple[str, ...], int]]:
         """Tokens since the start of the process, by key and kind, for metrics."""

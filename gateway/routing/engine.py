@@ -8,7 +8,7 @@ The marginal cost, in seconds, of placing one request on one engine:
 cost = prefill ahead of it + its own uncached prefill, which also stalls the sequences that decode there
      + as much again for the cache that it takes there, because blocks that would have been hit are evicted
      + engine steps it waits for + how much it slows decoding down, its own and theirs
-     + time until enough KV cache is free + time until a slot is free
+     + time until enough KV cache is free + time until a slot is free + time to load its adapter
 """
 
 import math
@@ -16,6 +16,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from gateway.routing.adapters import AdapterSlots
 from gateway.routing.kv_reservations import KvLedger, Reservation
 
 # Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
@@ -224,6 +225,7 @@ class Engine:
     load: EngineLoad = field(default_factory=EngineLoad)
     kv: KvLedger = field(default_factory=KvLedger)
     placed: int = 0
+    adapters: AdapterSlots | None = None  # None = it lists none
     _whole: tuple[int, int | None] = (256, None)  # slots and KV tokens without another process
     _part: EngineUse | None = None
     _log_cost: float = 0.0  # logarithm of its relative cost, as learned
@@ -244,6 +246,13 @@ class Engine:
     def configure(self, cap: int, block_tokens: int, *, caches_prefixes: bool) -> None:
         self.cap, self.block_tokens, self.caches_prefixes = cap, block_tokens, caches_prefixes
         self.kv.resize(block_tokens, shares=caches_prefixes)
+
+    def list_adapters(self, names: frozenset[str]) -> None:
+        """Take over the LoRA adapters that its backend lists."""
+        if self.adapters is not None:
+            self.adapters.follow(names)
+        elif names:
+            self.adapters = AdapterSlots(names)
 
     def resize(self, slots: int, kv_cache_tokens: int | None) -> None:
         """Follow its sizes. A change voids what was computed from them."""
@@ -358,6 +367,11 @@ def placement_costs(
     return costs, prefills
 
 
+def adapter_seconds(engines: list[Engine], model: str) -> list[float]:
+    """What a request for this model waits for its adapter on each engine; zeros if it is none."""
+    return [0.0 if engine.adapters is None else engine.adapters.seconds(model) for engine in engines]
+
+
 FEW_ENGINES: Final = 64  # so many are all priced
 _LEAST_LOADED: Final = 16
 _USUAL_PROMPT_TOKENS: Final = 1000
@@ -415,6 +429,7 @@ class Parts(NamedTuple):
     slowdown: float
     slot: float
     memory: float
+    adapter: float = 0.0
 
 
 def cost_parts(terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, ahead: float) -> Parts:

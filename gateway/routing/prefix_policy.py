@@ -6,7 +6,16 @@ from typing import Final
 
 from gateway.request import Demand
 from gateway.routing.cache_view import HitPredictor
-from gateway.routing.engine import FEW_ENGINES, CostModel, Engine, Parts, Shortlist, cost_parts, placement_costs
+from gateway.routing.engine import (
+    FEW_ENGINES,
+    CostModel,
+    Engine,
+    Parts,
+    Shortlist,
+    adapter_seconds,
+    cost_parts,
+    placement_costs,
+)
 from gateway.routing.estimates import Estimates
 from gateway.routing.policy import Options, Policy
 
@@ -49,10 +58,15 @@ class PrefixPolicy(Policy):
         costs, prefills = placement_costs(model, engines, hits, demand.prompt_tokens, output, now)
         if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
             costs[at] -= _WORTH * prefills[at]
-        return Options(engines, costs, prefills, hits)
+        options = Options(engines, costs, prefills, hits)
+        if engines[0].adapters is not None:  # those of an adapter all have some
+            options.add(adapter_seconds(engines, demand.model))
+        return options
 
     def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
-        if len(shortlist.engines) <= FEW_ENGINES or demand.hint:
+        adapters = shortlist.engines[0].adapters
+        is_adapter = adapters is not None and demand.model in adapters.names
+        if len(shortlist.engines) <= FEW_ENGINES or demand.hint or is_adapter:
             return self.options(demand, shortlist.engines, model, now)
         shortlist.refresh(model, now)
         engines = shortlist.of(self._hit_predictor.depths(demand))
@@ -64,11 +78,16 @@ class PrefixPolicy(Policy):
         parts, prompt = [], demand.prompt_tokens
         for engine, own, hit in zip(options.engines, options.prefill_seconds, options.hit_tokens, strict=True):
             chunks, ahead = -((hit - prompt) // model.max_batched_tokens), engine.ahead_seconds(model, now)
-            parts.append(cost_parts(engine.terms(model), prompt, own, chunks, output, ahead))
+            part = cost_parts(engine.terms(model), prompt, own, chunks, output, ahead)
+            if engine.adapters is not None:
+                part = part._replace(adapter=engine.adapters.seconds(demand.model))
+            parts.append(part)
         return parts
 
     def placed(self, demand: Demand, engine: Engine) -> None:
         if demand.keys:
             self._hit_predictor.placed(demand, engine)
+        if engine.adapters is not None:
+            engine.adapters.use(demand.model)
         if demand.hint:
             self._affinity.placed(demand.hint, engine)

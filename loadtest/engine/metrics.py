@@ -154,7 +154,8 @@ class _EngineCollector(Collector):
             lambda engine: [({"reason": "capacity"}, engine.scheduler.num_waiting), ({"reason": "deferred"}, 0.0)],
         )
         yield self._gauge("sim_peak_requests", lambda engine: [({}, engine.peak_requests)])
-        states = [("awake", 1.0), ("weights_offloaded", 0.0), ("discard_all", 0.0)]
+        asleep = float(self._service.is_asleep)
+        states = [("awake", 1.0 - asleep), ("weights_offloaded", asleep), ("discard_all", 0.0)]
         yield self._gauge(
             "vllm:engine_sleep_state", lambda _engine: [({"sleep_state": name}, value) for name, value in states]
         )

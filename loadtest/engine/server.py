@@ -69,8 +69,6 @@ _SIMULATION: Routes = {
     "/sim/faults": {"GET": operations.faults, "POST": operations.faults, "DELETE": operations.faults},
 }
 _DANGEROUS = (
-    "/sleep",
-    "/wake_up",
     "/pause",
     "/resume",
     "/collective_rpc",
@@ -86,16 +84,18 @@ _DANGEROUS = (
     "/start_profile",
     "/stop_profile",
     "/invocations",
-    "/v1/load_lora_adapter",
     "/v1/unload_lora_adapter",
     "/init_weight_transfer_engine",
     "/update_weights",
 )
 _DEV_MODE: Routes = {
     **{path: {"POST": operations.accept} for path in _DANGEROUS},
+    "/sleep": {"POST": operations.sleep},
+    "/v1/load_lora_adapter": {"POST": operations.load_lora_adapter},
+    "/wake_up": {"POST": operations.wake_up},
     "/reset_prefix_cache": {"POST": operations.reset_prefix_cache},
     "/server_info": {"GET": operations.server_info},
-    "/is_sleeping": {"GET": operations.accept},
+    "/is_sleeping": {"GET": operations.is_sleeping},
     "/is_paused": {"GET": operations.accept},
     "/tokenizer_info": {"GET": operations.accept},
     "/docs": {"GET": operations.accept},

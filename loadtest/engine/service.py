@@ -38,6 +38,12 @@ class Service:
     background: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # responses that are generated unattended
     http_requests: dict[tuple[str, str, str], int] = field(default_factory=dict)
     server_load: int = 0
+    is_asleep: bool = False
+    loaded_adapters: list[str] = field(default_factory=list)  # since the start
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        return (*self.config.lora_adapters, *self.loaded_adapters)
 
     @property
     def fingerprint(self) -> str:
@@ -66,6 +72,8 @@ class Service:
         self.engine, self.kv_events = engine, kv_events
         self.faults.replace(ServerFaults(model=self.faults.model))
         self.started_unix_seconds = self.unix_seconds()
+        self.is_asleep = False
+        self.loaded_adapters.clear()
         self.responses.clear()
         self.stop_background()
         self.http_requests.clear()
@@ -91,13 +99,13 @@ class Service:
         served = self.served_model
         if not model:
             return served
-        if model == served or model in self.config.lora_adapters:
+        if model == served or model in self.adapters:
             return str(model)
         raise unknown_model(str(model), served, with_aliases)
 
     def check_admission(self, num_sequences: int) -> None:
-        """503 if too much is queued, 500 if the engine is dead."""
-        if self.faults.engine_dead:
+        """503 if too much is queued, 500 if the engine is dead or asleep."""
+        if self.faults.engine_dead or self.is_asleep:
             raise engine_dead()
         limit = self.config.max_num_queued_reqs
         if limit is not None and self.engine.num_requests + num_sequences > limit:
@@ -142,4 +150,4 @@ class Service:
 
     def _lora_id(self, name: str | None) -> int | None:
         """vLLM numbers adapters from 1 on, as they are named at its start."""
-        return None if name is None else 1 + self.config.lora_adapters.index(name)
+        return None if name is None else 1 + self.adapters.index(name)

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 from tests.clients import chat
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import DONE_EVENT, Step, answer, chunk, fin, hang, head, last_chunk, stream
+from tests.scripts import DONE_EVENT, Step, answer, chunk, fin, hang, head, last_chunk, raw, stream, whole
 
 ALIAS: dict[str, Any] = {"models": {"aliases": {"gpt-4o": MODEL}}}
 SPARE = "spare"
@@ -193,3 +193,19 @@ async def test_an_isolated_key_stays_isolated_in_the_other_model(backend: Script
         assert (await under_test.ask(chat(), bearer)).status == 200
         own, other = (orjson.loads(each.ledger[0].body) for each in (backend, spare))
         assert own["cache_salt"] == other["cache_salt"]
+
+
+async def test_an_adapter_is_served_where_it_is_loaded(backend: ScriptedBackend, other: ScriptedBackend) -> None:
+    cards = [{"id": MODEL, "object": "model"}, {"id": "poet", "object": "model", "parent": MODEL}]
+    report = 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="%s",waiting_lora_adapters=""} 1.7e9\n'
+    for each, running_adapters in ((backend, ""), (other, "poet")):
+        page = 'vllm:num_requests_running{engine="0"} 0\n' + report % running_adapters
+        each.control[b"/v1/models"] = raw(whole(200, orjson.dumps({"data": cards})))
+        each.control[b"/metrics"] = raw(whole(200, page.encode(), kind=b"text/plain"))
+        each.plays(*json(named("x")))
+    async with running(backend, other, sections={"routing": {"policy": "prefix"}}) as under_test:
+        slots = under_test.backend(other).engines[0]
+        await holds(lambda: slots.adapters is not None and slots.adapters.loaded == ["poet"], "its report was read")
+        for number in range(4):
+            assert (await under_test.ask(chat(f"{number}", model="poet"))).status == 200
+        assert (len(backend.ledger), len(other.ledger)) == (0, 4)

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, InternalServerError
 
 from tests.integration.conftest import StartGateway, engine_kind
-from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, EMBEDDING_MODEL, simulated_engine
+from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, EMBEDDING_MODEL, name_of, simulated_engine
 from tests.integration.gateway_process import running_gateway
 from tests.integration.prompts import fresh
 from tests.integration.test_other_endpoints import SENTENCES, post, post_for_events
@@ -83,3 +83,26 @@ async def test_conversations_are_divided_by_weight_and_keep_their_model(
                 assert len(models) == 1
                 found.update(models)
     assert set(found) == {CHAT_MODEL, "canary"}
+
+
+async def test_adapters_are_loaded_when_requests_come_for_them(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    if engine_kind(request.config) != "sim":
+        pytest.skip("the real models have no adapters")
+    lora = {"base": CHAT_MODEL, "path": "/adapters/poet"}
+    models = {"aliases": {"gpt": "poet"}, "poet": {"lora": lora}, "broken": {"lora": lora | {"base": "absent"}}}
+    config = {"models": models, "admission": {"max_wait_seconds": 1.5}}
+    with (
+        simulated_engine(tmp_path, *CHAT_FLAGS) as strict,  # which refuses
+        simulated_engine(tmp_path, *CHAT_FLAGS, "--dev-mode") as engine,
+        running_gateway(tmp_path, {"backends": [{"url": each.url} for each in (strict, engine)], **config}) as gateway,
+    ):
+        async with gateway.client() as client:
+            for model in ("poet", "gpt", CHAT_MODEL):
+                raw = await client.chat.completions.with_raw_response.create(
+                    model=model, messages=prompt(), max_tokens=4
+                )
+                assert raw.parse().model == model
+                assert model == CHAT_MODEL or raw.headers["x-gateway-backend"] == name_of(engine)
+            assert "poet" in {each.id async for each in client.models.list()}
+            with pytest.raises(InternalServerError, match="No backend for model 'broken'"):
+                await client.chat.completions.create(model="broken", messages=prompt(), max_tokens=4)

@@ -106,6 +106,7 @@ VALUES: dict[str, list[Any]] = {
         {"embeddings": {"coalesce": False, "cache": False}},
         {"tokenizer": "folder"},
         {"fallback": ["n", "o"]},
+        {"lora": {"base": "n", "path": "/adapters/m"}},
     ],
     "prefix_report.enabled": [True, False],
     "prefix_report.show_text": [False, True],
@@ -120,7 +121,7 @@ VALUES: dict[str, list[Any]] = {
 BACKENDS = [
     [{"url": "http://127.0.0.1:1"}, {"url": "http://127.0.0.1:2"}],
     [
-        {"url": "http://127.0.0.1:1", "max_in_flight": 7, "relative_cost": 4, "api_key": "x"},
+        {"url": "http://127.0.0.1:1", "max_in_flight": 7, "relative_cost": 4, "api_key": "x", "sleep": {}},
         {"url": "http://127.0.0.1:2"},
     ],
     [{"url": "http://127.0.0.1:1"}, {"url": "http://127.0.0.1:2", "kv_cache_tokens": 1000, "kv_events": "off"}],

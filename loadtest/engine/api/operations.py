@@ -54,7 +54,7 @@ async def models(service: Service, request: web.BaseRequest, entry: LedgerEntry)
         raise ApiError(status, "scripted failure", "InternalServerError")
     base = service.served_model
     cards = [_card(service, base, base, None, service.config.max_model_len)]
-    cards += [_card(service, name, f"/adapters/{name}", base, None) for name in service.config.lora_adapters]
+    cards += [_card(service, name, f"/adapters/{name}", base, None) for name in service.adapters]
     return json_answer({"object": "list", "data": cards})
 
 
@@ -119,6 +119,31 @@ async def _huge_page(
 async def accept(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
     """Answer 200 and do nothing else; the ledger shows the visit."""
     return empty_answer()
+
+
+async def sleep(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Forget the KV cache, and refuse requests until /wake_up."""
+    service.is_asleep = True
+    service.engine.reset_prefix_cache()
+    return empty_answer()
+
+
+async def load_lora_adapter(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Serve one more adapter, by the name in the body."""
+    body = await read_json(request)
+    service.loaded_adapters.append(str(body.get("lora_name")))
+    return empty_answer()
+
+
+async def wake_up(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Take requests again; the cache stays empty."""
+    service.is_asleep = False
+    return empty_answer()
+
+
+async def is_sleeping(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001
+    """Whether /sleep was called, and not /wake_up since."""
+    return json_answer({"is_sleeping": service.is_asleep})
 
 
 async def reset_prefix_cache(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:  # noqa: ARG001

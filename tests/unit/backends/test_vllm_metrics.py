@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.backends.facts import AdapterReport
 from gateway.backends.vllm_api import MAX_LINES, Findings, LineFilter, read_scrape
 
 RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
@@ -127,3 +128,30 @@ def test_neither_an_endless_line_nor_endless_lines_are_kept() -> None:
     text = lines.finish()
     assert len(text.splitlines()) == MAX_LINES
     assert "xx" not in text
+
+
+def adapters(running: str, waiting: str, at: str, most: str = "2") -> bytes:
+    labels = f'max_lora="{most}",running_lora_adapters="{running}",waiting_lora_adapters="{waiting}"'
+    return f"vllm:lora_requests_info{{{labels}}} {at}\n".encode()
+
+
+@pytest.mark.parametrize("piece_bytes", [7, 1000, 10**6])
+def test_of_all_sets_of_adapters_the_newest_is_read(piece_bytes: int) -> None:
+    page = RUNNING + adapters("a", "", "1.7e+09") + adapters("a,b", "c, d", "1.764e+09") + adapters("", "", "1.6e+09")
+    telemetry = scrape(page, piece_bytes).telemetry
+    assert telemetry is not None
+    assert telemetry.adapters == AdapterReport(frozenset("abcd"), 2)
+
+
+def test_sets_of_adapters_leave_room_for_the_other_lines() -> None:
+    page = b"".join(adapters("a", "", f"{number}.0") for number in range(2 * MAX_LINES)) + RUNNING
+    telemetry = scrape(page).telemetry
+    assert telemetry is not None
+    assert telemetry.adapters == AdapterReport(frozenset("a"), 2)
+
+
+@pytest.mark.parametrize("lines", [b"", adapters("", "", "1.0", most="0"), adapters("", "", "1.0", most="None")])
+def test_an_engine_without_lora_reports_no_adapters(lines: bytes) -> None:
+    telemetry = scrape(RUNNING + lines).telemetry
+    assert telemetry is not None
+    assert telemetry.adapters is None

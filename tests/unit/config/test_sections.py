@@ -69,6 +69,12 @@ def test_without_a_backend_there_is_no_configuration(document: Any) -> None:
             "models.aliases: 'gpt' is an alias of 'b', which is an alias itself; name a model",
         ),
         ({"models": {"m": {"fallbacks": ["n"]}}}, "models.m.fallbacks: unknown key; did you mean fallback?"),
+        ({"models": {"m": {"lora": {"base": "n"}}}}, "models.m.lora.path: "),
+        ({"models": {"m": {"lora": {"base": "", "path": "x"}}}}, "models.m.lora.base: "),
+        (
+            {"models": {"m": {"lora": {"base": "m", "path": "x"}}}},
+            "models: the base 'm' of 'm' is an alias or an adapter itself; name a model",
+        ),
         ({"models": {"m": {"fallback": "n"}}}, "models.m.fallback: must be a list"),
         ({"models": {"m": {"fallback": ["n", "n"]}}}, "models.m.fallback: 'n' is there twice; name it once"),
         ({"models": {"m": {"fallback": [""]}}}, "models.m.fallback: an entry is empty; name a model"),

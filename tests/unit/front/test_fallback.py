@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from gateway.backends.backend import OFFLOADED
 from gateway.backends.facts import Facts, ModelCard
+from gateway.config.backends import SleepConfig
 from gateway.errors import (
     BackendBusy,
     BackendError,
@@ -125,6 +127,22 @@ def test_a_model_without_a_backend_is_not_even_tried() -> None:
         story.serve("a")
         await story.ask()
         assert (story.models, story.reasons) == (["n"], [("m", "n", "no_backend")])
+
+    run(main())
+
+
+def test_a_backend_that_can_be_woken_is_waited_for() -> None:
+    async def main() -> None:
+        story = Story(WELL)
+        backend = story.scene.backend("a")
+        backend.reconfigure(backend.config.model_copy(update={"sleep": SleepConfig()}))
+        story.fleet.slept(backend, OFFLOADED)
+        await story.ask()
+        assert (story.models, story.sent[0].model_choice) == (["m"], None)
+        story = Story(WELL)
+        story.fleet.slept(story.scene.backend("a"), OFFLOADED)  # and nothing wakes it
+        await story.ask()
+        assert story.models == ["n"]
 
     run(main())
 

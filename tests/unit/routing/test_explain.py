@@ -27,7 +27,7 @@ def test_a_document_says_the_same_in_milliseconds() -> None:
     assert one == {
         "backend": "a", "rank": None, "open": True, "in_flight": 0, "hit_tokens": 496, "cost": 1538.5,
         "cost_parts_ms": {"ahead": 10.0, "prefill": 20.5, "cache": 0.0, "stall": 0.0, "steps": 8.0, "slowdown": 0.0,
-                          "slot": 0.0, "memory": 1500.0},
+                          "slot": 0.0, "memory": 1500.0, "adapter": 0.0},
     }  # fmt: skip
     assert other == {
         "backend": "b", "rank": 3, "open": False, "in_flight": 2, "hit_tokens": 0, "cost": 12.0, "cost_parts_ms": {},
