@@ -261,7 +261,8 @@ class Handler(RequestHandler):
                 record.traced(trace)
         if self._logs_origin:
             headers = incoming.headers
-            record.came_from(reply.address, headers.get(USER_AGENT, b""), headers.get(b"traceparent", b""))
+            trace_line = incoming.trace_line or headers.get(b"traceparent", b"")  # the tracer takes the header out
+            record.came_from(reply.address, headers.get(USER_AGENT, b""), trace_line)
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None

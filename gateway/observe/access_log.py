@@ -37,7 +37,7 @@ _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2
 
 def _trace_id(traceparent: bytes) -> str | None:
     """The trace id of a W3C `traceparent`; None = there is none, or it is invalid."""
-    found = _TRACE.match(traceparent)
+    found = _TRACE.search(traceparent)
     return found[1].decode() if found is not None else None
 
 

@@ -57,6 +57,8 @@ def test_fields_that_are_asked_for_end_the_line() -> None:
     assert (line["trace_id"], line["response_bytes"]) == ("4bf92f3577b34da6a3ce929d0e0e4736", 7)
     assert line["user_agent"].startswith('curl/8 "x"')
     assert len(line["user_agent"]) == 128
+    known.came_from("10.0.0.9", b"", b"traceparent: " + trace + b"\r\n")  # as backends get it from the tracer
+    assert orjson.loads(LineForm(names).line(known, ENDED))["trace_id"] == line["trace_id"]
     unknown = orjson.loads(LineForm(names).line(record(traceparent=b"nonsense"), ENDED))
     assert [unknown[name] for name in names] == [None, "interactive", None, None, None, 0]
 
