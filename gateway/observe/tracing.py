@@ -7,6 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 import structlog
@@ -95,6 +96,8 @@ class Tracing:
         self._stop.set()
         if self._thread is not None:
             self._thread.join(_EXIT_SECONDS)  # a receiver that hangs keeps the thread, not the process
+        self._unsent += len(self._traces)
+        self._traces.clear()
         if self._exporter is not None:
             self._exporter.close()  # which ends its retries
 
@@ -107,15 +110,9 @@ class Tracing:
         self._export_all()
 
     def _export_all(self) -> None:
-        while self._traces:
-            config = self._config
-            taken = [self._traces.popleft() for _ in range(min(len(self._traces), _EXPORTED_AT_ONCE))]
+        while taken := self._take():
             try:
-                if self._exporter is None or self._exporter.config != config:
-                    if self._exporter is not None:
-                        self._exporter.close()
-                    self._exporter = self._made(config)
-                reason = self._exporter.export(taken)
+                reason = self._exporter_now().export(taken)
             except Exception as error:
                 reason = f"{type(error).__name__}: {error}"
             if not reason:
@@ -124,7 +121,23 @@ class Tracing:
             self._unsent += len(taken)
             if self._throttle.allows("traces_dropped"):
                 log = structlog.get_logger("gateway")
-                log.warning("traces_dropped", endpoint=config.endpoint, reason=reason, dropped=self._unsent)
+                log.warning("traces_dropped", endpoint=self._config.endpoint, reason=reason, dropped=self._unsent)
+
+    def _take(self) -> list[Finished]:
+        taken: list[Finished] = []
+        with suppress(IndexError):
+            while len(taken) < _EXPORTED_AT_ONCE:
+                taken.append(self._traces.popleft())
+        return taken
+
+    def _exporter_now(self) -> "Exporter":
+        """That of the configuration; after tracing was disabled, the last one, for the traces that are left."""
+        exporter, config = self._exporter, self._config
+        if exporter is None or (config.endpoint and exporter.config != config):
+            if exporter is not None:
+                exporter.close()
+            exporter = self._exporter = self._made(config)
+        return exporter
 
 
 class _LastWords(logging.Handler):
@@ -148,7 +161,9 @@ class Exporter:
         self._exporter = _exporter(config)
         self._words = _LastWords()
         self._library_log = logging.getLogger("opentelemetry.exporter")
-        self._library_log.propagate = False
+        if self._library_log.propagate:
+            self._library_log.propagate = False
+            self._library_log.addHandler(logging.NullHandler())  # else its words would go to standard error
         self._library_log.addHandler(self._words)
 
     def export(self, traces: list[Finished]) -> str:
