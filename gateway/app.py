@@ -36,6 +36,7 @@ from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
+from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
 from gateway.handover.snapshot import Knowledge
@@ -50,6 +51,7 @@ from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMe
 from gateway.observe.record import RecordBatcher
 from gateway.observe.usage import KeyUsage
 from gateway.relay.relay import Relay
+from gateway.relay.tunnel import Tunnels
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget
 from gateway.routing.engine import CostModel
@@ -183,7 +185,13 @@ class Gateway:
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
-        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter, fallbacks), self.finished.add
+        self.tunnels = Tunnels(self.relay, config.realtime, clock, partial(secrets.token_bytes, 16))
+        opener = self.session_dispatcher = Dispatcher(
+            fleet, broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+        )
+        realtime = RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
+        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
+        finished = self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,
@@ -215,7 +223,9 @@ class Gateway:
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
         self.background.follow(config.upstream)
-        self.dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        for dispatcher in (self.dispatcher, self.session_dispatcher):
+            dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        self.tunnels.follow(config.realtime)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
