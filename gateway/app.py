@@ -37,6 +37,7 @@ from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
+from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
 from gateway.handover.snapshot import Knowledge
@@ -61,6 +62,7 @@ from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.page.timeline import Timeline
 from gateway.relay.relay import Relay
+from gateway.relay.tunnel import Tunnels
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget, process_use
 from gateway.routing.engine import CostModel
@@ -132,6 +134,7 @@ class Gateway:
 
         self._build_records(log_out)
         self._build_front()
+        self._build_pages()
         self._build_dashboard()
         self._listen_to_fleet()
         self._add_gauges()
@@ -193,8 +196,7 @@ class Gateway:
     def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
         config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
-        scheduler, queue, cache_state, kv_events = self.scheduler, self.queue, self.cache_state, self.kv_events
-        new_id, headers = partial(next, request_ids()), config.server.response_headers
+        queue, new_id, headers = self.queue, partial(next, request_ids()), config.server.response_headers
         broker, holds = self.lease_broker, config.admission.hold_without_backend
         send, retries = self.relay.send, RetryBudget(config.upstream)
         self.retry_budget = retries
@@ -222,7 +224,13 @@ class Gateway:
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
-        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter, fallbacks), self.finished.add
+        self.tunnels = Tunnels(self.relay, config.realtime, clock, partial(secrets.token_bytes, 16))
+        opener = self.session_dispatcher = Dispatcher(
+            fleet, broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+        )
+        realtime = RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
+        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
+        finished = self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,
@@ -230,7 +238,11 @@ class Gateway:
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-        state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
+
+    def _build_pages(self) -> None:
+        """What operators see and change, and what is kept over restarts."""
+        config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
+        state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._load, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
@@ -289,7 +301,9 @@ class Gateway:
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
         self.background.follow(config.upstream)
-        self.dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        for dispatcher in (self.dispatcher, self.session_dispatcher):
+            dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        self.tunnels.follow(config.realtime)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)

@@ -237,20 +237,35 @@ class BodyStream(Protocol):
 class BackgroundRun:
     """What becomes of a request with `background: true`, which its engine goes on with after the answer.
 
-    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response.
+    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response. `goes_on`: its
+    lease is kept, until `over` is called.
     """
 
-    __slots__ = ("ended", "response_id")
+    __slots__ = ("_when_over", "ended", "goes_on", "response_id")
 
     def __init__(self) -> None:
         self.response_id = ""
-        self.ended = False
+        self.ended = self.goes_on = False
+        self._when_over: Callable[[], None] | None = None
 
     def began(self, response_id: str) -> None:
         self.response_id = response_id
 
     def end(self) -> None:
         self.ended = True
+
+    def go_on(self) -> None:
+        self.goes_on = True
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this when the response that goes on is over."""
+        self._when_over = call
+
+    def over(self) -> None:
+        """The response is finished, and its lease was released."""
+        self.goes_on = False
+        if self._when_over is not None:
+            self._when_over()
 
 
 @dataclass(slots=True)
@@ -309,6 +324,7 @@ class InferenceRequest:
     pairs: Pairs | None  # that may be sent in pieces
     background: BackgroundRun | None  # the engine goes on after the answer
     model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
+    tunnel: "Tunnel | None"  # a WebSocket session
 
     def __init__(
         self,
@@ -334,6 +350,7 @@ class InferenceRequest:
         pairs: Pairs | None = None,
         background: BackgroundRun | None = None,
         model_choice: ModelChoice | None = None,
+        tunnel: "Tunnel | None" = None,
     ) -> None:
         self.endpoint = endpoint
         self.kind = kind
@@ -357,6 +374,7 @@ class InferenceRequest:
         self.pairs = pairs
         self.background = background
         self.model_choice = model_choice
+        self.tunnel = tunnel
 
 
 class Sink(Protocol):
@@ -387,6 +405,20 @@ class Sink(Protocol):
         """Call this when a full buffer has space again; None = call nothing."""
 
     def end(self) -> None: ...
+
+
+class Tunnel(Sink, Protocol):
+    """The client's side of a WebSocket session. `is_greeted`: it has the frame with which a backend opens a session."""
+
+    is_greeted: bool
+
+    def open(self, receive: Callable[[bytes], None]) -> None:
+        """Complete the upgrade, if that is still to be done, and pass the client's bytes on from now on."""
+
+    def pause_reading(self) -> None:
+        """Backpressure: read nothing from the client until `resume_reading`."""
+
+    def resume_reading(self) -> None: ...
 
 
 @dataclass(slots=True, init=False)
