@@ -37,6 +37,7 @@ from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
+from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
 from gateway.handover.snapshot import Knowledge
@@ -61,6 +62,7 @@ from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.page.timeline import Timeline
 from gateway.relay.relay import Relay
+from gateway.relay.tunnel import Tunnels
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget, process_use
 from gateway.routing.engine import CostModel
@@ -222,7 +224,9 @@ class Gateway:
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
-        dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter, fallbacks), self.finished.add
+        realtime = self._build_realtime(retries, new_id)
+        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
+        finished = self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,
@@ -246,6 +250,15 @@ class Gateway:
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
         )
+
+    def _build_realtime(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
+        config, fleet = self.config, self.fleet
+        headers, holds = config.server.response_headers, config.admission.hold_without_backend
+        self.tunnels = Tunnels(self.relay, config.realtime, self.clock, partial(secrets.token_bytes, 16))
+        opener = self.session_dispatcher = Dispatcher(
+            fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+        )
+        return RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
 
     def _build_dashboard(self) -> None:
         fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
@@ -289,7 +302,9 @@ class Gateway:
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
         self.background.follow(config.upstream)
-        self.dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        for dispatcher in (self.dispatcher, self.session_dispatcher):
+            dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
+        self.tunnels.follow(config.realtime)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)

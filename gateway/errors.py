@@ -84,7 +84,7 @@ class HostNotAllowed(GatewayError, status=403, code="host_not_allowed"):
 
 
 class OriginNotAllowed(GatewayError, status=403, code="origin_not_allowed"):
-    """A web page in a browser tried to change something on the admin port."""
+    """A web page in a browser tried to change something on the admin port, or to open a realtime session."""
 
 
 class BackendNotFound(GatewayError, status=404, code="backend_not_found"):
@@ -153,6 +153,14 @@ class QuotaExceeded(
     not_retryable=True,
 ):
     """The API key used up its tokens of the day or the month; they are renewed at the time in `retry-after`."""
+
+
+class WebSocketRequired(GatewayError, status=426, code="websocket_required"):
+    """The endpoint is a WebSocket, and the request does not ask for the upgrade."""
+
+
+class SessionExpired(GatewayError, status=408, code="session_expired", outcome="session_expired"):
+    """A realtime session was idle for too long, or reached its maximum duration."""
 
 
 class DeadlineUnmeetable(

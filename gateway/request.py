@@ -309,6 +309,7 @@ class InferenceRequest:
     pairs: Pairs | None  # that may be sent in pieces
     background: BackgroundRun | None  # the engine goes on after the answer
     model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
+    tunnel: "Tunnel | None"  # a WebSocket session
 
     def __init__(
         self,
@@ -334,6 +335,7 @@ class InferenceRequest:
         pairs: Pairs | None = None,
         background: BackgroundRun | None = None,
         model_choice: ModelChoice | None = None,
+        tunnel: "Tunnel | None" = None,
     ) -> None:
         self.endpoint = endpoint
         self.kind = kind
@@ -357,6 +359,7 @@ class InferenceRequest:
         self.pairs = pairs
         self.background = background
         self.model_choice = model_choice
+        self.tunnel = tunnel
 
 
 class Sink(Protocol):
@@ -387,6 +390,20 @@ class Sink(Protocol):
         """Call this when a full buffer has space again; None = call nothing."""
 
     def end(self) -> None: ...
+
+
+class Tunnel(Sink, Protocol):
+    """The client's side of a WebSocket session. `is_greeted`: it has the frame with which a backend opens a session."""
+
+    is_greeted: bool
+
+    def open(self, receive: Callable[[bytes], None]) -> None:
+        """Complete the upgrade, if that is still to be done, and pass the client's bytes on from now on."""
+
+    def pause_reading(self) -> None:
+        """Backpressure: read nothing from the client until `resume_reading`."""
+
+    def resume_reading(self) -> None: ...
 
 
 @dataclass(slots=True, init=False)

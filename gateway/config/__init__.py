@@ -229,6 +229,13 @@ class UpstreamConfig(Section):
         ]
 
 
+class RealtimeConfig(Section):
+    """Sessions of the realtime API (WebSocket). Each holds a slot of a backend while it is open."""
+
+    idle_timeout_seconds: Seconds = default(60.0, "Timeout without data in either direction; then it is closed.")
+    max_session_seconds: Seconds = default(3600.0, "Maximum duration of a session; then it is closed.")
+
+
 class PrefixReportConfig(Section):
     """The report on prefix reuse and cache misses at /admin/prefixes."""
 
@@ -269,6 +276,7 @@ class Config(Section):
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
+    realtime: RealtimeConfig = RealtimeConfig()
     auth: AuthConfig = AuthConfig()
     models: ModelsConfig = ModelsConfig()
     prefix_report: PrefixReportConfig = PrefixReportConfig()

@@ -1,8 +1,9 @@
 """A client's HTTP/1.1 connection: bytes to requests, one at a time, with a bound on everything a client chooses.
 
 llhttp (through httptools) parses the messages and rejects malformed ones. What the gateway does not use is dropped
-here: no client header, path or framing reaches a backend unchanged. Upgrades of the protocol (HTTP/2) are ignored;
-llhttp leaves the body of such a request to the other protocol, so a second parser reads it.
+here: no client header, path or framing reaches a backend unchanged. Other upgrades (HTTP/2) are ignored;
+llhttp leaves the body of such a request to the other protocol, so a second parser reads it. Only the realtime API has
+another protocol, WebSocket: its bytes go through a tunnel.
 """
 
 import asyncio
@@ -10,16 +11,16 @@ import enum
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping
-from types import SimpleNamespace
-from typing import Any, Protocol, cast
+from collections.abc import Callable
+from typing import Protocol, cast
 
 import httptools
 
 from gateway._native import whole_request
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.http_request import MAX_HEADERS, Body, HttpRequest, KeyCheck, Upload
+from gateway.front.body import Body, Upload, body_parser, has_body
+from gateway.front.http_request import MAX_HEADERS, HttpRequest, KeyCheck
 from gateway.front.reply import ClientResponse, Wire
 from gateway.resources import Holding, MemoryBudget
 
@@ -64,20 +65,6 @@ class _Phase(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     LINGER = enum.auto()
-
-
-def has_body(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body follows a head with these fields."""
-    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
-
-
-def body_parser(receiver: Any, headers: Mapping[bytes, bytes]) -> httptools.HttpRequestParser:
-    """A parser that has read such a head and continues with the body. The connection ends with the request."""
-    callbacks = SimpleNamespace(on_body=receiver.on_body, on_message_complete=receiver.on_message_complete)
-    parser = httptools.HttpRequestParser(callbacks)
-    name = b"transfer-encoding" if b"transfer-encoding" in headers else b"content-length"
-    parser.feed_data(b"POST / HTTP/1.1\r\nconnection: close\r\n%b: %b\r\n\r\n" % (name, headers[name]))
-    return parser
 
 
 class Beginnings:
@@ -129,6 +116,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._deaf = False  # nothing more is parsed: malformed, rejected, or closing
         self._task: asyncio.Task[None] | None = None
         self._is_beginning = False  # the task has not run yet
+        self._tunnel: Callable[[bytes], None] | None = None  # gets the bytes of another protocol
         self._give: Callable[[int], None] | None = None  # gives the connection to another process once it is idle
 
     @property
@@ -175,6 +163,11 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._deaf = True
         self._give(file)
         transport.abort()
+
+    def open_tunnel(self, receive: Callable[[bytes], None]) -> None:
+        """Pass on what the client sends after its request for another protocol."""
+        self._tunnel = receive
+        self.read_more(True)
 
     def cut(self, error: GatewayError) -> None:
         """Abort whatever is in progress, with this error for the client."""
@@ -308,6 +301,9 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
     def data_received(self, data: bytes | memoryview) -> None:
         """Parse bytes of requests, up to the first request that has to wait."""
+        if self._tunnel is not None:
+            self._tunnel(bytes(data))
+            return
         start, end = 0, len(data)
         while start < end and not self._deaf:
             if self._pipelined or self._stash:  # sent ahead: kept unparsed, and nothing more is read
@@ -317,7 +313,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
                     self._refuse(error)
                     return
                 self._stash += data[start:]
-                self._read_more(False)
+                self.read_more(False)
                 return
             stop = start + max(_SLICE_BYTES, self._body.left_bytes)  # a whole body, but few requests
             self._parse(memoryview(data)[start:stop])
@@ -332,6 +328,8 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
                 self._parse(data[upgrade.args[0] :])
                 return
             self._deaf = True  # the request itself is complete; what follows would be another protocol
+            if self._incoming.upgrade(len(data) - upgrade.args[0]):
+                self.read_more(False)  # until the other protocol begins
         except httptools.HttpParserCallbackError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest(f"Malformed request: {error}."))
@@ -349,7 +347,8 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             except InvalidRequest as error:
                 self._refuse(error)
 
-    def _read_more(self, more: bool) -> None:
+    def read_more(self, more: bool) -> None:
+        """Whether to read more of the client's bytes (backpressure)."""
         transport = self._transport
         if transport is None or transport.is_closing():
             return
@@ -390,7 +389,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         headers = incoming.headers
         length = int(headers.get(b"content-length", 0))
         if is_streamed:
-            incoming.stream_body(Upload(self._read_more, self._holding))
+            incoming.stream_body(Upload(self.read_more, self._holding))
         self._body.start(incoming.max_body_bytes, length, self._loop.time(), incoming.upload)
         if length > _LARGE_BODY_BYTES and not is_streamed:
             with Holding(self._host.memory) as room:
@@ -473,7 +472,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self.close()
             return
         self._deaf = True
-        self._read_more(True)
+        self.read_more(True)
         self._parsing = _Phase.LINGER
         self._pipelined.clear()
         self._since = self._loop.time()
@@ -496,5 +495,5 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             data = bytes(self._stash)
             self._stash.clear()
             self._holding.shrink(len(data))
-            self._read_more(True)
+            self.read_more(True)
             self.data_received(data)

@@ -25,13 +25,15 @@ from gateway.errors import (
     ModelNotFound,
     NoBackend,
 )
+from gateway.front.body import Upload
 from gateway.front.budgets import Spent
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
+from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
@@ -145,6 +147,7 @@ class Handler(RequestHandler):
         coalescer: RequestDispatcher,
         rerank_splitter: RequestDispatcher,
         fallbacks: RequestDispatcher,
+        realtime: RealtimeSessions,
         reader: RequestReader,
         finished: Callable[[Record], None],
         clock: Callable[[], float],
@@ -159,6 +162,7 @@ class Handler(RequestHandler):
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
         self._fallbacks = fallbacks
+        self._realtime = realtime
         self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
         self._finished = finished
         self._clock = clock
@@ -179,6 +183,7 @@ class Handler(RequestHandler):
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
+        self._realtime.follow(self._pages)
         more = {tenant.lower().encode()} if tenant else set()
         more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
         logged = frozenset(server.access_log_fields if server.access_log else ())
@@ -270,7 +275,7 @@ class Handler(RequestHandler):
                 reply.set_headers(limits.headers())
             if incoming.error is not None:
                 raise incoming.error
-            outcome = await self._answer(incoming, route, limits, reply, record)
+            outcome = await self._answer(incoming, connection, route, limits, reply, record)
         except asyncio.CancelledError:
             outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"
             raise
@@ -289,13 +294,21 @@ class Handler(RequestHandler):
                 self._finished(record)
 
     async def _answer(
-        self, incoming: HttpRequest, route: Route, limits: KeyLimits | None, reply: ClientResponse, record: Record
+        self,
+        incoming: HttpRequest,
+        connection: ClientConnection,
+        route: Route,
+        limits: KeyLimits | None,
+        reply: ClientResponse,
+        record: Record,
     ) -> str:
         if route.local:
             answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
+        elif route.upgrades:
+            request = await self._realtime.read(incoming, route, connection, reply, self._reader.scheduling)
         elif route.bodiless:
             request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:
@@ -317,6 +330,8 @@ class Handler(RequestHandler):
             dispatcher = self._uploads
         elif request.pairs is not None:
             dispatcher = self._rerank_splitter
+        elif request.tunnel is not None:
+            dispatcher = self._realtime
         choice = request.model_choice
         if choice is not None:
             record.renamed(choice.alias, "")

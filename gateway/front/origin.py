@@ -63,9 +63,12 @@ class WebPages:
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
 
+    def allow(self, origin: bytes) -> bool:
+        return _ALL in self._origins or origin.decode("latin-1").lower() in self._origins
+
     def headers(self, headers: Mapping[bytes, bytes]) -> bytes:
         """Lines of the response that let the page read it; none for another page."""
         origin = headers.get(ORIGIN, b"")
-        if not origin or (_ALL not in self._origins and origin.decode("latin-1").lower() not in self._origins):
+        if not origin or not self.allow(origin):
             return b"vary: origin\r\n"
         return b"vary: origin\r\naccess-control-allow-origin: %b\r\naccess-control-expose-headers: *\r\n" % origin

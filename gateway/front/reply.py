@@ -7,7 +7,14 @@ from typing import Protocol
 
 import orjson
 
-from gateway.errors import BackendFault, GatewayError, KeyExpired, MethodNotAllowed, Unauthorized
+from gateway.errors import (
+    BackendFault,
+    GatewayError,
+    KeyExpired,
+    MethodNotAllowed,
+    Unauthorized,
+    WebSocketRequired,
+)
 from gateway.front.http_request import HttpRequest
 from gateway.front.origin import TrustedProxies
 from gateway.request import Sink
@@ -36,9 +43,9 @@ class ClientResponse(Sink):
     """
 
     __slots__ = (
-        "_address", "_anthropic", "_bodiless", "_constant", "_events", "_headers", "_http10", "_opened", "_wire",
-        "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id", "sent_bytes",
-        "status",
+        "_address", "_anthropic", "_bodiless", "_constant", "_events", "_farewell", "_headers", "_http10", "_opened",
+        "_wire", "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id",
+        "sent_bytes", "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
@@ -59,6 +66,7 @@ class ClientResponse(Sink):
         self.status = 0
         self.sent_bytes = 0  # of a whole body; see CountingResponse
         self.on_writable: Callable[[], None] | None = None
+        self._farewell: Callable[[GatewayError], bytes] | None = None  # the last bytes of another protocol
 
     @property
     def address(self) -> str:
@@ -109,6 +117,13 @@ class ClientResponse(Sink):
         elif not content_type.startswith(_EVENTS):
             self._break_off(_as_event(status, b"", self._anthropic))
 
+    def switch(self, lines: bytes, farewell: Callable[[GatewayError], bytes]) -> None:
+        """Change to another protocol, whose bytes `write` sends; an error ends it with those of `farewell`."""
+        self.begun = self.keep_alive = True
+        self.status = 101
+        self._farewell = farewell
+        self._wire.write(b"%b%b\r\n" % (self._head(101), lines))
+
     def comment(self) -> None:
         """Send a keep-alive comment to a client that waits for a stream, and to the proxies between."""
         if self.begun or self._wire.blocked:
@@ -144,7 +159,10 @@ class ClientResponse(Sink):
         """Send an error: a whole response, or the last event of a stream, which then ends uncleanly."""
         if self.complete:
             return
-        if self.begun or self._opened:
+        if self._farewell is not None:
+            self.write(self._farewell(error))
+            self._wire = _Nowhere()
+        elif self.begun or self._opened:
             self._break_off(render(error, self._anthropic))
         else:
             self.send(error.status, JSON, error_headers(error), render(error, self._anthropic))
@@ -221,6 +239,8 @@ def error_headers(error: GatewayError) -> bytes:
     if error.retry_after_seconds is not None:
         milliseconds = max(1, ceil(error.retry_after_seconds * 1000 - 1e-6))
         return lines + b"retry-after: %d\r\nretry-after-ms: %d\r\n" % (-(-milliseconds // 1000), milliseconds)
+    if isinstance(error, WebSocketRequired):
+        return lines + b"upgrade: websocket\r\nsec-websocket-version: 13\r\n"
     if isinstance(error, MethodNotAllowed):
         return lines + b"allow: %b\r\n" % error.allow.encode()
     if isinstance(error, KeyExpired):

@@ -9,7 +9,7 @@ from typing import Protocol
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, InvalidRequest, WaitExpired
-from gateway.front.http_request import Upload
+from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult

@@ -7,7 +7,7 @@ passed on as they came: before and after them it is at the end of a chunk.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
 
 import httptools
 
@@ -34,6 +34,9 @@ _REST_SECONDS = 1.0  # that the end of an answer's framing may take
 _RETRY_AFTER_SECONDS = 1.0  # when no file descriptor is left
 _COPIED_BYTES = 4096  # a larger body is not worth a copy to save a buffer
 _SURELY_READ_BYTES = 65536  # of a larger body, a backend that refuses it may leave a part unread
+
+
+P = TypeVar("P", bound=asyncio.Protocol)
 
 
 class Receiver(Protocol):
@@ -324,12 +327,16 @@ class Pool:
             self._idle.pop().abort()
 
     async def _connect(self) -> BackendConnection:
+        return await self.connect(lambda: BackendConnection(self._clock()))
+
+    async def connect(self, make: Callable[[], P]) -> P:
+        """A new connection with this protocol, which is not the pool's. Raises ConnectFailed or OutOfDescriptors."""
         origin, loop = self.backend.origin, asyncio.get_running_loop()
         try:
             context, name = self._tls.options(self.backend.config.tls) if origin.tls else (None, None)
             async with asyncio.timeout(self._config.connect_timeout_seconds):
                 _, connection = await loop.create_connection(
-                    lambda: BackendConnection(self._clock()),
+                    make,
                     origin.host,
                     origin.port,
                     ssl=context,

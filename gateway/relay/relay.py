@@ -32,7 +32,7 @@ from gateway.errors import (
     StreamInterrupted,
     StreamStalled,
 )
-from gateway.relay.connection import BackendConnection, Pool, Receiver
+from gateway.relay.connection import BackendConnection, P, Pool, Receiver
 from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
@@ -439,6 +439,14 @@ class Relay:
         finally:
             self._under_way.remove(response)
             pool.give_back(connection, answered=response.close())
+
+    async def connect(self, backend: Backend, make: Callable[[], P]) -> P:
+        """A connection of its own, for what is not an exchange. Raises ConnectFailed or OutOfDescriptors."""
+        return await self._pools[backend].connect(make)
+
+    def constant_head(self, backend: Backend) -> bytes:
+        """What follows method and target in every request to this backend."""
+        return self._pools[backend].constant_head
 
     async def _send_upload(self, upload: BodyStream, connection: BackendConnection, response: UpstreamResponse) -> None:
         """Pass an upload on piece by piece, as fast as the backend reads it; its answer may already arrive."""

@@ -129,6 +129,7 @@ class UnderTest:
         found = {
             "queued": len(gateway.queue), "backlog": gateway.queue.backlog.requests + gateway.queue.backlog.size_bytes,
             "waiting": gateway.lease_broker.waiting, "relayed": len(gateway.relay),
+            "sessions": len(gateway.tunnels),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,

@@ -50,7 +50,6 @@ DANGEROUS = [
     "/v1/completions/derender",
     "/v1/decisions",
     "/v1/systemone",
-    "/v1/realtime",
     "/health/../sleep",
 ]
 

@@ -12,15 +12,19 @@ import wave
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from openai import AsyncOpenAI
+from websockets import InvalidStatus
 
 from tests.integration.fleet import CHAT_MODEL, EMBEDDING_MODEL, Fleet
 from tests.integration.gateway_process import Gateway
 from tests.integration.prompts import ENDLESS_TOKENS, chat, fresh, text_of
+from tests.realtime_engine import RealtimeEngine
 
 BOTH, SIMULATED, REAL = "simulated and real vLLM", "simulated vLLM", "real vLLM"
+PEER = "a peer that speaks vLLM's protocol"
 SPEECH_MODEL = "a speech model, for example Whisper"
 CLASSIFIER = "a classification model"
 
@@ -120,7 +124,7 @@ async def chat_stream_helper(scene: Scene) -> None:
 
 
 async def tool_is_called(scene: Scene) -> None:
-    request = chat(tokens=60, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}})
+    request = chat(tokens=400, tools=[WEATHER], tool_choice={"type": "function", "function": {"name": "weather"}})
     answer = await scene.client.chat.completions.create(**{**request, "extra_body": {}})
     [call] = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
@@ -262,6 +266,31 @@ async def speech_is_translated(scene: Scene) -> None:
     assert (await scene.client.audio.translations.create(model=CHAT_MODEL, file=silence())).text
 
 
+async def realtime_session(scene: Scene) -> None:
+    """Through a gateway of its own, before a peer in this process."""
+    async with RealtimeEngine() as engine:
+        starting = scene.start_gateway({"backends": [{"url": engine.url}]})
+        gateway = await asyncio.to_thread(starting.__enter__)
+        try:
+            async with gateway.client() as sdk, sdk.realtime.connect(model=engine.model) as session:
+                assert (await session.recv()).type == "session.created"
+                for event in ({"type": "session.update", "model": engine.model}, {"type": "input_audio_buffer.commit"}):
+                    await session.send(cast(Any, event))
+                await session.input_audio_buffer.append(audio=base64.b64encode(bytes(320)).decode())
+                assert cast(Any, await session.recv()).delta
+        finally:
+            await asyncio.to_thread(starting.__exit__, None, None, None)
+
+
+async def realtime_is_refused(scene: Scene) -> None:
+    """No model of the fleet has the realtime API."""
+    with pytest.raises(InvalidStatus) as caught:
+        async with scene.client.realtime.connect(model=CHAT_MODEL):
+            pass
+    assert caught.value.response.status_code == 404
+    assert json.loads(caught.value.response.body)["error"]["code"] == "endpoint_not_offered"
+
+
 # What the gateway answers itself.
 
 
@@ -325,6 +354,10 @@ SDK_CALLS: tuple[Call, ...] = (
          f"needs {SPEECH_MODEL}", SIMULATED),
     Call("audio.translations.create", "POST /v1/audio/translations", speech_is_translated,
          f"needs {SPEECH_MODEL}", SIMULATED),
+    Call("realtime.connect", "GET /v1/realtime", realtime_session, "needs a realtime model, for example Voxtral"
+         " Realtime; vLLM's events ([realtime.md](realtime.md))", PEER),
+    Call("realtime.connect(model='one without it')", "GET /v1/realtime", realtime_is_refused,
+         "refused: 404 `endpoint_not_offered`"),
     Call("models.list", "GET /v1/models", models_are_listed, "the models of all backends, and aliases"),
     Call("models.retrieve", "GET /v1/models/{model}", model_is_retrieved),
 )  # fmt: skip

@@ -6,13 +6,13 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI, NotFoundError
 
 from gateway.front.http_request import ROUTES
-from tests.integration.api_calls import BOTH, OTHER_CALLS, REAL, SDK_CALLS, SIMULATED, Call, Scene
+from tests.integration.api_calls import BOTH, OTHER_CALLS, PEER, REAL, SDK_CALLS, SIMULATED, Call, Scene
 from tests.integration.api_refusals import REFUSALS, Refusal, call, methods_of, refused_methods
 from tests.integration.conftest import StartGateway, engine_kind
 from tests.integration.fleet import Fleet
 from tests.integration.gateway_process import Gateway
 
-RUNS_ON = {"sim": (BOTH, SIMULATED), "vllm": (BOTH, REAL)}
+RUNS_ON = {"sim": (BOTH, SIMULATED, PEER), "vllm": (BOTH, REAL, PEER)}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # the SDK's, of calls that OpenAI is about to end

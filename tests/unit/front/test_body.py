@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gateway.config import ServerConfig
 from gateway.errors import BodyTooLarge, InvalidRequest, MemoryFull, RequestTimeout
-from gateway.front.http_request import Body
+from gateway.front.body import Body
 from gateway.resources import Holding, MemoryBudget
 
 CONFIG = ServerConfig(body_grace_seconds=5, body_min_bytes_per_second=1000, body_timeout_seconds=60)

@@ -32,6 +32,7 @@ from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
+from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import ClientResponse
 from gateway.front.stored_responses import StoredResponses
 from gateway.front.uploads import Upload
@@ -77,6 +78,7 @@ class Scene:
             self,
             self,
             self,
+            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0),
             RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
             self.records.append,
             Clock(),

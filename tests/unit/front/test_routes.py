@@ -40,7 +40,7 @@ GETS = {
 
 def test_the_table_is_exactly_this() -> None:
     expected = {(b"POST", path.encode()) for path in POSTS} | {(b"GET", path.encode()) for path in GETS}
-    expected |= {(b"POST", b"/ping"), (b"GET", b"/tokenizer_info")}
+    expected |= {(b"POST", b"/ping"), (b"GET", b"/tokenizer_info"), (b"GET", b"/v1/realtime")}
     expected |= {(b"HEAD", path.encode()) for path in GETS}
     expected |= {(b"OPTIONS", path.encode()) for path, endpoint in GETS.items() if endpoint in ("livez", "readyz")}
     assert set(ROUTES) == expected

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.front.connection import body_parser, has_body
+from gateway.front.body import body_parser, has_body
 
 
 class Taken:

@@ -1,0 +1,265 @@
+"""The realtime API: a WebSocket of a client, from the upgrade to the bytes that are passed on. One session = one lease.
+
+The model is in the query (`?model=`), or it is the only one of the fleet. Else it is in the client's first event
+`session.update`, for which the client waits until it has the event `session.created`. So the gateway accepts such a
+session itself, and drops that event of the backend.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from typing import Protocol
+from urllib.parse import parse_qs
+
+import orjson
+
+from gateway.backends.fleet import Fleet
+from gateway.errors import (
+    Draining,
+    GatewayError,
+    InvalidRequest,
+    ModelNotAllowed,
+    OriginNotAllowed,
+    SessionExpired,
+    WebSocketRequired,
+)
+from gateway.front.connection import ClientConnection
+from gateway.front.http_request import HttpRequest, Route
+from gateway.front.origin import ORIGIN, WebPages
+from gateway.front.read import upstream_headers
+from gateway.front.reply import ClientResponse
+from gateway.front.scheduling_headers import SchedulingHeaders
+from gateway.observe.record import Record
+from gateway.request import Demand, InferenceRequest, Kind, Sink, Tunnel, UpstreamResult
+from gateway.routing.prompt_blocks import seed
+from gateway.websocket import (
+    GOING_AWAY,
+    POLICY,
+    SERVER_ERROR,
+    FrameScanner,
+    accept_of,
+    close_frame,
+    messages_of,
+    text_frame,
+)
+
+_KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
+_PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
+_MAX_MODEL_CHARACTERS = 1024
+_FIRST_EVENTS_SECONDS = 10.0
+_MAX_FIRST_BYTES = 65536
+
+
+class ClientTunnel(Tunnel):
+    """The client's side of one session. `begun`: the client has bytes of the backend."""
+
+    chunked = False
+
+    def __init__(self, connection: ClientConnection, reply: ClientResponse, incoming: HttpRequest) -> None:
+        self.begun = False
+        self.is_greeted = False
+        self._connection = connection
+        self._reply = reply
+        self._is_open = False
+        self._frames = FrameScanner()
+        self._first = bytearray()  # what a greeted client sent until its model was known
+        self._model: asyncio.Future[str] | None = None
+        offered = {each.strip() for each in incoming.headers.get(b"sec-websocket-protocol", b"").split(b",")}
+        protocol = b"sec-websocket-protocol: realtime\r\n" if _PROTOCOL in offered else b""
+        accept = accept_of(incoming.headers[b"sec-websocket-key"])
+        self._head = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-accept: %b\r\n%b" % (accept, protocol)
+
+    @property
+    def blocked(self) -> bool:
+        return self._reply.blocked
+
+    def greet(self, session_id: str, unix_seconds: int) -> None:
+        """Accept the session before its backend is known."""
+        self._switch()
+        self.is_greeted = True
+        created = {"type": "session.created", "id": f"sess-{session_id}", "created": unix_seconds}
+        self._send(text_frame(orjson.dumps(created)))
+
+    async def model(self) -> str:
+        """The model in the client's first event session.update. Raises InvalidRequest or SessionExpired."""
+        self._model = asyncio.get_running_loop().create_future()
+        self._connection.open_tunnel(self._look_for_model)
+        try:
+            async with asyncio.timeout(_FIRST_EVENTS_SECONDS):
+                return await self._model
+        except TimeoutError as error:
+            raise SessionExpired(
+                f"No event session.update with a model within {_FIRST_EVENTS_SECONDS:g} s. The fleet serves several"
+                " models: name one there, or in the query (?model=)."
+            ) from error
+
+    def _look_for_model(self, data: bytes) -> None:
+        self._first += data
+        model = self._model
+        if model is None or model.done():
+            return
+        name = _model_in(self._first)
+        if name:
+            self.pause_reading()  # until a backend has the session
+            model.set_result(name)
+        elif len(self._first) > _MAX_FIRST_BYTES:
+            model.set_exception(InvalidRequest("The client's first events have to be session.update with a model."))
+
+    def open(self, receive: Callable[[bytes], None]) -> None:
+        self._switch()
+        first, self._first = bytes(self._first), bytearray()
+        if first:
+            receive(first)
+        self._connection.open_tunnel(receive)
+
+    def pause_reading(self) -> None:
+        self._connection.read_more(False)
+
+    def resume_reading(self) -> None:
+        self._connection.read_more(True)
+
+    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
+        self.begun = True
+        return self._send(data)
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        self._reply.set_backend_headers(lines)
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        self._reply.when_writable(resume)
+
+    def farewell(self, error: GatewayError) -> bytes:
+        """The last frames of a session that the gateway ends: vLLM's event for an error, and a close frame."""
+        if not self._frames.is_between_frames:
+            return b""
+        event = orjson.dumps({"type": "error", "error": error.message, "code": error.code})
+        if isinstance(error, Draining | SessionExpired):
+            code = GOING_AWAY
+        else:
+            code = SERVER_ERROR if error.status >= 500 else POLICY
+        return text_frame(event) + close_frame(code, error.message)
+
+    def _switch(self) -> None:
+        if not self._is_open:
+            self._is_open = True
+            self._reply.switch(self._head, self.farewell)
+
+    def _send(self, data: bytes) -> bool:
+        self._frames.scan(data)
+        return self._reply.write(data)
+
+    # Of a sink that nobody uses here.
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None: ...
+
+    def comment(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class SessionDispatcher(Protocol):
+    """The dispatcher whose `send` opens sessions."""
+
+    async def dispatch(self, request: InferenceRequest, reply: Sink, record: Record) -> UpstreamResult: ...
+
+
+class RealtimeSessions:
+    """Reads and dispatches the requests that open a session."""
+
+    def __init__(
+        self, fleet: Fleet, dispatcher: SessionDispatcher, new_id: Callable[[], str], unix_seconds: Callable[[], float]
+    ) -> None:
+        self._fleet = fleet
+        self._dispatcher = dispatcher
+        self._new_id = new_id
+        self._unix_seconds = unix_seconds
+        self._pages: WebPages | None = None
+
+    def follow(self, pages: WebPages | None) -> None:
+        """Take over which web pages may connect; None = those of the gateway's own host."""
+        self._pages = pages
+
+    async def read(
+        self,
+        incoming: HttpRequest,
+        route: Route,
+        connection: ClientConnection,
+        reply: ClientResponse,
+        scheduling: SchedulingHeaders,
+    ) -> InferenceRequest:
+        """The request for a session. Raises a GatewayError, also after the client's side is open."""
+        headers, key = incoming.headers, incoming.key
+        _check_upgrade(incoming)
+        if key is None:
+            self._check_page(headers)
+        terms = scheduling.read(incoming, streams=False)
+        tunnel = ClientTunnel(connection, reply, incoming)
+        model = _queried_model(incoming.path) or self._fleet.only_model()
+        if model is None:
+            tunnel.greet(self._new_id(), int(self._unix_seconds()))
+            model = await tunnel.model()
+        if key is not None and not key.allows(model):
+            raise ModelNotAllowed.of(model)
+        client = key.name if key is not None else ""
+        session = headers.get(b"x-session-id", b"").decode("latin-1")[:1024]
+        return InferenceRequest(
+            route.endpoint,
+            Kind.GENERATE,
+            b"GET",
+            route.target,
+            Demand(model, *terms, hint=seed(client, session) if session else 0),
+            reply.request_id,
+            headers=upstream_headers(incoming, reply.request_id),
+            tunnel=tunnel,
+        )
+
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:  # noqa: ARG002
+        """Hold the session until it ends. Raises a GatewayError."""
+        tunnel = request.tunnel
+        assert tunnel is not None
+        return await self._dispatcher.dispatch(request, tunnel, record)
+
+    def _check_page(self, headers: Mapping[bytes, bytes]) -> None:
+        """Without API keys, refuse pages of other sites: browsers let any page open a WebSocket."""
+        origin = headers.get(ORIGIN)
+        if origin is None or origin.partition(b"://")[2] == headers.get(b"host"):
+            return
+        if self._pages is None or not self._pages.allow(origin):
+            raise OriginNotAllowed("This web page may not connect: its origin is not in server.cors_origins.")
+
+
+def _check_upgrade(incoming: HttpRequest) -> None:
+    """Raises WebSocketRequired or InvalidRequest, if it is no upgrade to a WebSocket."""
+    headers = incoming.headers
+    if not incoming.upgrades or headers.get(b"upgrade", b"").lower() != b"websocket":
+        raise WebSocketRequired("/v1/realtime is a WebSocket: connect with a WebSocket client (ws:// or wss://).")
+    if headers.get(b"sec-websocket-version") != b"13":
+        raise WebSocketRequired("Unsupported WebSocket version; use 13.")
+    if not _KEY.fullmatch(headers.get(b"sec-websocket-key", b"")):
+        raise InvalidRequest("The header Sec-WebSocket-Key is missing or invalid.")
+
+
+def _queried_model(path: bytes) -> str | None:
+    """The model in the query, if there is one. Raises InvalidRequest."""
+    found = parse_qs(path.partition(b"?")[2].decode("latin-1"), max_num_fields=64).get("model")
+    if not found:
+        return None
+    if len(found[-1]) > _MAX_MODEL_CHARACTERS:
+        raise InvalidRequest(f"The model exceeds the limit of {_MAX_MODEL_CHARACTERS} characters.", param="model")
+    return found[-1]
+
+
+def _model_in(first: bytearray) -> str:
+    """The model in the first event that names one; empty = none does so far."""
+    for message in messages_of(first):
+        try:
+            event = orjson.loads(message)
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(event, dict) and event.get("type") == "session.update":
+            model = event.get("model")
+            if isinstance(model, str) and model:
+                return model
+    return ""
