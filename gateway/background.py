@@ -18,7 +18,7 @@ from gateway.errors import GatewayError
 from gateway.observe.metrics import Metrics
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
-from gateway.request import Demand, InferenceRequest, Kind, Sink
+from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, Sink
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
 from gateway.supervisor import Supervisor
@@ -36,9 +36,9 @@ _ANY_TOKENS = 1 << 30
 class _Response:
     """One response that runs on. `looks` is set when its status should be asked at once."""
 
-    def __init__(self, request: InferenceRequest, response_id: str, backend: Backend, kept: KeptLease) -> None:
+    def __init__(self, request: InferenceRequest, background: BackgroundRun, backend: Backend, kept: KeptLease) -> None:
         self.request = request
-        self.response_id = response_id
+        self.background = background
         self.backend = backend
         self.kept = kept
         self.looks = asyncio.Event()
@@ -98,7 +98,8 @@ class BackgroundResponses:
         run = request.background
         if run is None or not run.response_id or run.ended or run.response_id in self._running:
             return
-        response = _Response(request, run.response_id, backend, self._lease_broker.keep(lease))
+        response = _Response(request, run, backend, self._lease_broker.keep(lease))
+        run.go_on()
         self._running[run.response_id] = response
         response.run(self._hold(response))
 
@@ -126,7 +127,8 @@ class BackgroundResponses:
             with self._supervisor.guard("background_response"), response.kept as lease:
                 await self._until_over(response, lease)
         finally:
-            del self._running[response.response_id]
+            del self._running[response.background.response_id]
+            response.background.over()
 
     async def _until_over(self, response: _Response, lease: Lease) -> None:
         since = self._clock()
@@ -148,7 +150,7 @@ class BackgroundResponses:
     async def _is_over(self, response: _Response, lease: Lease) -> bool:
         """Ask the backend. A response that it does not know is over, and so is one whose backend is gone."""
         asked, answer = response.request, _Answer()
-        target, model = b"/v1/responses/" + response.response_id.encode(), asked.demand.model
+        target, model = b"/v1/responses/" + response.background.response_id.encode(), asked.demand.model
         name = response.next_question()
         demand = Demand(model, sequences=0, pinned=response.backend.name)
         headers = b"x-request-id: %b\r\n" % name.encode()

@@ -237,20 +237,35 @@ class BodyStream(Protocol):
 class BackgroundRun:
     """What becomes of a request with `background: true`, which its engine goes on with after the answer.
 
-    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response.
+    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response. `goes_on`: its
+    lease is kept, until `over` is called.
     """
 
-    __slots__ = ("ended", "response_id")
+    __slots__ = ("_when_over", "ended", "goes_on", "response_id")
 
     def __init__(self) -> None:
         self.response_id = ""
-        self.ended = False
+        self.ended = self.goes_on = False
+        self._when_over: Callable[[], None] | None = None
 
     def began(self, response_id: str) -> None:
         self.response_id = response_id
 
     def end(self) -> None:
         self.ended = True
+
+    def go_on(self) -> None:
+        self.goes_on = True
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Call this when the response that goes on is over."""
+        self._when_over = call
+
+    def over(self) -> None:
+        """Its lease was released."""
+        self.goes_on = False
+        if self._when_over is not None:
+            self._when_over()
 
 
 @dataclass(slots=True)

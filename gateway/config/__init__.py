@@ -232,7 +232,7 @@ class UpstreamConfig(Section):
 class RealtimeConfig(Section):
     """Sessions of the realtime API (WebSocket). Each holds a slot of a backend while it is open."""
 
-    idle_timeout_seconds: Seconds = default(60.0, "Timeout without data in either direction; then it is closed.")
+    idle_timeout_seconds: Seconds = default(300.0, "Timeout without data in either direction; then it is closed.")
     max_session_seconds: Seconds = default(3600.0, "Maximum duration of a session; then it is closed.")
 
 

@@ -373,6 +373,9 @@ class Handler(RequestHandler):
         finally:
             # an answer may need no backend
             limits.correct(expected, used, counts=record.attempts > 0 or reply.begun, day=day)
+            if (run := request.background) is not None and run.goes_on:
+                limits.go_on()
+                run.when_over(limits.over)
 
     async def _read_upload(
         self, incoming: HttpRequest, upload: Upload, route: Route, request_id: str

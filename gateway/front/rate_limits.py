@@ -157,6 +157,15 @@ class KeyLimits:
         if self._budgets is not None:
             self._budgets.correct(day, charged_tokens, used_tokens)
 
+    def go_on(self) -> None:
+        """A request that ended counts as running until `over` is called: its response is made in the background."""
+        self.running += 1
+
+    def over(self) -> None:
+        """Such a response is finished."""
+        self.running -= 1
+        self._ended.left(self._clock())
+
     def headers(self) -> bytes:
         """The x-ratelimit header lines of every response."""
         now = self._clock()

@@ -47,7 +47,7 @@ _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
 _PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
 _MAX_MODEL_CHARACTERS = 1024
 _FIRST_EVENTS_SECONDS = 10.0
-_MAX_FIRST_BYTES = 65536
+_MAX_FIRST_BYTES = 8192
 
 
 class ClientTunnel(Tunnel):

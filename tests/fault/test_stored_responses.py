@@ -194,3 +194,14 @@ async def test_a_gateway_that_stops_does_not_wait_for_it(backend: ScriptedBacken
         assert under_test.in_flight == 1
         await under_test.gateway.background.stop()
         assert under_test.in_flight == 0
+
+
+async def test_it_counts_as_a_concurrent_request_of_its_key(backend: ScriptedBackend) -> None:
+    keys = {"auth": {"keys": [{"name": "ann", "key": "sk-ann", "max_concurrent_requests": 1}]}}
+    async with running(backend, sections=keys) as under_test:
+        backend.plays(answer(200, QUEUED))
+        assert (await under_test.ask(PLAIN, ANN, target=RESPONSES)).status == 200
+        assert (await under_test.ask(None, ANN)).error["code"] == "rate_limit_exceeded"
+        backend.plays(answer(200, FINISHED))
+        await holds(lambda: under_test.in_flight == 0, "the slot is free")
+        assert (await under_test.ask(None, ANN)).status == 200

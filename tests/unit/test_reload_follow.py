@@ -86,7 +86,7 @@ VALUES: dict[str, list[Any]] = {
     "upstream.connect_timeout_seconds": [2.0, 1.0],
     "upstream.first_byte_timeout_seconds": [None, 1.0],
     "upstream.idle_stream_timeout_seconds": [300.0, 1.0],
-    "realtime.idle_timeout_seconds": [60.0, 1.0],
+    "realtime.idle_timeout_seconds": [300.0, 1.0],
     "realtime.max_session_seconds": [3600.0, 1.0],
     "upstream.background_timeout_seconds": [3600.0, 1.0],
     "upstream.keep_alive_seconds": [3.0, 1.0],
