@@ -262,7 +262,7 @@ class BackgroundRun:
         self._when_over = call
 
     def over(self) -> None:
-        """Its lease was released."""
+        """The response is finished, and its lease was released."""
         self.goes_on = False
         if self._when_over is not None:
             self._when_over()

@@ -162,7 +162,7 @@ class KeyLimits:
         self.running += 1
 
     def over(self) -> None:
-        """Such a response is finished."""
+        """A response that was made in the background is finished."""
         self.running -= 1
         self._ended.left(self._clock())
 

@@ -246,6 +246,15 @@ async def test_a_key_is_accepted_in_a_header_and_among_the_protocols(how: dict[s
             assert caught.value.response.status_code == 401
 
 
+async def test_a_key_opens_sessions_of_its_own_models_only() -> None:
+    keys = {"auth": {"keys": [{"name": "ann", "key": "sk-ann", "models": ["other"]}]}}
+    async with RealtimeEngine() as engine, running(engine, sections=keys) as under_test:
+        with pytest.raises(websockets.InvalidStatus) as caught:
+            await connect(under_test, additional_headers={"authorization": "Bearer sk-ann"})
+        assert caught.value.response.status_code == 403
+        assert engine.sessions == []
+
+
 async def test_a_backend_without_the_realtime_api_is_a_clear_refusal(backend: ScriptedBackend) -> None:
     async with running(backend) as under_test:
         for status in (403, 404, 405):
