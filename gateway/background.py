@@ -18,7 +18,7 @@ from gateway.errors import GatewayError
 from gateway.observe.metrics import Metrics
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
-from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, Sink
+from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
 from gateway.supervisor import Supervisor
@@ -177,8 +177,8 @@ def _any_tokens(tokens: int) -> int:  # noqa: ARG001
     return _ANY_TOKENS
 
 
-class _Answer(Sink):
-    """Keeps the answer to a question about a response, as much of it as is needed."""
+class _Answer:
+    """A sink that keeps the answer to a question about a response, as much of it as is needed."""
 
     blocked = False
     chunked = False
