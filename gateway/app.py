@@ -224,11 +224,7 @@ class Gateway:
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
-        self.tunnels = Tunnels(self.relay, config.realtime, clock, partial(secrets.token_bytes, 16))
-        opener = self.session_dispatcher = Dispatcher(
-            fleet, broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
-        )
-        realtime = RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
+        realtime = self._build_realtime(retries, new_id)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         finished = self.finished.add
         self.handler = Handler(
@@ -258,6 +254,15 @@ class Gateway:
         self.knowledge = Knowledge(
             fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
         )
+
+    def _build_realtime(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
+        config, fleet = self.config, self.fleet
+        headers, holds = config.server.response_headers, config.admission.hold_without_backend
+        self.tunnels = Tunnels(self.relay, config.realtime, self.clock, partial(secrets.token_bytes, 16))
+        opener = self.session_dispatcher = Dispatcher(
+            fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+        )
+        return RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
 
     def _build_dashboard(self) -> None:
         fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
