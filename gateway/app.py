@@ -26,7 +26,7 @@ from gateway.backends.probe import BackendWatches
 from gateway.backends.sleep import Sleeper
 from gateway.background import BackgroundResponses
 from gateway.client_keys import ClientKeys
-from gateway.config import Config, RoutingConfig, masked
+from gateway.config import Config, RoutingConfig
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
@@ -57,7 +57,6 @@ from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
 from gateway.page.gateway_view import own_gauges
 from gateway.page.live_view import LiveView, Sources
-from gateway.page.playground import Playground
 from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.page.timeline import Timeline
@@ -283,20 +282,13 @@ class Gateway:
             process_use, clock, self._offset_seconds,
         )  # fmt: skip
         self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
-        playground = Playground(lambda: self.config.server, lambda: self.server.port)
         self._dashboard_pages = DashboardPages(
-            self.dashboard,
-            decisions,
-            playground,
-            lambda: masked(self.config.model_dump(mode="json")),
-            self.reloads.preview,
+            self.dashboard, decisions, lambda: self.config, lambda: self.server.port, self.reloads.preview
         )
 
     def _own_gauges(self) -> dict[str, Any]:
-        up_seconds, logs = self.clock() - self._started_seconds, (self.access_log, self.log)
-        return own_gauges(
-            up_seconds, self.server, self.retry_budget, self.memory, self.supervisor, logs, self.dashboard
-        )
+        parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
+        return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from gateway.admin_http import as_json
-from gateway.config import ConfigError
+from gateway.config import Config, ConfigError, masked
 from gateway.errors import InvalidRequest, RouteNotFound
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import ENGINES_PER_SECOND, Decisions
@@ -44,20 +44,20 @@ SECURITY_HEADERS: Final = {
 
 
 class DashboardPages:
-    """Serves the dashboard. `config`: the configuration in force, without secrets; `preview`: what a reload would
-    change, which may raise ConfigError."""
+    """Serves the dashboard. `config`: what is in force; `port`: of clients; `preview`: what a reload would change,
+    which may raise ConfigError."""
 
     def __init__(
         self,
         stream: Broadcast,
         decisions: Decisions,
-        playground: Playground,
-        config: Callable[[], dict[str, Any]],
+        config: Callable[[], Config],
+        port: Callable[[], int],
         preview: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:
         self._stream = stream
         self._decisions = decisions
-        self._playground = playground
+        self._playground = Playground(lambda: config().server, port)
         self._config = config
         self._preview = preview
         self._files: dict[str, tuple[bytes, str]] = {}  # content and tag, once read
@@ -108,7 +108,7 @@ class DashboardPages:
         return as_json(decision)
 
     async def _configuration(self, _: web.Request) -> web.Response:
-        return as_json(self._config())
+        return as_json(masked(self._config().model_dump(mode="json")))
 
     async def _reload_preview(self, _: web.Request) -> web.Response:
         try:
