@@ -337,8 +337,8 @@ SDK_CALLS: tuple[Call, ...] = (
     Call("chat.completions.create(stream=True)", CHATS, chat_streams),
     Call("chat.completions.stream", CHATS, chat_stream_helper),
     Call("chat.completions.create(tools=...)", CHATS, tool_is_called, "`tool_choice: auto` needs vLLM's"
-         " `--enable-auto-tool-choice` and `--tool-call-parser`", REAL),
-    Call("chat.completions.create(response_format=...)", CHATS, format_is_kept, proved_on=REAL),
+         " `--enable-auto-tool-choice` and `--tool-call-parser`"),
+    Call("chat.completions.create(response_format=...)", CHATS, format_is_kept),
     Call("completions.create", "POST /v1/completions", completion_is_answered, "also as a stream"),
     Call("embeddings.create", "POST /v1/embeddings", embedding_is_made, "small requests are batched"),
     Call("embeddings.create(encoding_format='base64')", "POST /v1/embeddings", base64_embedding),
