@@ -16,7 +16,7 @@ from tests.integration.prompts import as_json, chat, fresh
 from tests.integration.publishing import get
 
 EXPLAIN = {"X-Gateway-Explain": "1"}
-PARTS = {"ahead", "prefill", "cache", "stall", "steps", "slowdown", "slot", "memory"}
+PARTS = {"ahead", "prefill", "cache", "stall", "steps", "slowdown", "slot", "memory", "adapter"}
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ ZERO_GAUGES = (
     "gateway_queued_requests{",
     "gateway_held_bytes",
 )
+LIMITS = ("gateway_held_bytes_limit",)  # begin like one of them, and are never 0
 ZERO_IF_THERE = (VIOLATIONS, "gateway_access_log_dropped_lines")
 
 
@@ -59,7 +60,7 @@ def busy_gauges(metrics: dict[str, float]) -> list[str]:
     return found + [
         f"{series} is {value:g}"
         for series, value in metrics.items()
-        if value and series.startswith(ZERO_GAUGES + ZERO_IF_THERE)
+        if value and series.startswith(ZERO_GAUGES + ZERO_IF_THERE) and not series.startswith(LIMITS)
     ]
 
 

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 
 from gateway.admin_http import OWN_PAGE_MAY_SEND, OperatorPort
-from gateway.config import AdminConfig, ConfigError, ServerConfig
+from gateway.config import AdminConfig, Config, ConfigError, ServerConfig
+from gateway.config.keys import AuthConfig
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
-from gateway.page.playground import Playground
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.supervisor import Supervisor
 from gateway.tls import ServerTls
@@ -49,9 +49,9 @@ async def admin_port(
 ) -> AsyncIterator[Port]:
     loop = asyncio.get_running_loop()
     stream = Broadcast(Shown(), lambda _: None, Supervisor(loop.time), lambda: 0.0, 0.005)
-    playground = Playground(lambda: server or ServerConfig(), lambda: client_port)
+    config = Config.model_construct(server=server or ServerConfig(), auth=AuthConfig(cache_salt_secret="s3cret"))
     made = decisions or DecisionScene().decisions
-    pages = DashboardPages(stream, made, playground, lambda: {"auth": {"cache_salt_secret": "***"}}, preview)
+    pages = DashboardPages(stream, made, lambda: config, lambda: client_port, preview)
     port = OperatorPort("server.admin", AdminConfig(port=0, token=token), STATIC.keys())
     async with port.listening(pages.routes()) as number, aiohttp.ClientSession() as session:
         assert number is not None
@@ -70,7 +70,8 @@ async def test_the_files_need_no_token_and_all_data_does() -> None:
             assert (await port.ask(path))[0] == 401, path
         assert (await port.ask(PLAYGROUND, "POST", headers={"origin": port.url}))[0] == 401
         authorized = {"authorization": "Bearer t0ken"}
-        assert (await port.ask("/admin/dashboard/config", headers=authorized))[0] == 200
+        status, shown = await port.ask("/admin/dashboard/config", headers=authorized)
+        assert (status, shown["auth"]["cache_salt_secret"]) == (200, "***")
 
 
 async def test_every_file_is_listed_and_refers_to_nothing_outside() -> None:
