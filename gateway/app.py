@@ -9,14 +9,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import structlog
 from aiohttp import web
 
 from gateway import BUILD, __version__
-from gateway.admin import AdminPages, MetricsPages, Overview, QueueView
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, breather
 from gateway.admin_http import OperatorPort
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
@@ -42,7 +43,7 @@ from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.log import AccessLog, LineWriter, PrefixHashes
-from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, watch_lag
+from gateway.observe.metrics import BatchMetrics, EmbeddingMetrics, Labels, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
@@ -56,6 +57,9 @@ from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
+
+if TYPE_CHECKING:
+    from gateway.batches.service import Batches
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
@@ -82,6 +86,7 @@ class Gateway:
         self.config, self.clock, self.log = config, clock, log
         supervisor = self.supervisor = Supervisor(clock)
         self.metrics = Metrics()
+        self.batch_metrics = BatchMetrics(self.metrics)
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
@@ -163,9 +168,19 @@ class Gateway:
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses()
         reader = self.reader = self._new_reader(config)
+        self.batches = None if config.batches.path is None else self._new_batches(Path(config.batches.path), new_id)
         dispatchers, finished = (dispatcher, self.coalescer, self.rerank_splitter), self.finished.add
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random
+            config,
+            fleet,
+            *dispatchers,
+            reader,
+            finished,
+            clock,
+            new_id,
+            tokenization.complete,
+            self.random,
+            self.batches,
         )
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
         state = fleet, self.membership, scheduler, queue, cache_state, kv_events, tokenization
@@ -183,6 +198,22 @@ class Gateway:
             fleet, self.membership, lambda: self.discovery.names, cache_state, self.calibrations, queue, self.handler,
             self._stored_responses, self._random_secret, _unix_seconds,
         )  # fmt: skip
+
+    def _new_batches(self, folder: Path, new_id: Callable[[], str]) -> "Batches":
+        """Files and batches. Their modules are imported only where they are used."""
+        from gateway.batches.sender import LineDispatchers, LineSender
+        from gateway.batches.service import Batches, BatchSetting
+
+        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter)
+        complete, finished = self.tokenization.complete, self.finished.add
+        sender = LineSender(dispatchers, complete, finished, self.clock, new_id, self.memory)
+        setting = BatchSetting(
+            sender, self.batch_metrics, self.supervisor, _unix_seconds, new_id, self.random, breather, self._knows_model
+        )
+        return Batches(folder, self.config, self.reader, setting)
+
+    def _knows_model(self, name: str) -> bool:
+        return self.fleet.candidates(self.config.models.aliases.get(name, name)) is not None
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -205,6 +236,8 @@ class Gateway:
             self.access_log.follow(self._prefix_hashes(config), enabled=server.access_log)
         self.reader = self._new_reader(config)
         self.handler.follow(config, self.reader)
+        if self.batches is not None:
+            self.batches.follow(config, self.reader)
         self.server.follow(server)
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.queue_view.follow([key.name for key in config.auth.keys])
@@ -269,7 +302,14 @@ class Gateway:
             ("version", "build"),
             lambda: [((__version__, BUILD), 1)],
         )
+        gauge(
+            "gateway_batches",
+            "Offline batches that have not ended, by status; paused: the disk is full.",
+            ("status",),
+            lambda: [] if self.batches is None else [((state,), n) for state, n in self.batches.states().items()],
+        )
         for name, text, memory in (
+            ("gateway_batch_files_bytes", "Size of uploaded files and results of batches.", self.batches),
             ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
             ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
         ):
@@ -315,6 +355,9 @@ class Gateway:
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             if ready is not None:
                 await ready()
+            if self.batches is not None:
+                await self.batches.open()
+                stack.push_async_callback(self.batches.stop)
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
             pages += [*self._admin_pages.routes(), *self.control.routes(), *routes]
@@ -323,7 +366,9 @@ class Gateway:
             yield admin
 
     async def stop_listening(self) -> None:
-        """Accept no more connections, on any port. Those that are there go on."""
+        """Accept no more connections, on any port. Those that are there go on; batches stop."""
+        if self.batches is not None:
+            await self.batches.stop()
         await self.admin_port.stop_listening()
         await self.metrics_port.stop_listening()
         self.server.stop_listening()

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from gateway.config.backends import BackendConfig, DiscoveryConfig
+from gateway.config.batches import BatchesConfig
 from gateway.config.keys import AuthConfig
 from gateway.config.values import (
     Count,
@@ -285,6 +286,7 @@ class Config(Section):
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
+    batches: BatchesConfig = BatchesConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     auth: AuthConfig = AuthConfig()

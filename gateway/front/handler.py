@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from random import Random
+from typing import Protocol
 from urllib.parse import unquote
 
 import orjson
@@ -14,7 +15,16 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.errors import BackendError, Draining, GatewayError, InternalError, InvalidRequest, ModelNotFound, NoBackend
+from gateway.errors import (
+    BackendError,
+    Draining,
+    GatewayError,
+    InternalError,
+    InvalidRequest,
+    ModelNotFound,
+    NoBackend,
+    RouteNotFound,
+)
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
@@ -100,6 +110,13 @@ def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
     return f"{message} The models of other backends are not known yet: {unlisted}." if unlisted else message
 
 
+class BatchApi(Protocol):
+    """Answers requests for files and batches: `batches.service.Batches`."""
+
+    async def answer(self, incoming: HttpRequest, owner: tuple[str, str], reply: ClientResponse) -> None:
+        """Answer through `reply`. `owner`: the API key's name and the tenant. Raises a GatewayError."""
+
+
 _MULTIPART = re.compile(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?')
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -123,8 +140,10 @@ class Handler(RequestHandler):
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
+        batches: BatchApi | None = None,
     ) -> None:
         self._fleet = fleet
+        self._batches = batches
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
@@ -227,6 +246,9 @@ class Handler(RequestHandler):
         self, incoming: HttpRequest, route: Route, limits: KeyLimits | None, reply: ClientResponse, record: Record
     ) -> str:
         if route.local:
+            if route.batches:
+                await self._answer_of_batches(incoming, reply)
+                return "completed"
             answer_local(route, incoming.path, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
@@ -257,6 +279,11 @@ class Handler(RequestHandler):
         else:
             answer = await self._dispatch_within(limits, dispatcher, request, reply, record)
         return "completed" if answer.status < 400 else "refused_by_backend"
+
+    async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
+        if self._batches is None:
+            raise RouteNotFound("Files and batches are off: set batches.path in the gateway's configuration.")
+        await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
 
     async def _dispatch_within(
         self,

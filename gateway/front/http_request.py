@@ -42,8 +42,10 @@ class Route:
     streams: bool = False  # the stored response is requested as a stream
     by_body: bool = False  # which endpoint it is, the fields of the body decide
     bodiless: bool = False  # relayed without a body
+    batches: bool = False  # of files and batches, which the gateway keeps
 
 
+_FILE_BYTES = 1 << 40  # batches.max_file_bytes is checked while the file arrives
 _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
@@ -83,7 +85,22 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/load": Route("load", local=True),
         b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
-    table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
+    kept, batch_bytes = Route("batches", local=True, batches=True), 65536
+    uploaded = replace(kept, endpoint="files", kind=Kind.UPLOAD, max_body_bytes=_FILE_BYTES)
+    files_and_batches = {
+        (b"POST", b"/v1/files"): uploaded,
+        (b"GET", b"/v1/files"): replace(kept, endpoint="files"),
+        (b"GET", b"/v1/files/{id}/content"): replace(kept, endpoint="files"),
+        (b"DELETE", b"/v1/files/{id}"): replace(kept, endpoint="files"),
+        (b"GET", b"/v1/files/{id}"): replace(kept, endpoint="files"),
+        (b"POST", b"/v1/batches"): replace(kept, max_body_bytes=batch_bytes),
+        (b"GET", b"/v1/batches"): kept,
+        (b"GET", b"/v1/batches/{id}"): kept,
+        (b"POST", b"/v1/batches/{id}/cancel"): replace(kept, max_body_bytes=_EMPTY_BODY_BYTES),
+    }
+    table = files_and_batches | {
+        (b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()
+    }
     return table | {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
 
 
@@ -99,6 +116,7 @@ _INVOKED: dict[str, bytes] = {
     "text_2": b"/v1/score",
 }
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
+_KEPT = re.compile(rb"(/v1/(?:files|batches))/[A-Za-z0-9_-]{1,128}(?=/|$)")
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 # The query parameters that reach a backend, and their valid values.
 _QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
@@ -120,7 +138,8 @@ def find_route(method: bytes, path: bytes) -> Route:
     if route := ROUTES.get((method, path)):
         return route
     path, _, query = path.partition(b"?")
-    if route := ROUTES.get((method, path)):
+    pattern = _KEPT.sub(rb"\1/{id}", path)
+    if route := ROUTES.get((method, pattern)):
         return route
     if method == b"GET" and _MODEL.fullmatch(path):
         return Route("model", local=True, target=path)
@@ -135,8 +154,8 @@ def find_route(method: bytes, path: bytes) -> Route:
             streams=passed.get(b"stream") == b"true",
         )
     shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
-    if path in _PATHS:
-        allow = _PATHS[path].decode()
+    if pattern in _PATHS:
+        allow = _PATHS[pattern].decode()
         raise MethodNotAllowed(
             f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
         )

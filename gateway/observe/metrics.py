@@ -293,6 +293,21 @@ class EmbeddingMetrics:
         )
 
 
+class BatchMetrics:
+    """Counts the lines of offline batches, and the batches that have ended."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.lines = Counter(
+            "gateway_batch_lines_total",
+            "Lines of offline batches, by state: completed, failed, retried, or not executed (cancelled, expired).",
+            ("state",),
+        )
+        self.batches = Counter(
+            "gateway_batches_ended_total", "Offline batches that have ended, by status.", ("status",)
+        )
+        metrics.include(self.lines, self.batches)
+
+
 _EVERY_SECONDS = 0.1
 
 

@@ -80,6 +80,19 @@ LAYERS: dict[str, set[str]] = {
         "embeddings.wire",
         "observe.record",
     },
+    "batches": {
+        "_native",
+        "request",
+        "errors",
+        "config",
+        "resources",
+        "supervisor",
+        "front.http_request",
+        "front.json_body",
+        "front.read",
+        "front.reply",
+        "observe",
+    },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
     "admin": {
@@ -131,7 +144,9 @@ LAYERS: dict[str, set[str]] = {
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
-    "backends.vllm_api", "cli.check", "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
+    "backends.vllm_api", "batches.files", "batches.journal", "batches.run", "batches.runner", "batches.sender",
+    "batches.service", "batches.slots", "batches.store", "cli.check",
+    "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
     "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher", "embeddings.batching",
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
     "front.json_body", "front.server", "front.uploads", "handover.channel", "handover.conversation",
