@@ -15,6 +15,7 @@ import typer
 from typer import Argument, Option
 
 from gateway import BUILD, __version__
+from gateway.cli.batch import commands as batch_commands
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,6 +56,7 @@ config_commands = typer.Typer(no_args_is_help=True, help="Inspect the configurat
 app.add_typer(config_commands, name="config")
 backend_commands = typer.Typer(help="Show and change the backends of a running gateway.")
 app.add_typer(backend_commands, name="backends")
+app.add_typer(batch_commands, name="batch")
 
 
 def _show_version(wanted: bool) -> None:

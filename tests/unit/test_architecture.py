@@ -139,13 +139,13 @@ LAYERS: dict[str, set[str]] = {
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "backends"},
-    "cli": {"config", "backends", "discovery", "kv_events.endpoints"},
+    "cli": {"app", "config", "backends", "discovery", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "__main__", "_native.__init__", "admin", "admin_http", "app", "backends.probe", "backends.reachability",
     "backends.vllm_api", "batches.files", "batches.journal", "batches.run", "batches.runner", "batches.sender",
-    "batches.service", "batches.slots", "batches.store", "cli.check",
+    "batches.service", "batches.slots", "batches.store", "cli.batch", "cli.batch_client", "cli.check", "cli.offline",
     "compiled", "config.file", "control", "discovery.follow", "discovery.kubernetes",
     "discovery.listings", "discovery.sources", "dispatch", "embeddings.batcher", "embeddings.batching",
     "embeddings.kinds", "embeddings.waiter", "front.connection", "front.handler", "front.http_request",
