@@ -19,6 +19,7 @@ from gateway.front.http_request import Upload
 from gateway.front.reply import ClientResponse
 
 _WRITE_BYTES = 1048576
+_FORM_BYTES = 65536  # of a form, besides the file
 _READ_BYTES = 262144
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
@@ -87,9 +88,14 @@ class Files:
         if not sizes:
             self._sizes.pop(key, None)
 
-    async def receive(self, owner: Owner, upload: Upload, content_type: bytes) -> StoredFile:
-        """Write an upload to disk while it arrives. Raises a GatewayError, and keeps nothing then."""
+    async def receive(self, owner: Owner, upload: Upload, content_type: bytes, length: int = 0) -> StoredFile:
+        """Write an upload to disk while it arrives. Raises a GatewayError, and keeps nothing then.
+
+        `length`: of the whole form, if the client states it.
+        """
         form, file_id = FormParser(boundary_of(content_type)), new_file_id()
+        if length - _FORM_BYTES > self._config.max_file_bytes:
+            self._check_size(length, file_id, owner.key)
         if len(self._sizes.get(owner.key, ())) >= _MOST_FILES:
             raise BodyTooLarge(f"This API key has {_MOST_FILES} files, which is the limit; delete some.")
         path, size_bytes, is_kept = self._store.files / (file_id + _PART), 0, False

@@ -20,7 +20,16 @@ from gateway.batches.journal import (
 )
 from gateway.batches.sender import LineAnswer, LineSender, error_answer
 from gateway.batches.slots import Slots
-from gateway.errors import BackendBusy, BackendError, BackendFault, GatewayError, InternalError, ModelNotFound
+from gateway.errors import (
+    BackendBusy,
+    BackendError,
+    BackendFault,
+    BackendRefusesKey,
+    GatewayError,
+    InternalError,
+    ModelMissing,
+    ModelNotFound,
+)
 from gateway.observe.metrics import BatchMetrics
 
 Order = Callable[[Sequence[Line]], Iterable[Line]]  # in which order lines are sent
@@ -33,9 +42,13 @@ _EXPIRED = "batch_expired", "This request could not be executed before the compl
 _CANCELLED = "batch_cancelled", "This request was not executed before the batch was cancelled."
 
 
-def _passes(error: BackendError) -> bool:
-    """Whether the backend, and not the line, is what it failed for."""
-    return error.passing or isinstance(error, BackendBusy)
+def _passes(error: GatewayError) -> bool:
+    """Whether it is not the line that this failed for. Its model existed when the batch was created."""
+    if isinstance(error, BackendError):
+        return error.passing or isinstance(error, BackendBusy | BackendRefusesKey | ModelMissing)
+    if isinstance(error, ModelNotFound):
+        return error.param == "model"
+    return error.status in _PASSING and not error.not_retryable
 
 
 def in_file_order(lines: Sequence[Line]) -> Iterable[Line]:
@@ -78,9 +91,13 @@ class Backoff:
     def succeeded(self) -> None:
         self._failures = 0
 
+    def wait_seconds(self, now: float) -> float:
+        """Seconds until lines may be sent."""
+        return max(0.0, self._until - now)
+
     async def wait(self, clock: Callable[[], float]) -> None:
         """Return when lines may be sent."""
-        while (seconds := self._until - clock()) > 0:  # noqa: ASYNC110 - nothing announces that time has passed
+        while seconds := self.wait_seconds(clock()):  # noqa: ASYNC110 - nothing announces that time has passed
             await asyncio.sleep(seconds)
 
 
@@ -199,18 +216,16 @@ class BatchRun:
 
     def _is_put_back(self, line: Line, error: GatewayError) -> bool:
         """Whether the same line may succeed later. What passes is waited for until the window closes."""
-        if error.not_retryable and not isinstance(error, ModelNotFound):
-            return False
-        if isinstance(error, BackendError) and not _passes(error):
-            attempts = self._attempts[line.place] = self._attempts.get(line.place, 0) + 1
-            if attempts < _MOST_ATTEMPTS:
-                self._last.append(line)
-            return attempts < _MOST_ATTEMPTS
-        passes = error.status in _PASSING or (isinstance(error, ModelNotFound) and error.param == "model")
-        if passes:
+        if _passes(error):
             self._again.append(line)
             self._backoff.failed(asyncio.get_running_loop().time(), error.retry_after_seconds or 0.0)
-        return passes
+            return True
+        if error.not_retryable or not isinstance(error, BackendError):
+            return False
+        attempts = self._attempts[line.place] = self._attempts.get(line.place, 0) + 1
+        if attempts < _MOST_ATTEMPTS:
+            self._last.append(line)
+        return attempts < _MOST_ATTEMPTS
 
     async def _write(self, line: Line, custom_id: str, answer: LineAnswer) -> None:
         body = on_one_line(answer.body)

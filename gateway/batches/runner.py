@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import structlog
 
@@ -14,6 +16,7 @@ from gateway.batches.run import BatchRun, RunParts
 from gateway.batches.store import Store
 from gateway.config import Config
 
+Result = TypeVar("Result")
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # most time for the last answers, if the disk is full
 _NAMES = ("output", "error")
@@ -195,11 +198,11 @@ class Runner:
         tally = Tally()
         answered: set[int] = set()
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
-            await asyncio.to_thread(self._recover, file_id, checked, failed, tally, answered)
-        answers = await asyncio.to_thread(self._parts.open_answers, batch.output_id)
-        errors = await asyncio.to_thread(self._parts.open_answers, batch.error_id)
+            await _to_its_end(self._recover, file_id, checked, failed, tally, answered)
+        answers = await _to_its_end(self._parts.open_answers, batch.output_id)
+        errors = await _to_its_end(self._parts.open_answers, batch.error_id)
         journal = Journal(answers, errors, lambda reason: self._pause(batch, reason))
-        source = await asyncio.to_thread(InputFile, self._files.path(batch.input_file_id))
+        source = await _to_its_end(InputFile, self._files.path(batch.input_file_id))
         run = BatchRun(batch, checked, journal, source, self._parts)
         batch.recount(tally)
         for place in answered:
@@ -241,3 +244,13 @@ class Runner:
         for each in written:
             self._files.count(each.id, each.owner.key, each.size_bytes)
         self._parts.metrics.batches.add((batch.status,))
+
+
+async def _to_its_end(do: Callable[..., Result], *args: Any) -> Result:
+    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next."""
+    doing = asyncio.get_running_loop().run_in_executor(None, partial(do, *args))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        raise

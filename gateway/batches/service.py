@@ -167,7 +167,9 @@ class Batches:
             await files.delete(file)
             return {"id": file_id, "object": "file", "deleted": True}
         if incoming.upload is not None:
-            return (await files.receive(owner, incoming.upload, incoming.headers.get(b"content-type", b""))).document()
+            headers = incoming.headers
+            length = int(headers.get(b"content-length", 0))
+            return (await files.receive(owner, incoming.upload, headers.get(b"content-type", b""), length)).document()
         order, limit = parameters.get("order", "desc"), _limit(parameters, 10000, 10000)
         if order not in ("asc", "desc"):
             raise InvalidRequest("The parameter `order` must be asc or desc.", param="order")

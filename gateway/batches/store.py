@@ -40,7 +40,8 @@ class Rows:
 
     def __init__(self, folder: Path) -> None:
         """Open the folder, which no other process may have open. Raises FolderInUse or OSError."""
-        (folder / "files").mkdir(parents=True, exist_ok=True)
+        for each in (folder, folder / "files"):  # prompts and answers are for this user alone
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
