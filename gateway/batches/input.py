@@ -87,13 +87,14 @@ class CheckedInput:
     places: dict[int, int] = field(default_factory=dict)
 
 
-def parse_line(line: bytes, limits: InputLimits) -> dict[str, Any]:
+def parse_line(line: bytes, limits: InputLimits, breathe: Breathe) -> dict[str, Any]:
     """Raises InvalidRequest if the line is not a JSON object within the limits of a request's body."""
     found = json_object(line, limits.server.max_json_depth) if len(line) <= limits.short_bytes else None
     if found is not None:
         return found
     steps = parse_body(line, limits.server)
     while True:
+        breathe()
         try:
             next(steps)
         except StopIteration as end:
@@ -107,7 +108,7 @@ def check_input(path: Path, endpoint: str, limits: InputLimits, breathe: Breathe
     with open(path, "rb") as source:
         for number, offset, line in _lines(source, limits, errors):
             breathe()
-            found = _check(line, endpoint, limits, checked)
+            found = _check(line, endpoint, limits, checked, breathe)
             if found is None:
                 checked.index.add(offset, len(line))
             else:
@@ -145,11 +146,11 @@ def _lines(source: BinaryIO, limits: InputLimits, errors: list[dict[str, Any]]) 
 
 
 def _check(
-    line: bytes, endpoint: str, limits: InputLimits, checked: CheckedInput
+    line: bytes, endpoint: str, limits: InputLimits, checked: CheckedInput, breathe: Breathe
 ) -> tuple[str, str, str | None] | None:
     """Code, message and field of what is wrong with a line; None = nothing. A valid one's id and model are noted."""
     try:
-        request = parse_line(line, limits)
+        request = parse_line(line, limits, breathe)
     except InvalidRequest as error:
         return "invalid_json_line", f"The line is not a valid JSON object: {error.message}", None
     custom_id, body, url = request.get("custom_id"), request.get("body"), request.get("url")

@@ -183,6 +183,28 @@ async def test_when_the_window_closes_what_is_done_is_kept(tmp_path: Path, backe
         assert {line["error"]["code"] for line in errors} == {"batch_expired"}
 
 
+async def test_a_batch_that_is_killed_while_it_is_cancelled_ends_cancelled(
+    tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    never = asyncio.Event()
+    for _ in range(5):
+        backend.plays_once(*echo())
+    backend.plays(until(never), *echo())
+    async with restartable(tmp_path, backend, **sections(tmp_path)) as gateway, sdk_of(gateway) as sdk:
+        batch = await submit(sdk, [str(number) for number in range(100)])
+        await holds(lambda: durable_lines(tmp_path) == 5, "the answers are durable")
+        assert (await sdk.batches.cancel(batch.id)).status == "cancelling"
+        gateway.processes[-1].send_signal(signal.SIGKILL)
+        gateway.processes[-1].wait()
+        gateway.start()
+        await gateway.ready()
+        batch = await ended(sdk, batch)
+        assert batch.status == "cancelled"
+        lines = [*await lines_of(sdk, batch.output_file_id), *await lines_of(sdk, batch.error_file_id)]
+        assert sorted(int(line["custom_id"]) for line in lines) == [*range(100)]
+        assert len(await lines_of(sdk, batch.output_file_id)) == 5
+
+
 def durable_lines(folder: Path) -> int:
     """Answers on disk."""
     files = [*(folder / "batches" / "files").iterdir()]
