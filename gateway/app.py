@@ -289,6 +289,10 @@ class Gateway:
     def _add_gauges(self) -> None:
         self.overview.add_gauges(self.metrics)
         self.queue_view.add_gauges(self.metrics)
+        batches = self.batches
+        self.batch_metrics.watch(
+            lambda: {} if batches is None else batches.states(), lambda: 0 if batches is None else batches.used_bytes
+        )
         gauge, counter, calibrations = self.metrics.gauge, self.metrics.counter, self.calibrations
         gauge(
             "gateway_prefill_seconds_per_token",
@@ -302,14 +306,7 @@ class Gateway:
             ("version", "build"),
             lambda: [((__version__, BUILD), 1)],
         )
-        gauge(
-            "gateway_batches",
-            "Offline batches that have not ended, by status; paused: the disk is full.",
-            ("status",),
-            lambda: [] if self.batches is None else [((state,), n) for state, n in self.batches.states().items()],
-        )
         for name, text, memory in (
-            ("gateway_batch_files_bytes", "Size of uploaded files and results of batches.", self.batches),
             ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
             ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
         ):

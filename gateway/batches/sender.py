@@ -8,10 +8,11 @@ from gateway.batches.batch import Owner
 from gateway.config import Config
 from gateway.config.keys import KeyConfig
 from gateway.errors import BackendError, GatewayError, InternalError, MemoryFull, Unauthorized, WrongAnswer
-from gateway.front.http_request import HttpRequest, Route, find_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
+from gateway.front.routes import Route, find_route
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult
 from gateway.resources import Holding, MemoryBudget

@@ -26,12 +26,13 @@ from gateway.errors import (
     RouteNotFound,
 )
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route, Upload
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Upload
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, TrustedProxies, WebPages
 from gateway.front.rate_limits import KeyLimits, check_key
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.reply import JSON, ClientResponse, error_headers
+from gateway.front.routes import Route
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, UpstreamResult

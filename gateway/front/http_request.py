@@ -1,12 +1,8 @@
-"""One HTTP request: its route, its head, and the body while it is received: size, framing, pace, or an upload.
-
-The table of methods and paths is exact: everything else is rejected, in any spelling.
-"""
+"""One HTTP request: its head, and the body while it is received: size, framing, pace, or an upload."""
 
 import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
 
 from gateway.config import ServerConfig
 from gateway.config.keys import KeyConfig
@@ -15,166 +11,13 @@ from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
     InvalidRequest,
-    MethodNotAllowed,
     RequestTimeout,
-    RouteNotFound,
     UnsupportedEncoding,
 )
 from gateway.front.origin import FORWARDED_FOR
-from gateway.request import DONE_MARKER, Kind
+from gateway.front.routes import PREFLIGHT_ROUTE, Route, find_route
+from gateway.request import Kind
 from gateway.resources import Holding
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One endpoint. `target` is sent to the backend as it is here; `done_marker` ends a complete event stream."""
-
-    endpoint: str
-    kind: Kind = Kind.LIGHT
-    target: bytes = b""
-    done_marker: bytes | None = None
-    local: bool = False  # the gateway answers it itself
-    anthropic: bool = False
-    public: bool = False  # no API key needed
-    injects_usage: bool = False
-    stored: bool = False  # for a response that one backend stores
-    max_body_bytes: int | None = 0  # None = as configured
-    streams: bool = False  # the stored response is requested as a stream
-    by_body: bool = False  # which endpoint it is, the fields of the body decide
-    bodiless: bool = False  # relayed without a body
-    batches: bool = False  # of files and batches, which the gateway keeps
-
-
-_FILE_BYTES = 1 << 40  # batches.max_file_bytes is checked while the file arrives
-_EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
-
-
-def _table() -> dict[tuple[bytes, bytes], Route]:
-    score, rerank = Route("score", Kind.POOL), Route("rerank", Kind.POOL)
-    posts = {
-        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
-        b"/v1/chat/completions/batch": Route("chat_batch", Kind.GENERATE),
-        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
-        b"/v1/responses": Route("responses", Kind.GENERATE),
-        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
-        b"/v1/embeddings": Route("embeddings", Kind.POOL),
-        b"/v1/score": score,
-        b"/score": score,
-        b"/v1/rerank": rerank,
-        b"/rerank": rerank,
-        b"/v2/rerank": rerank,
-        b"/v2/embed": Route("embed", Kind.POOL),
-        b"/pooling": Route("pooling", Kind.POOL),
-        b"/classify": Route("classify", Kind.POOL),
-        b"/generative_scoring": Route("generative_scoring", Kind.POOL),
-        b"/invocations": Route("invocations", by_body=True),
-        b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
-        b"/tokenize": Route("tokenize"),
-        b"/detokenize": Route("detokenize"),
-        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=DONE_MARKER),
-        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=DONE_MARKER),
-    }
-    ready = Route("readyz", local=True, public=True)
-    gets = {
-        b"/v1/models": Route("models", local=True),
-        b"/livez": Route("livez", local=True, public=True),
-        b"/readyz": ready,
-        b"/health": ready,
-        b"/ping": ready,
-        b"/version": Route("version", local=True),
-        b"/load": Route("load", local=True),
-        b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
-    }
-    kept, batch_bytes = Route("batches", local=True, batches=True), 65536
-    uploaded = replace(kept, endpoint="files", kind=Kind.UPLOAD, max_body_bytes=_FILE_BYTES)
-    files_and_batches = {
-        (b"POST", b"/v1/files"): uploaded,
-        (b"GET", b"/v1/files"): replace(kept, endpoint="files"),
-        (b"GET", b"/v1/files/{id}/content"): replace(kept, endpoint="files"),
-        (b"DELETE", b"/v1/files/{id}"): replace(kept, endpoint="files"),
-        (b"GET", b"/v1/files/{id}"): replace(kept, endpoint="files"),
-        (b"POST", b"/v1/batches"): replace(kept, max_body_bytes=batch_bytes),
-        (b"GET", b"/v1/batches"): kept,
-        (b"GET", b"/v1/batches/{id}"): kept,
-        (b"POST", b"/v1/batches/{id}/cancel"): replace(kept, max_body_bytes=_EMPTY_BODY_BYTES),
-    }
-    table = files_and_batches | {
-        (b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()
-    }
-    return table | {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
-
-
-ROUTES = _table()
-_PREFLIGHT = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
-_PATHS = {path: method for method, path in ROUTES}
-# Whose fields are in a body for /invocations, in the order in which vLLM tries them.
-_INVOKED: dict[str, bytes] = {
-    "messages": b"/v1/chat/completions",
-    "prompt": b"/v1/completions",
-    "input": b"/v1/embeddings",
-    "documents": b"/v1/rerank",
-    "text_2": b"/v1/score",
-}
-_MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
-_KEPT = re.compile(rb"(/v1/(?:files|batches))/[A-Za-z0-9_-]{1,128}(?=/|$)")
-_RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
-# The query parameters that reach a backend, and their valid values.
-_QUERY = {b"stream": re.compile(rb"true|false"), b"starting_after": re.compile(rb"[0-9]{1,18}")}
-
-
-def invoked_route(document: Mapping[str, object]) -> Route:
-    """The endpoint that a body for /invocations is for. Raises InvalidRequest."""
-    for field, path in _INVOKED.items():
-        if field in document:
-            return ROUTES[b"POST", path]
-    raise InvalidRequest(f"A body for /invocations needs one of the fields {', '.join(_INVOKED)}.")
-
-
-def find_route(method: bytes, path: bytes) -> Route:
-    """The route of a request. Only query parameters of stored responses are kept.
-
-    Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
-    """
-    if route := ROUTES.get((method, path)):
-        return route
-    path, _, query = path.partition(b"?")
-    pattern = _KEPT.sub(rb"\1/{id}", path)
-    if route := ROUTES.get((method, pattern)):
-        return route
-    if method == b"GET" and _MODEL.fullmatch(path):
-        return Route("model", local=True, target=path)
-    if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
-        passed = {} if match[2] else _passed(query)
-        target = path + b"?" + b"&".join(b"%b=%b" % each for each in passed.items()) if passed else path
-        return Route(
-            "responses",
-            target=target,
-            stored=True,
-            max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
-            streams=passed.get(b"stream") == b"true",
-        )
-    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
-    if pattern in _PATHS:
-        allow = _PATHS[pattern].decode()
-        raise MethodNotAllowed(
-            f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
-        )
-    raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
-
-
-def _passed(query: bytes) -> dict[bytes, bytes]:
-    """The parts of a query string that are passed on."""
-    passed = {}
-    for part in query.split(b"&"):
-        name, _, value = part.partition(b"=")
-        pattern = _QUERY.get(name)
-        if pattern is not None:
-            if not pattern.fullmatch(value):
-                allowed = pattern.pattern.decode()
-                raise InvalidRequest(f"Invalid query parameter {name.decode()}: it must match {allowed}.")
-            passed[name] = value
-    return passed
-
 
 KNOWN_HEADERS = frozenset(
     (b"authorization", b"content-encoding", b"content-length", b"content-type", b"expect", b"host", b"traceparent",
@@ -259,7 +102,7 @@ class HttpRequest:
         """
         headers = self.headers
         is_preflight = self.method == b"OPTIONS" and config.cors_origins
-        self.route = route = _PREFLIGHT if is_preflight else find_route(self.method, self.path)
+        self.route = route = PREFLIGHT_ROUTE if is_preflight else find_route(self.method, self.path)
         if check_key is not None and not route.public:
             self.key = check_key(headers)
         encoding = headers.get(b"content-encoding")

@@ -13,7 +13,7 @@ from gateway.config.keys import KeyConfig
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotFound
-from gateway.front.http_request import HttpRequest, Route, invoked_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
     Steps,
@@ -24,6 +24,7 @@ from gateway.front.json_body import (
     short_bytes,
     with_fields,
 )
+from gateway.front.routes import Route, invoked_route
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.estimates import Estimates

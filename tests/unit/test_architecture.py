@@ -91,6 +91,7 @@ LAYERS: dict[str, set[str]] = {
         "front.json_body",
         "front.read",
         "front.reply",
+        "front.routes",
         "observe",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},

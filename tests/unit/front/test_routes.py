@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
-from gateway.front.http_request import ROUTES, find_route
+from gateway.front.routes import ROUTES, find_route
 from gateway.request import Kind
 
 POSTS = {
