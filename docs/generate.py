@@ -10,7 +10,7 @@ from gateway.app import Gateway
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError, GatewayError
-from gateway.front.http_request import ROUTES
+from gateway.front.routes import ROUTES
 from gateway.observe.metrics import ProcessMetrics
 from gateway.reload import NEEDS_RESTART
 from tests.integration.api_calls import OTHER_CALLS, SDK_CALLS, Call

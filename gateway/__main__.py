@@ -16,6 +16,7 @@ from typer import Argument, Option
 
 from gateway import BUILD, __version__
 from gateway.cli import usage_command
+from gateway.cli.batch import commands as batch_commands
 from gateway.cli.key_commands import key_commands
 from gateway.cli.terminal import (
     ADMIN,
@@ -69,6 +70,7 @@ backend_commands = typer.Typer(help="Show and change the backends of a running g
 app.add_typer(backend_commands, name="backends")
 app.add_typer(key_commands, name="keys")
 usage_command.add_to(app)
+app.add_typer(batch_commands, name="batch")
 
 
 def _show_version(wanted: bool) -> None:

@@ -21,9 +21,10 @@ from gateway.backends.membership import Membership
 from gateway.config import Config
 from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
-from gateway.front.http_request import HttpRequest, find_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import in_turns, parse_body
 from gateway.front.read import RequestReader
+from gateway.front.routes import find_route
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Breathe, Labels, Metrics

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from itertools import count
-from platform import python_version
+from pathlib import Path
 from random import Random
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import structlog
 from aiohttp import web
 
-from gateway import BUILD, __version__
-from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, state_reason
+from gateway import __version__
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, breather, state_reason
 from gateway.admin_http import OperatorPort
 from gateway.backends.adapter_loader import AdapterLoader
 from gateway.backends.backend import Backend
@@ -27,6 +27,7 @@ from gateway.backends.sleep import Sleeper
 from gateway.background import BackgroundResponses
 from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
+from gateway.config.models import models_of
 from gateway.control import Control
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
@@ -40,6 +41,7 @@ from gateway.front.read import RequestReader
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
+from gateway.gauges import add_gauges
 from gateway.handover.snapshot import Knowledge
 from gateway.insights.families import Breathe
 from gateway.insights.report import make_report
@@ -49,7 +51,7 @@ from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
-from gateway.observe.metrics import EmbeddingMetrics, Labels, Metrics, ProcessMetrics, watch_lag
+from gateway.observe.metrics import BatchMetrics, EmbeddingMetrics, Metrics, watch_lag
 from gateway.observe.record import RecordBatcher
 from gateway.observe.tracing import Tracing
 from gateway.observe.usage import KeyUsage
@@ -74,6 +76,9 @@ from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
 from gateway.usage_page import UsagePage
+
+if TYPE_CHECKING:
+    from gateway.batches.service import Batches
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
@@ -103,6 +108,7 @@ class Gateway:
         self.config, self.clock, self.log, self._unix_seconds = config, clock, log, unix_seconds
         supervisor = self.supervisor = Supervisor(clock)
         self.metrics = Metrics()
+        self.batch_metrics = BatchMetrics(self.metrics)
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
@@ -177,12 +183,10 @@ class Gateway:
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
 
-    def _prefix_hashes(self, config: Config) -> PrefixHashes | None:
-        return PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
-
     def _follow_access_log(self, config: Config) -> None:
         if self.access_log is not None:
-            form = LineForm(config.server.access_log_fields, self._prefix_hashes(config))
+            hashes = PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
+            form = LineForm(config.server.access_log_fields, hashes)
             self.access_log.follow(form, enabled=config.server.access_log, style=config.log.format)
 
     def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
@@ -224,12 +228,16 @@ class Gateway:
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
         realtime = self._build_realtime(retries, new_id)
+        folder, self.batches = config.batches.path, None
+        if folder is not None:
+            self.batches = self._new_batches(Path(folder), new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         finished = self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds,
             self.tracing.tracer,
+            self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
@@ -290,6 +298,22 @@ class Gateway:
         parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
         return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
 
+    def _new_batches(self, folder: Path, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
+        """Files and batches. Their modules are imported only where they are used."""
+        from gateway.batches.sender import LineDispatchers, LineSender
+        from gateway.batches.service import Batches, BatchSetting
+
+        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
+        complete, finished = self.tokenization.complete, self.finished.add
+        sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
+        parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
+        setting = BatchSetting(sender, *parts, self._knows_model)
+        return Batches(folder, self.config, self.reader, setting)
+
+    def _knows_model(self, name: str) -> bool:
+        models = models_of(self.config.models.aliases.get(name, name))
+        return any(self.fleet.candidates(model) is not None for model in models)
+
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
         self.finished.settle()  # they ended under the old settings of the logs
@@ -316,6 +340,8 @@ class Gateway:
         self.reader = self._new_reader(config)
         self.tracing.follow(config.tracing)
         self.handler.follow(config, self.reader, self.tracing.tracer)
+        if self.batches is not None:
+            self.batches.follow(config, self.reader)
         self.server.follow(server)
         self.overview.follow(config, self._new_reader(config, is_dry=True))
         self.client_keys.follow(config.auth)
@@ -334,6 +360,8 @@ class Gateway:
         self.handler.follow_keys(keys.keys, are_needed=keys.are_needed)
         self.queue_view.follow(keys.names)
         self.usage.follow(has_keys=keys.are_needed)
+        if self.batches is not None:
+            self.batches.follow_keys(keys.keys, are_needed=keys.are_needed)
 
     def _usage_now(self) -> dict[str, Any]:
         self.finished.settle()
@@ -385,39 +413,12 @@ class Gateway:
     def _add_gauges(self) -> None:
         for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing):
             owner.add_gauges(self.metrics)
-        gauge, counter, calibrations = self.metrics.gauge, self.metrics.counter, self.calibrations
-        gauge(
-            "gateway_prefill_seconds_per_token",
-            "Learned prefill time of an uncached token, by model.",
-            ("model",),
-            lambda: [((name,), calibrations.of(name).model.b) for name in self.fleet.families()],
+        batches = self.batches
+        self.batch_metrics.watch(
+            lambda: {} if batches is None else batches.states(), lambda: 0 if batches is None else batches.used_bytes
         )
-        gauge(
-            "gateway_build_info",
-            "Version, build (compiled = modules of a request's path, or python) and Python's version; always 1.",
-            ("version", "build", "python"),
-            lambda: [((__version__, BUILD, python_version()), 1)],
-        )
-        self.metrics.include(ProcessMetrics())
-        for name, text, memory in (
-            ("gateway_held_bytes", "Memory used by bodies, uploads, queue and buffered responses.", self.memory),
-            ("gateway_embedding_cache_bytes", "Memory used by cached embedding vectors.", self.embedding_cache),
-        ):
-            gauge(name, text, (), partial(_number, memory, "used_bytes"))
-        text = "Limit of that memory: server.memory_budget_bytes."
-        gauge("gateway_held_bytes_limit", text, (), partial(_number, self.memory, "limit_bytes"))
-        for name, lines, writer in (
-            ("gateway_access_log_dropped_lines_total", "Access-log lines", self.access_log),
-            ("gateway_log_dropped_lines_total", "Log lines", self.log),
-        ):
-            text = f"{lines} dropped because they could not be written."
-            counter(name, text, (), partial(_number, writer, "dropped"))
-        counter(
-            "gateway_background_errors_total",
-            "Exceptions in background tasks, which continue (a bug).",
-            ("task",),
-            lambda: [((task,), errors) for task, errors in self.supervisor.faults.items()],
-        )
+        memory = self.memory, self.embedding_cache
+        add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
 
     @asynccontextmanager
     async def running(
@@ -452,6 +453,9 @@ class Gateway:
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             if ready is not None:
                 await ready()
+            if self.batches is not None:
+                await self.batches.open()
+                stack.push_async_callback(self.batches.stop)
             pages = self._metrics_pages.routes()
             await enter(self.metrics_port.listening(pages, listeners.metrics))
             pages = [*self.admin_routes(), *routes]
@@ -466,7 +470,9 @@ class Gateway:
         return [route for pages in shown for route in pages.routes()]
 
     async def stop_listening(self) -> None:
-        """Accept no more connections, on any port. Those that are there go on."""
+        """Accept no more connections, on any port. Those that are there go on; batches stop."""
+        if self.batches is not None:
+            await self.batches.stop()
         await self.admin_port.stop_listening()
         self.dashboard.stop()
         await self.metrics_port.stop_listening()
@@ -479,16 +485,7 @@ def _cost_model(routing: RoutingConfig) -> CostModel:
 
 def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing, admission, window_seconds = config.routing, config.admission, config.routing.prefill_window_seconds
+    waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
     return SchedulerSettings(
-        routing.aging,
-        admission.kv_headroom,
-        routing.scan,
-        routing.starvation_seconds,
-        admission.hold_without_backend,
-        math.inf if window_seconds is None else window_seconds,
+        routing.aging, admission.kv_headroom, *waits, math.inf if window_seconds is None else window_seconds
     )
-
-
-def _number(owner: object, attribute: str) -> list[tuple[Labels, int]]:
-    """The one value of a metric without labels; 0 while there is no owner."""
-    return [((), getattr(owner, attribute, 0))]

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 from pydantic import field_validator, model_validator
 
 from gateway.config.backends import BackendConfig, DiscoveryConfig
+from gateway.config.batches import BatchesConfig
 from gateway.config.keys import AuthConfig
 from gateway.config.models import ModelEmbeddingsConfig, ModelsConfig
 from gateway.config.tracing import TracingConfig
@@ -274,6 +275,7 @@ class Config(Section):
     routing: RoutingConfig = RoutingConfig()
     admission: AdmissionConfig = AdmissionConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
+    batches: BatchesConfig = BatchesConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     realtime: RealtimeConfig = RealtimeConfig()

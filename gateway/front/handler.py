@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
+from typing import Protocol
 from urllib.parse import unquote
 
 import orjson
@@ -24,17 +25,19 @@ from gateway.errors import (
     ModelNotAllowed,
     ModelNotFound,
     NoBackend,
+    RouteNotFound,
 )
 from gateway.front.body import Upload
 from gateway.front.budgets import Spent
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck, Route
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES, in_turns
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader, upload_tokens, upstream_headers
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
+from gateway.front.routes import Route
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
@@ -129,6 +132,13 @@ def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
     return f"{message} The models of other backends are not known yet: {unlisted}." if unlisted else message
 
 
+class BatchApi(Protocol):
+    """Answers requests for files and batches: `batches.service.Batches`."""
+
+    async def answer(self, incoming: HttpRequest, owner: tuple[str, str], reply: ClientResponse) -> None:
+        """Answer through `reply`. `owner`: the API key's name and the tenant. Raises a GatewayError."""
+
+
 _MULTIPART = re.compile(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?')
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -156,8 +166,10 @@ class Handler(RequestHandler):
         random: Random,
         unix_seconds: Callable[[], float],
         tracer: Tracer | None = None,
+        batches: BatchApi | None = None,
     ) -> None:
         self._fleet = fleet
+        self._batches = batches
         self._dispatcher = dispatcher
         self._coalescer = coalescer
         self._rerank_splitter = rerank_splitter
@@ -303,6 +315,9 @@ class Handler(RequestHandler):
         record: Record,
     ) -> str:
         if route.local:
+            if route.batches:
+                await self._answer_of_batches(incoming, reply)
+                return "completed"
             answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
@@ -342,6 +357,12 @@ class Handler(RequestHandler):
         else:
             answer = await self._dispatch_within(limits, dispatcher, request, reply, record)
         return "completed" if answer.status < 400 else "refused_by_backend"
+
+    async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
+        if self._batches is None:
+            method, path = incoming.method.decode("ascii", "replace"), incoming.path[:200].decode("ascii", "replace")
+            raise RouteNotFound(f"{method} {path}: files and batches are off; set batches.path in the configuration.")
+        await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
 
     async def _dispatch_within(
         self,

@@ -15,7 +15,7 @@ from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, ModelNotAllowed, ModelNotFound
 from gateway.front.aliases import Aliases
-from gateway.front.http_request import HttpRequest, Route, invoked_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
     Steps,
@@ -26,6 +26,7 @@ from gateway.front.json_body import (
     short_bytes,
     with_fields,
 )
+from gateway.front.routes import Route, invoked_route
 from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice

@@ -24,10 +24,11 @@ from gateway.errors import (
     WebSocketRequired,
 )
 from gateway.front.connection import ClientConnection
-from gateway.front.http_request import HttpRequest, Route
+from gateway.front.http_request import HttpRequest
 from gateway.front.origin import ORIGIN, WebPages
 from gateway.front.read import upstream_headers
 from gateway.front.reply import ClientResponse
+from gateway.front.routes import Route
 from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, Sink, Tunnel, UpstreamResult

@@ -1,7 +1,7 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, cast
 
@@ -329,6 +329,33 @@ class EmbeddingMetrics:
             self.inputs,
             self.evictions,
         )
+
+
+class BatchMetrics:
+    """Counts the lines of offline batches, and the batches that have ended."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.lines = Counter(
+            "gateway_batch_lines_total",
+            "Lines of offline batches, by state: completed, failed, retried, or not executed (cancelled, expired).",
+            ("state",),
+        )
+        self.batches = Counter(
+            "gateway_batches_ended_total", "Offline batches that have ended, by status.", ("status",)
+        )
+        metrics.include(self.lines, self.batches)
+        self._metrics = metrics
+
+    def watch(self, states: Callable[[], Mapping[str, int]], used_bytes: Callable[[], int]) -> None:
+        """Show the batches that have not ended, and the size of files. While batches are off, there are none."""
+        self._metrics.gauge(
+            "gateway_batches",
+            "Offline batches that have not ended, by status; paused: the disk is full.",
+            ("status",),
+            lambda: [((state,), count) for state, count in states().items()],
+        )
+        text = "Size of uploaded files and results of batches."
+        self._metrics.gauge("gateway_batch_files_bytes", text, (), lambda: [((), used_bytes())])
 
 
 _EVERY_SECONDS = 0.1

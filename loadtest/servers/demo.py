@@ -94,8 +94,8 @@ def make_engines(
     return engines, folder.name
 
 
-def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str, object]:
-    """The gateway's configuration: reachable from this machine alone, quick to stop."""
+def gateway_config(urls: Sequence[str], port: int, admin_port: int, batches: Path) -> dict[str, object]:
+    """The gateway's configuration: reachable from this machine alone, quick to stop. `batches`: a folder for them."""
     server = {
         "host": HOST,
         "port": port,
@@ -106,7 +106,7 @@ def gateway_config(urls: Sequence[str], port: int, admin_port: int) -> dict[str,
     backends = [
         {"url": url, "name": f"engine-{number}", "max_in_flight": MAX_NUM_SEQS} for number, url in enumerate(urls, 1)
     ]
-    return {"server": server, "backends": backends}
+    return {"server": server, "backends": backends, "batches": {"path": str(batches)}}
 
 
 def first_steps(port: int, admin_port: int, model: str, python: str, kind: EngineKind = "sim") -> str:
@@ -154,7 +154,8 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             for engine in engines:
                 engine.wait_ready()
             config = folder / "gateway.yaml"
-            config.write_text(json.dumps(gateway_config([engine.url for engine in engines], port, admin_port)))
+            urls = [engine.url for engine in engines]
+            config.write_text(json.dumps(gateway_config(urls, port, admin_port, folder / "batches")))
             say(f"starting the gateway at http://{HOST}:{port}")
             gateway = launch([sys.executable, "-m", "gateway", "serve", "-c", str(config)], None, None, None)
             stack.callback(stop, gateway, STOP_SECONDS)

@@ -16,8 +16,9 @@ from gateway.config.backends import BackendConfig
 from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
-from gateway.front.http_request import HttpRequest, find_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.routes import find_route
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
 from gateway.tokenization.tokenization import given_tokens

@@ -9,13 +9,14 @@ import base64
 import io
 import json
 import wave
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, ConflictError
 from websockets import InvalidStatus
 
 from tests.integration.fleet import CHAT_MODEL, EMBEDDING_MODEL, Fleet
@@ -27,6 +28,7 @@ BOTH, SIMULATED, REAL = "simulated and real vLLM", "simulated vLLM", "real vLLM"
 PEER = "a peer that speaks vLLM's protocol"
 SPEECH_MODEL = "a speech model, for example Whisper"
 CLASSIFIER = "a classification model"
+KEEPS = "needs `batches.path` ([batches.md](batches.md)); else refused: 404 `unknown_url`"
 
 
 @dataclass(frozen=True)
@@ -293,6 +295,38 @@ async def realtime_is_refused(scene: Scene) -> None:
     assert json.loads(caught.value.response.body)["error"]["code"] == "endpoint_not_offered"
 
 
+# Files and batches: by a gateway that keeps them.
+
+
+@asynccontextmanager
+async def keeping(scene: Scene) -> AsyncIterator[tuple[AsyncOpenAI, str]]:
+    """The SDK on a gateway with a folder for batches, and the id of a file with one line."""
+    body = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 4}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    with TemporaryDirectory() as folder, scene.start_gateway({"batches": {"path": folder}}) as gateway:
+        async with gateway.client() as sdk:
+            file = await sdk.files.create(file=("lines.jsonl", json.dumps(line).encode()), purpose="batch")
+            yield sdk, file.id
+
+
+async def files_are_kept(scene: Scene) -> None:
+    async with keeping(scene) as (sdk, file_id):
+        assert [file.id async for file in sdk.files.list()] == [file_id]
+        assert (await sdk.files.retrieve(file_id)).filename == "lines.jsonl"
+        assert b"custom_id" in (await sdk.files.content(file_id)).content
+        assert (await sdk.files.delete(file_id)).deleted
+
+
+async def batch_is_run(scene: Scene) -> None:
+    async with keeping(scene) as (sdk, file_id):
+        made = await sdk.batches.create(input_file_id=file_id, endpoint="/v1/chat/completions", completion_window="24h")
+        assert [batch.id async for batch in sdk.batches.list()] == [made.id]
+        while (await sdk.batches.retrieve(made.id)).status != "completed":
+            await asyncio.sleep(0.1)
+        with pytest.raises(ConflictError):
+            await sdk.batches.cancel(made.id)
+
+
 # What the gateway answers itself.
 
 
@@ -360,6 +394,15 @@ SDK_CALLS: tuple[Call, ...] = (
          " Realtime; vLLM's events ([realtime.md](realtime.md))", PEER),
     Call("realtime.connect(model='one without it')", "GET /v1/realtime", realtime_is_refused,
          "refused: 404 `endpoint_not_offered`"),
+    Call("files.create", "POST /v1/files", files_are_kept, KEEPS),
+    Call("files.list", "GET /v1/files", files_are_kept, KEEPS),
+    Call("files.retrieve", "GET /v1/files/{id}", files_are_kept, KEEPS),
+    Call("files.content", "GET /v1/files/{id}/content", files_are_kept, KEEPS),
+    Call("files.delete", "DELETE /v1/files/{id}", files_are_kept, KEEPS),
+    Call("batches.create", "POST /v1/batches", batch_is_run, KEEPS),
+    Call("batches.retrieve", "GET /v1/batches/{id}", batch_is_run, KEEPS),
+    Call("batches.list", "GET /v1/batches", batch_is_run, KEEPS),
+    Call("batches.cancel", "POST /v1/batches/{id}/cancel", batch_is_run, KEEPS),
     Call("models.list", "GET /v1/models", models_are_listed, "the models of all backends, and aliases"),
     Call("models.retrieve", "GET /v1/models/{model}", model_is_retrieved),
 )  # fmt: skip

@@ -5,7 +5,7 @@ import re
 import pytest
 from openai import APIStatusError, AsyncOpenAI, NotFoundError
 
-from gateway.front.http_request import ROUTES
+from gateway.front.routes import ROUTES
 from tests.integration.api_calls import BOTH, OTHER_CALLS, PEER, REAL, SDK_CALLS, SIMULATED, Call, Scene
 from tests.integration.api_refusals import REFUSALS, Refusal, call, methods_of, refused_methods
 from tests.integration.conftest import StartGateway, engine_kind

@@ -57,7 +57,8 @@ def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(t
     tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
     server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": {"host": "::1", "port": 3}}
     admin = {"host": "::1", "port": 2, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
-    new = config(routing={"aging": 0.5}, server={**server, "admin": admin})
+    batches = {"path": str(tmp_path)}
+    new = config(routing={"aging": 0.5}, server={**server, "admin": admin}, batches=batches)
     found = differences(old, new)
     assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {
         *("server.admin", "server.metrics"),
@@ -66,6 +67,7 @@ def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(t
     merged = applicable(old, new)
     assert merged.server.admin is not None
     assert merged.server.tls is None
+    assert merged.batches.path is None
     assert merged.server.metrics == old.server.metrics
     assert merged.server.admin.token == "s3cret"
     assert (merged.server.host, merged.server.port) == (old.server.host, old.server.port)

@@ -7,8 +7,9 @@ import orjson
 
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, find_route
+from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.routes import find_route
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats

@@ -13,7 +13,7 @@ from gateway.config.backends import BackendConfig
 from gateway.config.keys import KeyConfig
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local, explain
-from gateway.front.http_request import find_route
+from gateway.front.routes import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 
 FLEET = fleet_of(ModelCard("org/m", raw={"created": 7, "owned_by": "us"}), ModelCard("n"))

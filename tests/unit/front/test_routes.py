@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
-from gateway.front.http_request import ROUTES, find_route
+from gateway.front.routes import ROUTES, find_route
 from gateway.request import Kind
 
 POSTS = {
@@ -36,6 +36,17 @@ GETS = {
     "/health": "readyz",
     "/ping": "readyz",
 }
+KEPT = {
+    (b"POST", b"/v1/files"): "files",
+    (b"GET", b"/v1/files"): "files",
+    (b"GET", b"/v1/files/{id}"): "files",
+    (b"DELETE", b"/v1/files/{id}"): "files",
+    (b"GET", b"/v1/files/{id}/content"): "files",
+    (b"POST", b"/v1/batches"): "batches",
+    (b"GET", b"/v1/batches"): "batches",
+    (b"GET", b"/v1/batches/{id}"): "batches",
+    (b"POST", b"/v1/batches/{id}/cancel"): "batches",
+}
 
 
 def test_the_table_is_exactly_this() -> None:
@@ -43,7 +54,7 @@ def test_the_table_is_exactly_this() -> None:
     expected |= {(b"POST", b"/ping"), (b"GET", b"/tokenizer_info"), (b"GET", b"/v1/realtime")}
     expected |= {(b"HEAD", path.encode()) for path in GETS}
     expected |= {(b"OPTIONS", path.encode()) for path, endpoint in GETS.items() if endpoint in ("livez", "readyz")}
-    assert set(ROUTES) == expected
+    assert set(ROUTES) == expected | KEPT.keys()
 
 
 @pytest.mark.parametrize(("path", "kind"), POSTS.items())
@@ -57,6 +68,26 @@ def test_what_we_answer_ourselves(path: str, endpoint: str) -> None:
     route = find_route(b"GET", path.encode())
     assert (route.local, route.endpoint) == (True, endpoint)
     assert route.public == (path not in ("/v1/models", "/version", "/load"))
+
+
+@pytest.mark.parametrize(("method", "path"), KEPT)
+def test_files_and_batches_are_ours_and_need_a_key(method: bytes, path: bytes) -> None:
+    route = find_route(method, path.replace(b"{id}", b"file-0a_b") + b"?limit=2&after=file-1")
+    assert (route.local, route.batches, route.public) == (True, True, False)
+    assert route.endpoint == KEPT[method, path]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/files/a.b", "/v1/files/", "/v1/files/a/b", "/v1/files//content", "/v1/batches/a/"]
+)
+def test_a_path_that_is_not_quite_one_of_files_and_batches(path: str) -> None:
+    with pytest.raises(RouteNotFound):
+        find_route(b"GET", path.encode())
+
+
+def test_a_batch_cannot_be_deleted() -> None:
+    with pytest.raises(MethodNotAllowed):
+        find_route(b"DELETE", b"/v1/batches/batch_1")
 
 
 def test_a_query_string_is_dropped() -> None:

@@ -9,8 +9,9 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import HealthConfig
 from gateway.config.backends import BackendConfig
-from gateway.front.http_request import HttpRequest, Route, find_route
+from gateway.front.http_request import HttpRequest
 from gateway.front.reply import ClientResponse
+from gateway.front.routes import Route, find_route
 
 
 @dataclass

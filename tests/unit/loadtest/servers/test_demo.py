@@ -123,7 +123,8 @@ def test_real_engines_are_started_by_a_module_of_their_own(tmp_path: Path, monke
 
 
 def test_the_gateway_is_configured_for_this_machine_alone() -> None:
-    config = parse(demo.gateway_config(["http://127.0.0.1:1", "http://127.0.0.1:2"], 8080, 9001))
+    config = parse(demo.gateway_config(["http://127.0.0.1:1", "http://127.0.0.1:2"], 8080, 9001, Path("batches")))
+    assert config.batches.path == "batches"
     assert config.server.host == "127.0.0.1"
     assert config.server.admin is not None
     assert config.server.admin.port == 9001

@@ -1,0 +1,251 @@
+"""Uploaded files and results: received to disk as they arrive, listed, passed to clients, deleted when they expire."""
+
+import asyncio
+import errno
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from gateway.batches.batch import Owner, StoredFile
+from gateway.batches.multipart import FormParser, boundary_of
+from gateway.batches.store import Store
+from gateway.config.batches import BatchesConfig
+from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull
+from gateway.front.body import Upload
+from gateway.front.reply import ClientResponse
+
+_WRITE_BYTES = 1048576
+_FORM_BYTES = 65536  # of a form, besides the file
+_READ_BYTES = 262144
+_MOST_FILES = 10000  # of a key
+_LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_PART = ".part"  # the end of the name of a file that is not complete
+
+
+def new_file_id() -> str:
+    return f"file-{secrets.token_hex(16)}"
+
+
+def expiry_of(anchor: object, seconds: object, param: str) -> int:
+    """The lifetime that a client sets. Raises InvalidRequest."""
+    if anchor != "created_at":
+        raise InvalidRequest(f"{param}[anchor] must be created_at.", param=param)
+    if isinstance(seconds, str) and seconds.isascii() and seconds.isdigit() and len(seconds) < 10:
+        seconds = int(seconds)
+    if type(seconds) is not int or not _LEAST_EXPIRY_SECONDS <= seconds <= _MOST_EXPIRY_SECONDS:
+        least, most = _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS
+        raise InvalidRequest(f"{param}[seconds] must be a whole number from {least} to {most}.", param=param)
+    return seconds
+
+
+def has_no_room(error: Exception) -> bool:
+    """Whether something could not be written because the disk is full."""
+    if isinstance(error, sqlite3.OperationalError):
+        return "full" in str(error)
+    return isinstance(error, OSError) and error.errno in _NO_ROOM
+
+
+class Files:
+    """Owner of the files. Sizes by key are kept here; rows are in the store."""
+
+    def __init__(self, store: Store, config: BatchesConfig, unix_seconds: Callable[[], float]) -> None:
+        self._store = store
+        self._unix_seconds = unix_seconds
+        self._sizes: dict[str, dict[str, int]] = {}  # of a key: bytes by file
+        self.follow(config)
+
+    def follow(self, config: BatchesConfig) -> None:
+        """Take over other limits; files that exist stay."""
+        self._config = config
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(sum(sizes.values()) for sizes in self._sizes.values())
+
+    def path(self, file_id: str) -> Path:
+        return self._store.files / file_id
+
+    async def open(self, in_use: Iterable[str]) -> None:
+        """Count what is there, and delete contents without a row, but for those in use."""
+        rows = await self._store.run(self._store.rows.all_files)
+        for file_id, key, size_bytes, _ in rows:
+            self.count(file_id, key, size_bytes)
+        kept = {row[0] for row in rows}.union(in_use)
+        await asyncio.to_thread(_delete_all_but, self._store.files, kept)
+
+    def count(self, file_id: str, key: str, size_bytes: int) -> None:
+        """The size of a file, as it is now."""
+        self._sizes.setdefault(key, {})[file_id] = size_bytes
+
+    def forget(self, file_id: str, key: str) -> None:
+        sizes = self._sizes.get(key, {})
+        sizes.pop(file_id, None)
+        if not sizes:
+            self._sizes.pop(key, None)
+
+    async def receive(self, owner: Owner, upload: Upload, content_type: bytes, length: int = 0) -> StoredFile:
+        """Write an upload to disk while it arrives. Raises a GatewayError, and keeps nothing then.
+
+        `length`: of the whole form, if the client states it.
+        """
+        form, file_id = FormParser(boundary_of(content_type)), new_file_id()
+        if length - _FORM_BYTES > self._config.max_file_bytes:
+            self._check_size(length, file_id, owner.key)
+        if len(self._sizes.get(owner.key, ())) >= _MOST_FILES:
+            raise BodyTooLarge(f"This API key has {_MOST_FILES} files, which is the limit; delete some.")
+        path, size_bytes, is_kept = self._store.files / (file_id + _PART), 0, False
+        self.count(file_id, owner.key, 0)
+        try:
+            with _as_storage_errors(), await asyncio.to_thread(open, path, "xb") as target:
+                size_bytes = await self._write(upload, form, target, file_id, owner.key)
+                lifetime_seconds, rows = self._lifetime(form), self._store.rows
+                await asyncio.to_thread(_complete, target, self.path(file_id))
+                now = int(self._unix_seconds())
+                filename = form.filename or ""
+                expires_at = now + lifetime_seconds
+                stored = StoredFile(file_id, owner, filename, form.fields["purpose"], size_bytes, now, expires_at)
+                await self._store.run(rows.add_file, stored)
+            is_kept = True
+        finally:
+            if not is_kept:
+                self.forget(file_id, owner.key)
+                for each in (path, self.path(file_id)):
+                    each.unlink(missing_ok=True)
+        return stored
+
+    async def _write(self, upload: Upload, form: FormParser, target: BinaryIO, file_id: str, key: str) -> int:
+        """Write the content of the form's file. Returns its size in bytes."""
+        size_bytes = held_bytes = 0
+        held: list[bytes] = []
+        async for piece in upload:
+            content = form.feed(piece)
+            if content:
+                held += content
+                held_bytes += sum(map(len, content))
+                self._check_size(size_bytes + held_bytes, file_id, key)
+            if held_bytes >= _WRITE_BYTES:
+                await asyncio.to_thread(target.writelines, held)
+                size_bytes, held_bytes = size_bytes + held_bytes, 0
+                held.clear()
+                self.count(file_id, key, size_bytes)
+        await asyncio.to_thread(target.writelines, held)
+        self.count(file_id, key, size_bytes + held_bytes)
+        if not form.is_complete:
+            raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
+        return size_bytes + held_bytes
+
+    def _check_size(self, size_bytes: int, file_id: str, key: str) -> None:
+        most, of_key = self._config.max_file_bytes, self._config.max_bytes_per_key
+        if size_bytes > most:
+            raise BodyTooLarge(f"The file exceeds the limit of {most} bytes (batches.max_file_bytes).", param="file")
+        sizes = self._sizes.get(key, {})
+        if sum(sizes.values()) - sizes.get(file_id, 0) + size_bytes > of_key:
+            raise BodyTooLarge(
+                f"The files of this API key exceed the limit of {of_key} bytes (batches.max_bytes_per_key);"
+                " delete files that are not needed.",
+                param="file",
+            )
+
+    def _lifetime(self, form: FormParser) -> int:
+        """In seconds. Raises InvalidRequest if a field of the form is missing or invalid."""
+        fields = form.fields
+        if form.filename is None:
+            raise InvalidRequest("The form field `file` is missing.", param="file")
+        if fields.get("purpose") != "batch":
+            raise InvalidRequest("The form field `purpose` must be batch.", param="purpose")
+        anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+        if anchor is None and seconds is None:
+            return self._config.lifetime_seconds
+        return expiry_of(anchor, seconds, "expires_after")
+
+    async def find(self, file_id: str, owner: Owner) -> StoredFile:
+        """Raises FileNotFound, also for files of others, and for those that have expired."""
+        found = await self._store.run(self._store.rows.file, file_id, owner)
+        if found is None or found.expires_at <= self._unix_seconds():
+            raise FileNotFound(f"No such file: {file_id[:64]!r}.", param="file_id")
+        return found
+
+    async def list(
+        self, owner: Owner, purpose: str | None, after: str | None, limit: int, *, ascending: bool
+    ) -> list[StoredFile]:
+        """One more than `limit`, if there are more. Raises InvalidRequest if `after` is unknown."""
+        rows, now = self._store.rows, int(self._unix_seconds())
+        try:
+            return await self._store.run(rows.files, owner, purpose, after, limit, now, ascending=ascending)
+        except KeyError:
+            raise InvalidRequest("The parameter `after` is not the id of a file.", param="after") from None
+
+    async def delete(self, file: StoredFile) -> None:
+        await self._store.run(self._store.rows.delete_file, file.id)
+        await asyncio.to_thread(self.path(file.id).unlink, missing_ok=True)
+        self.forget(file.id, file.owner.key)
+
+    async def delete_expired(self, in_use: Callable[[], set[str]]) -> None:
+        """Delete files whose time has come; the input of a batch that runs stays until that has ended."""
+        now = self._unix_seconds()
+        for file_id, key, _, expires_at in await self._store.run(self._store.rows.all_files):
+            if expires_at <= now and file_id not in in_use():
+                await self._store.run(self._store.rows.delete_file, file_id)
+                await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+                self.forget(file_id, key)
+
+    async def send(self, file: StoredFile, reply: ClientResponse) -> None:
+        """Pass the content on as fast as the client reads it. Raises FileNotFound."""
+        try:
+            source = await asyncio.to_thread(open, self.path(file.id), "rb")
+        except FileNotFoundError:
+            raise FileNotFound(f"The content of file {file.id!r} is missing.", param="file_id") from None
+        writable = asyncio.Event()
+        with source:
+            name = "".join(each if each.isascii() and each not in '"\\' else "_" for each in file.filename)
+            disposition = b'content-disposition: attachment; filename="%b"\r\n' % name.encode()
+            reply.begin(200, b"application/octet-stream", disposition)
+            reply.when_writable(writable.set)
+            try:
+                while data := await asyncio.to_thread(source.read, _READ_BYTES):
+                    writable.clear()
+                    if reply.write(data) and reply.blocked:
+                        await writable.wait()
+            finally:
+                reply.when_writable(None)
+        reply.end()
+
+
+@contextmanager
+def _as_storage_errors() -> Iterator[None]:
+    """Raises StorageFull where the disk is full."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        if has_no_room(error):
+            raise StorageFull("No space is left for files (batches.path).") from error
+        raise
+
+
+def _complete(target: BinaryIO, path: Path) -> None:
+    """Make a file durable under its final name."""
+    target.flush()
+    os.fdatasync(target.fileno())
+    os.rename(target.name, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of new files durable."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _delete_all_but(folder: Path, kept: set[str]) -> None:
+    for path in folder.iterdir():
+        if path.name not in kept:
+            with suppress(OSError):
+                path.unlink()

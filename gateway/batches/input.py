@@ -1,0 +1,202 @@
+"""The input file of a batch: checked line by line, and indexed by offset and length; its text is never held as a whole.
+
+All of this runs in a thread. `breathe` is called often, so that the event loop gets the interpreter in between.
+"""
+
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, overload
+
+import orjson
+
+from gateway._native import json_object
+from gateway.batches.batch import ENDPOINTS, batch_error
+from gateway.config import ServerConfig
+from gateway.errors import InvalidRequest
+from gateway.front.json_body import parse_body, short_bytes
+
+_MOST_ERRORS = 100  # reported of one file
+_MOST_ID_LENGTH = 512
+_ENVELOPE_BYTES = 8192  # of a line, besides the body
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+Breathe = Callable[[], None]
+
+
+class InvalidInput(Exception):
+    """The input file is refused. `errors`: in OpenAI's form, each with its line."""
+
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__(errors[0]["message"])
+        self.errors = errors
+
+
+class Line(NamedTuple):
+    """Where one request of an input file is. `place`: among the requests of the file, from 0."""
+
+    place: int
+    offset: int
+    length: int
+
+
+class LineIndex(Sequence[Line]):
+    """The lines of a file in its order: 12 bytes each."""
+
+    def __init__(self) -> None:
+        self._offsets = array("Q")
+        self._lengths = array("L")
+
+    def add(self, offset: int, length: int) -> None:
+        self._offsets.append(offset)
+        self._lengths.append(length)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> Line: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[Line]: ...
+    def __getitem__(self, place: int | slice) -> Line | Sequence[Line]:
+        if isinstance(place, slice):
+            return [self[each] for each in range(*place.indices(len(self)))]
+        return Line(range(len(self))[place], self._offsets[place], self._lengths[place])
+
+
+@dataclass(frozen=True, slots=True)
+class InputLimits:
+    """What one file may have, and how large and deep one line may be."""
+
+    max_lines: int
+    max_line_bytes: int
+    short_bytes: int
+    server: ServerConfig
+
+    @classmethod
+    def of(cls, max_lines: int, server: ServerConfig) -> "InputLimits":
+        return cls(max_lines, server.max_body_bytes + _ENVELOPE_BYTES, short_bytes(server), server)
+
+
+@dataclass(slots=True)
+class CheckedInput:
+    """A valid file: its index, its model, and each custom id's hash with the place of its line."""
+
+    index: LineIndex = field(default_factory=LineIndex)
+    model: str = ""
+    places: dict[int, int] = field(default_factory=dict)
+
+
+def parse_line(line: bytes, limits: InputLimits, breathe: Breathe) -> dict[str, Any]:
+    """Raises InvalidRequest if the line is not a JSON object within the limits of a request's body."""
+    found = json_object(line, limits.server.max_json_depth) if len(line) <= limits.short_bytes else None
+    if found is not None:
+        return found
+    steps = parse_body(line, limits.server)
+    while True:
+        breathe()
+        try:
+            next(steps)
+        except StopIteration as end:
+            parsed: dict[str, Any] = end.value
+            return parsed
+
+
+def check_input(path: Path, endpoint: str, limits: InputLimits, breathe: Breathe) -> CheckedInput:
+    """Check a file. Raises InvalidInput with all its errors, up to a bound; or OSError."""
+    checked, errors = CheckedInput(), list[dict[str, Any]]()
+    with open(path, "rb") as source:
+        for number, offset, line in _lines(source, limits, errors):
+            breathe()
+            found = _check(line, endpoint, limits, checked, breathe)
+            if found is None:
+                checked.index.add(offset, len(line))
+            else:
+                errors.append(batch_error(found[0], found[1], number, found[2]))
+                if len(errors) >= _MOST_ERRORS:
+                    break
+    if not errors and not len(checked.index):
+        errors.append(batch_error("empty_file", "The input file has no requests."))
+    if errors:
+        raise InvalidInput(errors)
+    return checked
+
+
+def _lines(source: BinaryIO, limits: InputLimits, errors: list[dict[str, Any]]) -> Iterator[tuple[int, int, bytes]]:
+    """Number, offset and text of each line that is not blank. What ends the file early is added to `errors`."""
+    most, offset, requests = limits.max_line_bytes, 0, 0
+    for number in range(1, 2 * limits.max_lines + 2):
+        line = source.readline(most + 1)
+        if not line:
+            return
+        if len(line) > most and not line.endswith(b"\n"):
+            errors.append(batch_error("line_too_long", f"The line exceeds the limit of {most} bytes.", number))
+            return
+        start = len(_BYTE_ORDER_MARK) if number == 1 and line.startswith(_BYTE_ORDER_MARK) else 0
+        if text := line[start:].strip():
+            requests += 1
+            if requests > limits.max_lines:
+                break
+            yield number, offset + line.index(text), text
+        offset += len(line)
+    else:
+        number += 1
+    message = f"The input file exceeds the limit of {limits.max_lines} requests (batches.max_lines)."
+    errors.append(batch_error("too_many_requests_in_file", message, number))
+
+
+def _check(
+    line: bytes, endpoint: str, limits: InputLimits, checked: CheckedInput, breathe: Breathe
+) -> tuple[str, str, str | None] | None:
+    """Code, message and field of what is wrong with a line; None = nothing. A valid one's id and model are noted."""
+    try:
+        request = parse_line(line, limits, breathe)
+    except InvalidRequest as error:
+        return "invalid_json_line", f"The line is not a valid JSON object: {error.message}", None
+    custom_id, body, url = request.get("custom_id"), request.get("body"), request.get("url")
+    if type(custom_id) is not str or not 0 < len(custom_id) <= _MOST_ID_LENGTH:
+        return "invalid_custom_id", f"custom_id must be a string of 1 to {_MOST_ID_LENGTH} characters.", "custom_id"
+    if request.get("method", "POST") != "POST":
+        return "invalid_method", "method must be POST.", "method"
+    if url != endpoint:
+        known = type(url) is str and url in ENDPOINTS
+        reason = f"the batch's endpoint, {endpoint}" if known else f"a supported endpoint, here {endpoint}"
+        return ("mismatched_endpoint" if known else "invalid_url"), f"url must be {reason}.", "url"
+    if type(body) is not dict:
+        return "invalid_body", "body must be a JSON object.", "body"
+    model = body.get("model")
+    if type(model) is not str or not model:
+        return "missing_model", "body.model must be the name of a model.", "body.model"
+    if checked.model and model != checked.model:
+        return (
+            "mismatched_model",
+            f"All requests of a file must have the same model ({checked.model[:200]}).",
+            "body.model",
+        )
+    for name in ("stream", "background"):
+        if body.get(name):
+            return f"{name}_not_supported", f"body.{name} must be false in a batch.", f"body.{name}"
+    places = checked.places
+    if places.setdefault(hash(custom_id), len(places)) != len(places) - 1 or len(places) - 1 != len(checked.index):
+        return "duplicate_custom_id", f"custom_id {custom_id[:100]!r} is used more than once.", "custom_id"
+    checked.model = model
+    return None
+
+
+class InputFile:
+    """Reads lines of an input file that was checked; its methods are called in a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._source = open(path, "rb")  # noqa: SIM115 - `close` closes it
+
+    def read(self, lines: Sequence[Line]) -> list[tuple[Line, str, bytes]]:
+        """Each line with its custom id and the body of its request."""
+        found = []
+        for line in lines:
+            self._source.seek(line.offset)
+            request = orjson.loads(self._source.read(line.length))
+            found.append((line, request["custom_id"], orjson.dumps(request["body"])))
+        return found
+
+    def close(self) -> None:
+        self._source.close()

@@ -1,0 +1,248 @@
+"""The files of a batch's answers, which are its journal: lines are appended, and made durable in groups.
+
+After a crash, the files say which lines have an answer. A line that was not written completely is cut off. When the
+disk is full, what could not be written is kept, and nothing more is accepted, until there is room.
+"""
+
+import asyncio
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import orjson
+
+from gateway.batches.batch import LineUsage
+from gateway.batches.files import has_no_room
+
+GROUP_LINES = 64
+_GROUP_SECONDS = 0.5
+_RETRY_SECONDS = 1.0
+_WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
+_CUSTOM_ID = b'","custom_id":'
+_RESPONSE = b',"response":'
+_USAGE = b'"usage":'
+_NO_USAGE = LineUsage()
+Breathe = Callable[[], None]
+
+
+class AnswerFile(Protocol):
+    """A file that lines are appended to. The methods are called in a thread, and raise OSError."""
+
+    def append(self, data: bytes) -> None:
+        """Write all of it, and make it durable; or raise OSError, and leave the file as it was."""
+
+    def close(self) -> None: ...
+
+
+class DurableFile:
+    """An `AnswerFile` on disk, which is at its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
+        self._lock = threading.Lock()  # a thread may still write when the journal gives up
+        self._is_open = True
+
+    def append(self, data: bytes) -> None:
+        with self._lock:
+            if self._is_open:
+                self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._number, view) :]
+            os.fdatasync(self._number)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._number, self._size_bytes)
+                os.lseek(self._number, self._size_bytes, os.SEEK_SET)
+            raise
+        self._size_bytes += len(data)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._number)
+
+
+def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """The line of an answer, or of an error that has an HTTP status. `body` is JSON on one line."""
+    response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, orjson.dumps(request_id), body)
+    named = line_id.encode(), orjson.dumps(custom_id)
+    return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":null}\n' % (*named, response)
+
+
+def unexecuted_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that was never executed."""
+    error = orjson.dumps({"code": code, "message": message})
+    return b'{"id":"batch_req_%b","custom_id":%b,"response":null,"error":%b}\n' % (
+        line_id.encode(), orjson.dumps(custom_id), error,
+    )  # fmt: skip
+
+
+def on_one_line(body: bytes) -> bytes | None:
+    """A JSON answer without line breaks; None = it is not JSON. Very long ones are not parsed."""
+    if len(body) <= _WHOLE_BYTES:
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+    elif not (body.startswith((b"{", b"[")) and body.rstrip().endswith((b"}", b"]"))):
+        return None
+    return body.replace(b"\n", b" ").replace(b"\r", b" ")  # none is in a string: there they are escaped
+
+
+def usage_in(body: bytes) -> LineUsage:
+    """The tokens that an answer reports, by the names of chat or of responses."""
+    at = body.rfind(_USAGE)
+    if at < 0:
+        return _NO_USAGE
+    try:
+        text = body[at + len(_USAGE) : at + 4096].decode("utf-8", "replace").lstrip()
+        usage, _ = json.JSONDecoder().raw_decode(text)
+    except ValueError:
+        return _NO_USAGE
+    if type(usage) is not dict:
+        return _NO_USAGE
+    inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    outputs = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    return LineUsage(
+        _tokens(usage, "prompt_tokens") or _tokens(usage, "input_tokens"),
+        _tokens(inputs, "cached_tokens"),
+        _tokens(usage, "completion_tokens") or _tokens(usage, "output_tokens"),
+        _tokens(outputs, "reasoning_tokens"),
+    )
+
+
+def _tokens(fields: Any, name: str) -> int:
+    value = fields.get(name) if type(fields) is dict else None
+    return value if type(value) is int and 0 <= value < 1 << 40 else 0
+
+
+def recover(path: Path, breathe: Breathe) -> Iterator[tuple[str, LineUsage]]:
+    """The custom id and usage of each line of a journal's file. The first line that is not whole, and what follows it,
+    is cut off.
+    """
+    with open(path, "a+b") as source:
+        source.seek(0)
+        good_bytes = 0
+        while line := source.readline():
+            breathe()
+            custom_id = _custom_id(line)
+            if custom_id is None:
+                break
+            good_bytes += len(line)
+            yield custom_id, usage_in(line)
+        _cut(source, good_bytes)
+
+
+def _cut(file: BinaryIO, size_bytes: int) -> None:
+    if os.fstat(file.fileno()).st_size > size_bytes:
+        file.truncate(size_bytes)
+        os.fdatasync(file.fileno())
+
+
+def _custom_id(line: bytes) -> str | None:
+    """None if the line is not whole."""
+    start, end = line.find(_CUSTOM_ID), line.find(_RESPONSE)
+    if not line.startswith(b'{"id":"batch_req_') or not line.endswith(b"}\n") or not 0 < start < end:
+        return None
+    if len(line) <= _WHOLE_BYTES:
+        try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return None
+        custom_id = found.get("custom_id")
+    else:
+        if not line.endswith(b'},"error":null}\n'):
+            return None
+        try:
+            custom_id = orjson.loads(line[start + len(_CUSTOM_ID) : end])
+        except orjson.JSONDecodeError:
+            return None
+    return custom_id if type(custom_id) is str else None
+
+
+class Journal:
+    """Appends to the two files of a batch. `on_pause` gets the reason why nothing can be written; "" = it can again."""
+
+    def __init__(self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None]) -> None:
+        self._files = (answers, errors)
+        self._on_pause = on_pause
+        self._held: tuple[list[bytes], list[bytes]] = ([], [])
+        self._accepted = 0  # lines that are not durable yet
+        self._is_closing = False
+        self._arrived = asyncio.Event()
+        self._full = asyncio.Event()  # a group is complete, or no more will come
+        self._room = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    async def append(self, line: bytes, *, failed: bool) -> None:
+        """Accept a line; returns when it is one of at most 64 that are not durable."""
+        while self._accepted >= GROUP_LINES:
+            self._room.clear()
+            await self._room.wait()
+        self._accepted += 1
+        self._held[failed].append(line)
+        self._arrived.set()
+        if self._accepted >= GROUP_LINES:
+            self._full.set()
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="batch_journal")
+
+    async def _write(self) -> None:
+        while True:
+            if not self._accepted:
+                if self._is_closing:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GROUP_SECONDS):
+                    await self._full.wait()
+            await self._write_group()
+
+    async def _write_group(self) -> None:
+        taken, self._held = self._held, ([], [])
+        for file, lines in zip(self._files, taken, strict=True):
+            if not lines:
+                continue
+            data = b"".join(lines)
+            while (error := await asyncio.to_thread(_try_append, file, data)) is not None:
+                room = "no space is left on the disk" if has_no_room(error) else f"cannot write: {error.strerror}"
+                self._on_pause(room)
+                await asyncio.sleep(_RETRY_SECONDS)
+            self._on_pause("")
+        self._accepted -= sum(map(len, taken))
+        if not self._is_closing:
+            self._full.clear()
+        self._room.set()
+
+    async def close(self, *, most_seconds: float | None = None) -> None:
+        """Write what was accepted, and close the files. Gives up after this time if the disk is full."""
+        self._is_closing = True
+        self._full.set()
+        self._arrived.set()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await asyncio.wait([writer], timeout=most_seconds)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        for file in self._files:
+            await asyncio.to_thread(file.close)
+
+
+def _try_append(file: AnswerFile, data: bytes) -> OSError | None:
+    try:
+        file.append(data)
+    except OSError as error:
+        return error
+    return None

@@ -1,0 +1,269 @@
+"""One batch while it runs: its lines go to backends, their answers to its journal; what may pass is retried."""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from gateway.batches.batch import Batch, LineUsage
+from gateway.batches.files import Files
+from gateway.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex
+from gateway.batches.journal import (
+    AnswerFile,
+    Journal,
+    answer_line,
+    on_one_line,
+    unexecuted_line,
+    usage_in,
+)
+from gateway.batches.sender import LineAnswer, LineSender, error_answer
+from gateway.batches.slots import Slots
+from gateway.errors import (
+    BackendBusy,
+    BackendError,
+    BackendFault,
+    BackendRefusesKey,
+    GatewayError,
+    InternalError,
+    ModelMissing,
+    ModelNotFound,
+)
+from gateway.observe.metrics import BatchMetrics
+
+Order = Callable[[Sequence[Line]], Iterable[Line]]  # in which order lines are sent
+_READ_LINES, _READ_BYTES = 32, 4194304  # at once
+_CANCELLING_SECONDS = 600.0  # most time for what is in flight
+_FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
+_MOST_ATTEMPTS = 3  # of a line that a backend fails at: the line may be what makes it fail
+_PASSING = frozenset({429, 503, 504})
+_EXPIRED = "batch_expired", "This request could not be executed before the completion window expired."
+_CANCELLED = "batch_cancelled", "This request was not executed before the batch was cancelled."
+
+
+def _passes(error: GatewayError) -> bool:
+    """Whether it is not the line that this failed for. Its model existed when the batch was created."""
+    if isinstance(error, BackendError):
+        return error.passing or isinstance(error, BackendBusy | BackendRefusesKey | ModelMissing)
+    if isinstance(error, ModelNotFound):
+        return error.param == "model"
+    return error.status in _PASSING and not error.not_retryable
+
+
+def in_file_order(lines: Sequence[Line]) -> Iterable[Line]:
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class RunParts:
+    """What all batches share. `open_answers`: makes or opens a file of a journal, in a thread."""
+
+    files: Files
+    sender: LineSender
+    slots: Slots
+    metrics: BatchMetrics
+    unix_seconds: Callable[[], float]
+    new_id: Callable[[], str]
+    random: Random
+    breather: Callable[[], Breathe]
+    open_answers: Callable[[str], AnswerFile]
+    order: Order
+    caught: Callable[[str, Exception], None]
+
+
+class Backoff:
+    """How long a batch waits after failures that pass. Lines that fail while it waits do not prolong it."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._failures = 0
+        self._until = -math.inf
+
+    def failed(self, now: float, retry_after_seconds: float) -> None:
+        if now < self._until:
+            return
+        seconds = min(_MOST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**self._failures)
+        self._failures = min(self._failures + 1, 6)
+        least = min(retry_after_seconds, _MOST_BACKOFF_SECONDS)
+        self._until = now + max(least, seconds) * self._random.uniform(1.0, 1.5)
+
+    def succeeded(self) -> None:
+        self._failures = 0
+
+    def wait_seconds(self, now: float) -> float:
+        """Seconds until lines may be sent."""
+        return max(0.0, self._until - now)
+
+    async def wait(self, clock: Callable[[], float]) -> None:
+        """Return when lines may be sent."""
+        while seconds := self.wait_seconds(clock()):  # noqa: ASYNC110 - nothing announces that time has passed
+            await asyncio.sleep(seconds)
+
+
+class BatchRun:
+    """Runs a batch whose input is checked. It owns the lines' states; the batch's own state changes by its methods."""
+
+    def __init__(
+        self, batch: Batch, checked: CheckedInput, journal: Journal, source: InputFile, parts: RunParts
+    ) -> None:
+        self.batch = batch
+        self._index: LineIndex = checked.index
+        self._journal = journal
+        self._source = source
+        self._parts = parts
+        self._done = bytearray(len(checked.index))
+        self._left = len(checked.index)  # without an answer
+        self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
+        self._last: deque[Line] = deque()  # to be sent after all others
+        self._attempts: dict[int, int] = {}  # failures of backends, by line
+        self._backoff = Backoff(parts.random)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._feeding: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    def answered(self, place: int) -> None:
+        """The journal has an answer to this line."""
+        self._left -= not self._done[place]
+        self._done[place] = 1
+
+    def stop_feeding(self) -> None:
+        """Start no more lines; `run` ends when those in flight have ended."""
+        self._is_stopping = True
+        if self._feeding is not None:
+            self._feeding.cancel()
+
+    async def run(self) -> None:
+        """Send lines until all have an answer, the window closes, or `stop_feeding` is called."""
+        parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
+        try:
+            if not self._is_stopping and self._left and seconds > 0:
+                self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
+                done, _ = await asyncio.wait([self._feeding], timeout=seconds)
+                if done and not self._feeding.cancelled() and (error := self._feeding.exception()) is not None:
+                    raise error
+            if self._tasks and self._is_stopping:
+                left = self.batch.expires_at - parts.unix_seconds()
+                await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, left)))
+        finally:
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
+        tasks = [task for task in (self._feeding, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(self) -> None:
+        fresh, clock = iter(self._parts.order(self._index)), asyncio.get_running_loop().time
+        while self._left:
+            if lines := self._next_group(fresh):
+                for line, custom_id, body in await asyncio.to_thread(self._source.read, lines):
+                    await self._backoff.wait(clock)
+                    await self._start(line, custom_id, body)
+            else:
+                self._changed.clear()
+                await self._changed.wait()
+
+    def _next_group(self, fresh: Iterator[Line]) -> list[Line]:
+        group: list[Line] = []
+        size_bytes = 0
+        for line in self._next_lines(fresh):
+            group.append(line)
+            size_bytes += line.length
+            if len(group) >= _READ_LINES or size_bytes >= _READ_BYTES:
+                break
+        return group
+
+    def _next_lines(self, fresh: Iterator[Line]) -> Iterator[Line]:
+        while self._again:
+            yield self._again.popleft()
+        for line in fresh:
+            if not self._done[line.place]:
+                yield line
+        while self._last:
+            yield self._last.popleft()
+
+    async def _start(self, line: Line, custom_id: str, body: bytes) -> None:
+        await self._parts.slots.acquire()
+        task = asyncio.get_running_loop().create_task(self._send(line, custom_id, body))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._parts.slots.release()
+        self._changed.set()
+
+    async def _send(self, line: Line, custom_id: str, body: bytes) -> None:
+        """Send a line once, and write its answer; or have it sent again."""
+        parts, batch = self._parts, self.batch
+        try:
+            answer = await parts.sender.send(batch.endpoint, body, batch.owner)
+        except GatewayError as error:
+            if self._is_put_back(line, error):
+                parts.metrics.lines.add(("retried",))
+                return
+            answer = error_answer(error, parts.new_id())
+        except Exception as error:
+            parts.caught("batch_line", error)
+            failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
+            answer = error_answer(failure, parts.new_id())
+        else:
+            self._backoff.succeeded()
+        await self._write(line, custom_id, answer)
+
+    def _is_put_back(self, line: Line, error: GatewayError) -> bool:
+        """Whether the same line may succeed later. What passes is waited for until the window closes."""
+        if _passes(error):
+            self._again.append(line)
+            self._backoff.failed(asyncio.get_running_loop().time(), error.retry_after_seconds or 0.0)
+            return True
+        if error.not_retryable or not isinstance(error, BackendError):
+            return False
+        attempts = self._attempts[line.place] = self._attempts.get(line.place, 0) + 1
+        if attempts < _MOST_ATTEMPTS:
+            self._last.append(line)
+        return attempts < _MOST_ATTEMPTS
+
+    async def _write(self, line: Line, custom_id: str, answer: LineAnswer) -> None:
+        body = on_one_line(answer.body)
+        failed = answer.status >= 400
+        if body is None:
+            failed = True
+            answer = error_answer(BackendFault("The backend's response is not valid JSON."), answer.request_id)
+            body = answer.body
+        usage = LineUsage() if failed else usage_in(body)
+        text = answer_line(self._parts.new_id(), custom_id, answer.status, answer.request_id, body)
+        await self._journal.append(text, failed=failed)
+        self._count(line, usage, "failed" if failed else "completed")
+
+    def _count(self, line: Line, usage: LineUsage, state: str) -> None:
+        self._attempts.pop(line.place, None)
+        self.answered(line.place)
+        self.batch.tally.add(usage, failed=state != "completed")
+        self._parts.metrics.lines.add((state,))
+
+    async def write_unexecuted(self) -> None:
+        """Write an error for each line that has no answer."""
+        is_cancelled = self.batch.ends_as == "cancelled"
+        code, message = _CANCELLED if is_cancelled else _EXPIRED
+        left = iter(self._index)
+        self._again.clear()
+        self._last.clear()
+        while lines := self._next_group(left):
+            for line, custom_id, _ in await asyncio.to_thread(self._source.read, lines):
+                await self._journal.append(unexecuted_line(self._parts.new_id(), custom_id, code, message), failed=True)
+                self._count(line, LineUsage(), "cancelled" if is_cancelled else "expired")
+
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    async def close(self, *, most_seconds: float | None = None) -> None:
+        """Make the answers durable, and close all files."""
+        try:
+            await self._journal.close(most_seconds=most_seconds)
+        finally:
+            await asyncio.to_thread(self._source.close)

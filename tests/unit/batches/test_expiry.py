@@ -1,0 +1,48 @@
+"""Files that expire: not there any more, and deleted unless a batch reads them; what a crash left is deleted."""
+
+from pathlib import Path
+
+import pytest
+
+from gateway.batches.batch import Owner, StoredFile
+from gateway.batches.files import Files, expiry_of
+from gateway.batches.store import Store
+from gateway.config.batches import BatchesConfig
+from gateway.errors import FileNotFound, InvalidRequest
+
+OWNER = Owner("a", "a")
+
+
+async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
+    now, store = [1000.0], Store(tmp_path)
+    files = Files(store, BatchesConfig(), lambda: now[0])
+    await store.open()
+    for name in ("used", "unused", "later"):
+        files.path(name).write_bytes(b"content")
+        expires_at = 2000 if name == "later" else 1500
+        await store.run(store.rows.add_file, StoredFile(name, OWNER, name, "batch", 7, 1000, expires_at))
+    files.path("journal").write_bytes(b"line\n")
+    files.path("stray").write_bytes(b"left by a crash")
+    files.path("file-1.part").write_bytes(b"left by a crash")
+    await files.open(["journal"])
+    assert sorted(path.name for path in store.files.iterdir()) == ["journal", "later", "unused", "used"]
+    assert files.size_bytes == 21
+    now[0] = 1500.0
+    with pytest.raises(FileNotFound):
+        await files.find("unused", OWNER)
+    assert [each.id for each in await files.list(OWNER, None, None, 10, ascending=True)] == ["later"]
+    await files.delete_expired(lambda: {"used"})
+    assert sorted(path.name for path in store.files.iterdir()) == ["journal", "later", "used"]
+    assert files.size_bytes == 14
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("anchor", "seconds"),
+    [("created_at", 3599), ("created_at", 2592001), ("created_at", "x"), ("created_at", None), ("now", 3600),
+     (None, 3600), ("created_at", True), ("created_at", "9" * 400), ("created_at", 3600.5)],
+)  # fmt: skip
+def test_a_lifetime_that_is_refused(anchor: object, seconds: object) -> None:
+    with pytest.raises(InvalidRequest):
+        expiry_of(anchor, seconds, "expires_after")
+    assert expiry_of("created_at", "3600", "expires_after") == expiry_of("created_at", 3600, "expires_after") == 3600

@@ -1,0 +1,115 @@
+"""Input files: what is valid, what is refused and on which line, and what hostile files cost."""
+
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.config import ServerConfig
+
+URL = "/v1/chat/completions"
+LIMITS = InputLimits.of(50000, ServerConfig())
+
+
+def line(name: Any = "a", **changes: Any) -> bytes:
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hello."}]}
+    return orjson.dumps({"custom_id": name, "method": "POST", "url": URL, "body": body, **changes})
+
+
+def check(folder: Path, content: bytes, limits: InputLimits = LIMITS) -> CheckedInput:
+    path = folder / "input"
+    path.write_bytes(content)
+    return check_input(path, URL, limits, lambda: None)
+
+
+def errors_of(folder: Path, content: bytes, limits: InputLimits = LIMITS) -> list[tuple[str, int | None]]:
+    with pytest.raises(InvalidInput) as invalid:
+        check(folder, content, limits)
+    return [(error["code"], error["line"]) for error in invalid.value.errors]
+
+
+def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> None:
+    content = b"\xef\xbb\xbf" + line("a") + b"\r\n\n  " + line("b\u00e4") + b" \n" + line("c")
+    checked = check(tmp_path, content)
+    assert (len(checked.index), checked.model) == (3, "m")
+    assert checked.places == {hash("a"): 0, hash("b\u00e4"): 1, hash("c"): 2}
+    source = InputFile(tmp_path / "input")
+    assert [name for _, name, _ in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
+    assert [name for _, name, _ in source.read(checked.index[:2])] == ["a", "b\u00e4"]
+    assert orjson.loads(source.read(checked.index[:1])[0][2])["model"] == "m"
+    source.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (b"{", "invalid_json_line"),
+        (b"[]", "invalid_json_line"),
+        (b"\0\0\0", "invalid_json_line"),
+        (line().replace(b"Hello", b"\xff"), "invalid_json_line"),
+        (line(body={"model": "m", "x": 0}).replace(b"0", b"[" * 500 + b"]" * 500), "invalid_json_line"),
+        (line(None), "invalid_custom_id"),
+        (line(""), "invalid_custom_id"),
+        (line("x" * 513), "invalid_custom_id"),
+        (line("0"), "duplicate_custom_id"),
+        (line(method="GET"), "invalid_method"),
+        (line(url="/v1/embeddings"), "mismatched_endpoint"),
+        (line(url="/etc/passwd"), "invalid_url"),
+        (line(url=None), "invalid_url"),
+        (line(body=[]), "invalid_body"),
+        (line(body={}), "missing_model"),
+        (line(body={"model": "other"}), "mismatched_model"),
+        (line(body={"model": "m", "stream": True}), "stream_not_supported"),
+        (line(body={"model": "m", "background": True}), "background_not_supported"),
+    ],
+)
+def test_a_line_that_is_refused(tmp_path: Path, wrong: bytes, code: str) -> None:
+    assert errors_of(tmp_path, line("0") + b"\n\n" + wrong + b"\n" + line("1")) == [(code, 3)]
+
+
+def test_all_errors_are_reported_up_to_a_bound(tmp_path: Path) -> None:
+    assert errors_of(tmp_path, b"{\n" * 3) == [("invalid_json_line", number) for number in (1, 2, 3)]
+    assert len(errors_of(tmp_path, b"{\n" * 500)) == 100
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n", b"\xef\xbb\xbf", b"   "])
+def test_a_file_without_requests(tmp_path: Path, content: bytes) -> None:
+    assert errors_of(tmp_path, content) == [("empty_file", None)]
+
+
+def test_a_file_with_one_request_too_many(tmp_path: Path) -> None:
+    lines = [line(str(number)) for number in range(50001)]
+    assert len(check(tmp_path, b"\n".join(lines[:50000])).index) == 50000
+    assert errors_of(tmp_path, b"\n".join(lines)) == [("too_many_requests_in_file", 50001)]
+    few = InputLimits.of(10, ServerConfig())
+    assert errors_of(tmp_path, b"\n" * 1000, few) == [("too_many_requests_in_file", 22)]
+
+
+def test_fifty_thousand_lines_take_less_than_a_second_of_cpu(tmp_path: Path) -> None:
+    text = "x" * 1500
+    path = tmp_path / "input"
+    path.write_bytes(b"".join(line(str(n), note=f"{text}{n}") + b"\n" for n in range(50000)))
+    started = time.thread_time()
+    check_input(path, URL, LIMITS, lambda: None)
+    assert time.thread_time() - started < (5.0 if sys.gettrace() else 1.0)
+
+
+@pytest.mark.parametrize("unit", [b"x", b"\0", b'{"a":[{},{"b":""}]},', b'"\\\\"'], ids=repr)
+def test_two_hundred_megabytes_in_one_line_cost_little(tmp_path: Path, unit: bytes) -> None:
+    path = tmp_path / "input"
+    with open(path, "wb") as file:
+        file.write(b'{"custom_id":"a","body":[')
+        for _ in range(200):
+            file.write(unit * (1048576 // len(unit)))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    started = time.thread_time()
+    with pytest.raises(InvalidInput) as invalid:
+        check_input(path, URL, LIMITS, lambda: None)
+    assert [error["code"] for error in invalid.value.errors] == ["line_too_long"]
+    assert time.thread_time() - started < 1.0
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 65536  # KiB

@@ -1,0 +1,163 @@
+"""Journals: what they have after a crash at any byte, when the disk is full, and when they are closed."""
+
+import asyncio
+import errno
+import tempfile
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.batches.batch import LineUsage
+from gateway.batches.journal import (
+    GROUP_LINES,
+    DurableFile,
+    Journal,
+    answer_line,
+    on_one_line,
+    recover,
+    unexecuted_line,
+    usage_in,
+)
+
+NAMES = st.one_of(
+    st.text(min_size=1, max_size=20), st.sampled_from(['","response":', '\\","response":null', 'a"b', "\n", "\u2028"])
+)
+
+
+def answer(name: str, tokens: int = 7, text: str = "") -> bytes:
+    usage = {"prompt_tokens": tokens, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
+    return answer_line("1", name, 200, "r", orjson.dumps({"text": text, "usage": usage}))
+
+
+def recovered(path: Path) -> list[str]:
+    return [name for name, _ in recover(path, lambda: None)]
+
+
+@settings(deadline=None)
+@given(names=st.lists(NAMES, min_size=1, max_size=6, unique=True), data=st.data())
+def test_after_a_crash_at_any_byte_every_whole_line_is_there_and_no_other(
+    names: list[str], data: st.DataObject
+) -> None:
+    lines = [
+        unexecuted_line("2", name, "batch_expired", "No.") if number % 3 == 2 else answer(name, text=name)
+        for number, name in enumerate(names)
+    ]
+    whole = b"".join(lines)
+    cut = data.draw(st.integers(0, len(whole)))
+    tail = data.draw(st.sampled_from([b"", b"\0" * 50, b"\0\n"]))
+    expected = [name for number, name in enumerate(names) if len(b"".join(lines[: number + 1])) <= cut]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "journal")
+        path.write_bytes(whole[:cut] + tail)
+        assert recovered(path) == expected
+        assert path.read_bytes() == b"".join(lines[: len(expected)])
+        file = DurableFile(path)
+        file.append(answer("again, later"))
+        file.close()
+        assert recovered(path) == [*expected, "again, later"]
+
+
+def test_a_journal_that_does_not_exist_is_empty(tmp_path: Path) -> None:
+    assert recovered(tmp_path / "journal") == []
+    assert (tmp_path / "journal").read_bytes() == b""
+
+
+def test_very_long_lines_are_recovered_too(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    path.write_bytes(answer("a", text="x" * 2000000) + answer("b"))
+    assert [*recover(path, lambda: None)] == [("a", LineUsage(7, 2, 1, 0)), ("b", LineUsage(7, 2, 1, 0))]
+
+
+def test_usage_by_the_names_of_chat_and_of_responses() -> None:
+    chat = {
+        "prompt_tokens": 5, "completion_tokens": 3, "completion_tokens_details": {"reasoning_tokens": 2},
+    }  # fmt: skip
+    responses = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3}
+    said = {"content": '"usage":{"prompt_tokens":99}'}
+    assert usage_in(orjson.dumps({"usage": chat, **said})) == LineUsage(5, 0, 3, 2)
+    assert usage_in(orjson.dumps({"usage": responses})) == LineUsage(5, 4, 3, 0)
+    assert usage_in(b'{"usage":null}') == usage_in(b"{}") == usage_in(b'"usage":[1') == LineUsage()
+    assert usage_in(b'{"usage":{"prompt_tokens":-1,"completion_tokens":"9"}}') == LineUsage()
+
+
+def test_an_answer_is_written_on_one_line() -> None:
+    assert on_one_line(b'{\n "a": "b\\n"\r\n}') == b'{  "a": "b\\n"  }'
+    assert on_one_line(b"<html>") is None
+    long = b'{"a":"' + b"x" * 2000000 + b'"}'
+    assert on_one_line(long) == long
+    assert on_one_line(long[1:]) is None
+
+
+class FullDisk:
+    """A file on a disk that is full from the start; `frees` makes room."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self.is_full = True
+        self.refused = 0
+
+    def append(self, data: bytes) -> None:
+        if self.is_full:
+            self.refused += 1
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.data += data
+
+    def close(self) -> None: ...
+
+
+async def test_when_the_disk_is_full_at_most_a_group_is_accepted_and_it_goes_on_when_there_is_room() -> None:
+    answers, errors = FullDisk(), FullDisk()
+    reasons: list[str] = []
+    journal = Journal(answers, errors, reasons.append)
+    appending = [asyncio.create_task(journal.append(answer(str(n)), failed=False)) for n in range(2 * GROUP_LINES)]
+    while not answers.refused:
+        await asyncio.sleep(0.01)
+    assert sum(task.done() for task in appending) == GROUP_LINES
+    assert reasons == ["no space is left on the disk"]
+    answers.is_full = False
+    await asyncio.gather(*appending)
+    await journal.close()
+    assert len(answers.data.splitlines()) == 2 * GROUP_LINES
+    assert reasons[-1] == ""
+
+
+async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
+    answers = FullDisk()
+    journal = Journal(answers, FullDisk(), lambda _: None)
+    await journal.append(answer("a"), failed=False)
+    await journal.close(most_seconds=0.05)
+    assert answers.data == b""
+
+
+async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all_durable(tmp_path: Path) -> None:
+    answers, errors = DurableFile(tmp_path / "answers"), DurableFile(tmp_path / "errors")
+    journal = Journal(answers, errors, lambda _: None)
+    for number in range(200):
+        await journal.append(answer(str(number)), failed=number % 2 == 1)
+    await journal.close()
+    assert recovered(tmp_path / "answers") == [str(number) for number in range(0, 200, 2)]
+    assert recovered(tmp_path / "errors") == [str(number) for number in range(1, 200, 2)]
+
+
+def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    file = DurableFile(tmp_path / "answers")
+    file.append(b"one\n")
+    written = os.write
+
+    def half(number: int, data: memoryview) -> int:
+        written(number, data[:2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", half)
+        with pytest.raises(OSError, match="No space"):
+            file.append(b"two\n")
+    assert (tmp_path / "answers").read_bytes() == b"one\n"
+    file.append(b"three\n")
+    file.close()
+    assert (tmp_path / "answers").read_bytes() == b"one\nthree\n"
