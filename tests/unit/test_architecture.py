@@ -91,6 +91,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
         "observe.trace",
     },
+    "batches": set(),
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
     "admin": {
