@@ -488,6 +488,7 @@ def _scheduler_settings(config: Config) -> SchedulerSettings:
         routing.starvation_seconds,
         admission.hold_without_backend,
         math.inf if window_seconds is None else window_seconds,
+        admission.itl_objective_seconds,
     )
 
 
