@@ -71,8 +71,9 @@ class BatchPace:
         return left_seconds - self.left * faded_seconds / lines if lines else -inf
 
 
-_OBJECTIVE_SHARE: Final = 0.95  # of the objective: the adaptive limit grows only while streams are faster than that
+OBJECTIVE_SHARE: Final = 0.9  # of the objective: the adaptive limit grows only while streams are faster than that
 _MOST_SLOWDOWN: Final = 2.0  # of a decode step, compared with an empty engine: without an objective
+_LEAST_FREE_SHARE: Final = 0.15  # of an engine's time: less is not worth that others wait for a prefill
 _MOST_PREFILL_SHARE: Final = 0.9
 _BURST_SECONDS: Final = 1.0  # of one engine's requests show that a burst has begun
 _LEAST_BURST_SECONDS: Final = 0.2
@@ -148,12 +149,12 @@ class IdleCapacity(Capacity):
             return True
         step, most = step_seconds(self.calibration.model, engine, sequences, tokens), self._most_seconds(engine)
         free_share = 1 - step / most - self.prefills.others_share(self.engines, now)
-        return free_share > 0 and now >= self.prefills.next_seconds(engine, free_share)
+        return free_share > _LEAST_FREE_SHARE and now >= self.prefills.next_seconds(engine, free_share)
 
     def _most_seconds(self, engine: Engine) -> float:
         objective = self.itl_objective_seconds
         if objective is not None:
-            return _OBJECTIVE_SHARE * objective
+            return OBJECTIVE_SHARE * objective
         return _MOST_SLOWDOWN * engine.slowness * self.calibration.model.a
 
 

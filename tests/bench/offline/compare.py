@@ -4,13 +4,24 @@ import math
 from dataclasses import dataclass, field
 from random import Random
 
+from gateway.scheduling.offline import OBJECTIVE_SHARE
 from loadtest.console import markdown_table
 from loadtest.report.statistics import percentile
 from tests.bench.offline.fleet import Fleet, Request, Rule, lengths
 
 BURST_SECONDS, QUIET_SECONDS = 20.0, 40.0
 BURST_SHARE, QUIET_SHARE = 0.8, 0.1  # of the capacity
-_ENDLESS = 10_000.0
+
+
+@dataclass
+class Offline:
+    """The gateway's offline class: lines wait for idle capacity."""
+
+    lines: int = 1024
+    is_offline: bool = True
+
+    def answered(self, request: Request) -> None:
+        """It has no effect."""
 
 
 @dataclass
@@ -26,7 +37,7 @@ class Fixed:
 
 @dataclass
 class Aimd:
-    """One line more for each answer to a line, and half as many after an interactive TTFT above the bound."""
+    """Four lines more for as many answers as lines are in flight; half as many after a TTFT above the bound."""
 
     most_ttft_seconds: float
     is_offline: bool = False
@@ -86,28 +97,19 @@ def row(name: str, requests: list[Request], rule: Rule | None, objective: float 
 
 
 def compared(seconds: float, seed: int = 1) -> tuple[list[Row], float]:
-    """All ways, and the tokens per second that interactive requests leave at their own pace."""
+    """All ways, and the tokens per second that are idle: those of a batch alone at the objective, less the others'.
+
+    The objective is what the interactive requests have alone, at the 99th percentile.
+    """
     requests = arrivals(capacity_per_second(60.0), seconds, seed)
     alone = row("none", requests, None, None, seconds)
-    objective = alone.tpot_p99
-    own = Offline()
-    whole = row("batch only", [], own, objective, seconds).line_tokens_per_second
+    own, objective = Offline(), alone.tpot_p99
+    whole = row("batch only", [], own, objective / OBJECTIVE_SHARE, seconds).line_tokens_per_second
     idle = whole - sum(request.output_tokens for request in requests) / seconds
     rows = [alone, row("offline class", requests, own, objective, seconds)]
     rows += [row(f"fixed, {lines}", requests, Fixed(lines), None, seconds) for lines in (64, 128, 256)]
     rows.append(row("AIMD on TTFT", requests, Aimd(2 * alone.ttft_p99), None, seconds))
     return rows, idle
-
-
-@dataclass
-class Offline:
-    """The gateway's offline class: lines wait for idle capacity."""
-
-    lines: int = 1024
-    is_offline: bool = True
-
-    def answered(self, request: Request) -> None:
-        """It has no effect."""
 
 
 def table(rows: list[Row], idle: float) -> str:

@@ -75,6 +75,7 @@ class _Site:
     engine: simulated.Scheduler = field(
         default_factory=lambda: simulated.Scheduler(_LIMITS, simulated.PRESETS[simulated.Preset.H100_8B])
     )
+    running: dict[int, Request] = field(default_factory=dict)
     step: simulated.Step | None = None
     ends_seconds: float = math.inf
 
@@ -100,7 +101,6 @@ class Fleet:
         calibrations = Calibrations(CostModel())
         self._scheduler = Scheduler({MODEL: sites}.get, policy, self._queue, self._lengths, calibrations, settings)
         self._tickets: dict[Ticket, Request] = {}
-        self._running: dict[int, Request] = {}
         self._numbers = count(len(arrivals))
         self._lines = 0  # in flight or waiting
         self._now = 0.0
@@ -156,16 +156,18 @@ class Fleet:
         sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens)
         sequence.arrive(self._now)
         request.sequence, request.lease = sequence, lease
-        self._running[request.number] = request
-        self._sites[lease.engine_index].engine.add(sequence)
+        site = self._sites[lease.engine_index]
+        site.running[request.number] = request
+        site.engine.add(sequence)
 
     def _abort(self, request: Request) -> None:
         """The line's lease is revoked: its connection is closed, and it waits again."""
         assert request.lease is not None
         assert request.sequence is not None
         self.revoked += 1
-        del self._running[request.number]
-        self._sites[request.lease.engine_index].engine.abort(request.sequence)
+        site = self._sites[request.lease.engine_index]
+        del site.running[request.number]
+        site.engine.abort(request.sequence)
         request.lease.on_failure()
         self._scheduler.release(request.lease, self._now, served_tokens=0)
         self._place(Request(next(self._numbers), self._now, request.prompt_tokens, request.output_tokens, True))
@@ -186,18 +188,18 @@ class Fleet:
         done = site.engine.commit(site.step, self._now)
         site.step, site.ends_seconds = None, math.inf
         for sequence in done.started:
-            if (request := self._running.get(sequence.sequence_id)) is not None and request.lease is not None:
+            if (request := site.running.get(sequence.sequence_id)) is not None and request.lease is not None:
                 request.first_token_seconds = self._now
                 self._scheduler.first_token(request.lease, self._now)
-        for request in [request for request in self._running.values() if request.lease is not None]:
+        for request in site.running.values():
             self._report(site, request)
         for sequence in done.finished:
-            if (request := self._running.pop(sequence.sequence_id, None)) is not None:
+            if (request := site.running.pop(sequence.sequence_id, None)) is not None:
                 self._finish(request)
 
     def _report(self, site: _Site, request: Request) -> None:
         lease, sequence = request.lease, request.sequence
-        if lease is not None and sequence is not None and lease.engine is site.known:
+        if lease is not None and sequence is not None:
             more = site.engine.generated_tokens(sequence) - lease.streamed_tokens
             if more >= _REPORTED_TOKENS:
                 lease.on_tokens(more)

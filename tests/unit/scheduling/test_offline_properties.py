@@ -1,5 +1,7 @@
 """Offline lines among other requests, in any order of events: capacity is kept, the order too, all is given back."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -136,16 +138,12 @@ class OfflineMachine(RuleBasedStateMachine):
 
 
 def _sized(demand: Demand, keys: tuple[int, ...]) -> Demand:
-    """With these prefix blocks, of 100 tokens each."""
-    demand = ask(**{name: getattr(demand, name) for name in Demand.__slots__})
-    if keys and demand.prompt_tokens >= 900:
-        size = demand.prompt_tokens
-        used = keys[: size // 100]
-        demand = ask(
-            **{name: getattr(demand, name) for name in Demand.__slots__}
-            | {"keys": used, "edges": tuple(range(100, 100 * len(used) + 1, 100)), "prompt_size": size}
-        )
-    return demand
+    """With these prefix blocks, of 100 tokens each; a short prompt has none."""
+    size = demand.prompt_tokens
+    if size < 900:
+        return demand
+    used = keys[: size // 100]
+    return replace(demand, keys=used, edges=tuple(range(100, 100 * len(used) + 1, 100)), prompt_size=size)
 
 
 TestOfflineMachine = OfflineMachine.TestCase
