@@ -93,7 +93,7 @@ class Prefills:
         self._at = self._total = self._others = 0.0  # at the last look
 
     def started(self, lease: Lease, now: float) -> None:
-        """An offline line is sent."""
+        """An offline line is sent: note its prefill, apart from those of others."""
         self._added += lease.prefill_seconds
         self._last[lease.engine_index] = now, lease.prefill_seconds
 
