@@ -15,8 +15,9 @@ pytestmark = [needs_browser, pytest.mark.timeout(180)]
 ROWS = "document.querySelectorAll('#tape tbody tr.open')"
 
 
-async def ask(gateway: Gateway, text: str, tokens: int = 5) -> None:
-    async with gateway.client() as client:
+async def ask(gateway: Gateway, text: str, tokens: int = 5, request_id: str = "") -> None:
+    headers = {"X-Request-ID": request_id} if request_id else {}
+    async with gateway.client(default_headers=headers) as client:
         await client.chat.completions.create(
             model=CHAT_MODEL, messages=[{"role": "user", "content": text}], max_tokens=tokens
         )
@@ -31,10 +32,9 @@ async def watched(page: Page, gateway: Gateway, view: str) -> None:
 async def test_a_request_is_shown_with_its_placement(gateway: Gateway, fleet: Fleet, tmp_path: Path) -> None:
     async with browser_page(tmp_path) as page:
         await watched(page, gateway, "requests")
-        before = await page.run(f"{ROWS}.length")
-        await ask(gateway, "What is a gateway? " * 50)
-        await page.until(f"{ROWS}.length > {before}")
-        await page.click("#tape tbody tr.open")
+        await ask(gateway, "What is a gateway? " * 50, request_id="watched-1")
+        await page.until("document.querySelector('[data-id=watched-1]')")
+        await page.click("[data-id=watched-1]")
         await page.until("document.querySelector('tr.detail').innerText.includes('When it arrived')")
         detail = await page.text("tr.detail")
         assert all(name in detail for name in fleet.chat_names)
