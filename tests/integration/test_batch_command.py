@@ -87,7 +87,8 @@ async def test_without_a_running_gateway(fleet: Fleet, tmp_path: Path) -> None:
 async def test_ctrl_c_without_a_running_gateway_writes_what_is_done(fleet: Fleet, tmp_path: Path) -> None:
     file, out = requests(tmp_path, 5000, tokens=50), tmp_path / "out.jsonl"
     words = command("run", file, "-o", out, "--backend", fleet.chat_urls[0])
-    process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
+    # A shell lets its background jobs ignore SIGINT, and their children inherit that.
+    process = subprocess.Popen(["env", "--default-signal=INT", *words], stderr=subprocess.DEVNULL)
 
     async def some_are_done() -> bool:
         return any(b"batch_req_" in path.read_bytes()[:100] for path in left_in(tmp_path, ".gateway-batch-*/files/*"))
