@@ -213,7 +213,9 @@ class Batcher:
         for piece in batch.pieces:
             self._batch_of[piece] = batch
             waiter = piece.owner
-            if waiter.sent():
+            waiter.stop_expiry()
+            waiter.unsent -= 1
+            if not waiter.unsent:
                 self.backlog.leave(waiter.request.demand.size_bytes)
         first = batch.pieces[0].owner
         if len(batch.pieces) == 1 and first.whole and first.passes_unread:

@@ -155,12 +155,6 @@ class Waiter:
         pieces, self.pieces = self.pieces, []
         return pieces
 
-    def sent(self) -> bool:
-        """One more piece is in a batch; returns whether it was the last one."""
-        self.stop_expiry()
-        self.unsent -= 1
-        return not self.unsent
-
     def stop_expiry(self) -> None:
         if self.expiry is not None:
             self.expiry.cancel()

@@ -200,7 +200,8 @@ class Handler(RequestHandler):
         more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
         logged = frozenset(server.access_log_fields if server.access_log else ())
         self._logs_origin = not logged.isdisjoint(("address", "user_agent", "trace_id"))
-        self._reply_class = CountingResponse if "response_bytes" in logged else ClientResponse
+        self._counts_bytes = "response_bytes" in logged
+        self._reply_class = CountingResponse if self._counts_bytes else ClientResponse
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
@@ -301,7 +302,9 @@ class Handler(RequestHandler):
             outcome, message = failure.outcome, failure.message
             self._fail(failure, reply)
         finally:
-            record.ended(outcome, reply.status, self._clock(), message, reply.sent_bytes)
+            record.ended(outcome, reply.status, self._clock(), message)
+            if self._counts_bytes:
+                record.sent(reply.sent_bytes)
             if not route.public:
                 self._finished(record)
 
@@ -322,10 +325,11 @@ class Handler(RequestHandler):
             return "completed"
         if incoming.upload is not None:
             request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
-        elif route.upgrades:
-            request = await self._realtime.read(incoming, route, connection, reply, self._reader.scheduling)
         elif route.bodiless:
-            request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
+            if route.upgrades:
+                request = await self._realtime.read(incoming, route, connection, reply, self._reader.scheduling)
+            else:
+                request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
         elif len(incoming.body) <= SHORT_BYTES:
@@ -345,7 +349,7 @@ class Handler(RequestHandler):
             dispatcher = self._uploads
         elif request.pairs is not None:
             dispatcher = self._rerank_splitter
-        elif request.tunnel is not None:
+        elif route.upgrades:
             dispatcher = self._realtime
         choice = request.model_choice
         if choice is not None:

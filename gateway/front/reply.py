@@ -45,7 +45,7 @@ class ClientResponse(Sink):
     __slots__ = (
         "_address", "_anthropic", "_bodiless", "_constant", "_events", "_farewell", "_headers", "_http10", "_opened",
         "_wire", "backend_headers", "begun", "chunked", "complete", "keep_alive", "on_writable", "request_id",
-        "sent_bytes", "status",
+        "status",
     )  # fmt: skip
 
     def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
@@ -64,7 +64,6 @@ class ClientResponse(Sink):
         self.begun = False
         self.complete = False
         self.status = 0
-        self.sent_bytes = 0  # of a whole body; see CountingResponse
         self.on_writable: Callable[[], None] | None = None
         self._farewell: Callable[[GatewayError], bytes] | None = None  # the last bytes of another protocol
 
@@ -97,13 +96,17 @@ class ClientResponse(Sink):
     def when_writable(self, resume: Callable[[], None] | None) -> None:
         self.on_writable = resume
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the body, if they are counted."""
+        return 0
+
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         if self._opened:
             self._break_off(_as_event(status, body, self._anthropic))
             return
         self.begun = self.complete = True
         self.status = status
-        self.sent_bytes = 0 if self._bodiless else len(body)
         self._wire.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
             % (self._head(status), content_type, len(body), extra, b"" if self._bodiless else body)
@@ -186,12 +189,24 @@ class ClientResponse(Sink):
 
 
 class CountingResponse(ClientResponse):
-    """Counts the bytes of streams in `sent_bytes`, too, with the framing of chunks."""
+    """Counts the bytes of its body, with the framing of chunks."""
 
-    __slots__ = ()
+    __slots__ = ("_sent_bytes",)
+
+    def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
+        super().__init__(wire, request_id, incoming, keep_alive)
+        self._sent_bytes = 0
+
+    @property
+    def sent_bytes(self) -> int:
+        return self._sent_bytes
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        self._sent_bytes = 0 if self._bodiless else len(body)
+        super().send(status, content_type, extra, body)
 
     def write(self, data: bytes, framed: bool = False) -> bool:
-        self.sent_bytes += len(data)
+        self._sent_bytes += len(data)
         return super().write(data, framed)
 
 

@@ -68,7 +68,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/ping": ready,
         b"/version": Route("version", local=True),
         b"/load": Route("load", local=True),
-        b"/v1/realtime": Route("realtime", Kind.GENERATE, b"/v1/realtime", upgrades=True),
+        b"/v1/realtime": Route("realtime", Kind.GENERATE, b"/v1/realtime", bodiless=True, upgrades=True),
         b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
     kept, batch_bytes = Route("batches", local=True, batches=True), 65536

@@ -63,6 +63,9 @@ class Record:
         self.user_agent = user_agent
         self.traceparent = traceparent
 
+    def sent(self, response_bytes: int) -> None:
+        self.response_bytes = response_bytes
+
     def parsed(self, demand: Demand, model: str) -> None:
         """The request is valid; `model` is the label for metrics, which is not the client's text if it is unknown."""
         self.model = model
@@ -125,9 +128,8 @@ class Record:
     def counted(self, prompt_tokens: int) -> None:
         self.prompt_tokens = prompt_tokens
 
-    def ended(self, outcome: str, status: int, now: float, error: str = "", response_bytes: int = 0) -> None:
+    def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:
         """Called once, whatever happened; `status` is 0 if the client got no response."""
-        self.response_bytes = response_bytes
         self.outcome = outcome
         self.status = status
         self.ended_seconds = now
