@@ -128,6 +128,8 @@ async def test_a_restart_takes_the_batch_along(tmp_path: Path, backend: Scripted
         assert batch.status == "completed"
         lines = await lines_of(sdk, batch.output_file_id)
         assert sorted(line["custom_id"] for line in lines) == sorted(names)
+        while len(gateway.events("batches_opened")) < 2:  # a thread writes the log
+            await asyncio.sleep(0.05)
         [opened, resumed] = gateway.events("batches_opened")
         assert (opened["running"], resumed["running"]) == (0, 1)
     assert len([seen for seen in backend.ledger if seen.played]) == len(names)  # what was in flight was aborted
