@@ -2,12 +2,13 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-FAILED, INVALID = 1, 2  # exit codes, as of the other commands
+from gateway.cli.terminal import FAILED, INVALID, fail, print_json
+
 _URL = "http://127.0.0.1:8080"
 Url = Annotated[str, Option("--url", help="URL of a running gateway.", metavar="URL")]
 ApiKey = Annotated[str, Option("--api-key", help="API key for it.", envvar="OPENAI_API_KEY", metavar="KEY")]
@@ -62,9 +63,9 @@ def run(
             work = partial(run_at, task, url or _URL, api_key)
         done = asyncio.run(work())
     except ConfigError as error:
-        _fail(str(error), INVALID)
+        fail(str(error), INVALID)
     except BatchFailed as error:
-        _fail(str(error), FAILED)
+        fail(str(error), FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
     if not done:
@@ -76,9 +77,7 @@ def list_batches(url: Url = _URL, api_key: ApiKey = "", json: Json = False) -> N
     """Show the latest batches of a running gateway: their ids, states and progress."""
     found = _ask(url, "/v1/batches?limit=100", api_key)
     if json:
-        import orjson
-
-        typer.echo(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode())
+        print_json(found)
         return
     from datetime import datetime
 
@@ -104,12 +103,6 @@ def _ask(url: str, path: str, api_key: str, method: str = "GET") -> dict[str, An
     from gateway.cli.client import AskError, ask_admin
 
     try:
-        return ask_admin(url, path, api_key, method)
+        return ask_admin(url, path, api_key, method, asked="a")
     except AskError as error:
-        _fail(str(error).replace("the admin port of ", ""), FAILED)
-
-
-def _fail(message: str, code: int) -> NoReturn:
-    for line in message.splitlines():
-        typer.echo(f"gateway: {line}", err=True)
-    raise typer.Exit(code)
+        fail(str(error), FAILED)

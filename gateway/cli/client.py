@@ -71,9 +71,16 @@ def why(error: OSError) -> str:
 
 
 def ask_admin(
-    url: str, path: str, token: str, method: str = "GET", document: object = None, timeout_seconds: float = 30.0
+    url: str,
+    path: str,
+    token: str,
+    method: str = "GET",
+    document: object = None,
+    timeout_seconds: float = 30.0,
+    *,
+    asked: str = "the admin port of a",
 ) -> dict[str, Any]:
-    """The document at the path below the admin port's URL. Raises AskError."""
+    """The document at the path below the URL of the port that is `asked`. Raises AskError."""
     import orjson
 
     whole = url.rstrip("/") + path
@@ -81,7 +88,7 @@ def ask_admin(
         sent = None if document is None else orjson.dumps(document)
         status, body = get(whole, timeout_seconds, _MOST_BYTES, method, sent, token)
     except OSError as error:
-        raise AskError(f"{url} is unreachable: {why(error)}: is this the admin port of a running gateway?") from error
+        raise AskError(f"{url} is unreachable: {why(error)}: is this {asked} running gateway?") from error
     answer = None
     with suppress(ValueError):
         answer = orjson.loads(body)
@@ -93,7 +100,7 @@ def ask_admin(
         if isinstance(reason, str):
             raise AskError(f"{url}: {reason}")
     what = "no gateway document" if status == 200 else status
-    raise AskError(f"{whole} returned {what}: is this the admin port of a gateway?")
+    raise AskError(f"{whole} returned {what}: is this {asked} gateway?")
 
 
 def followed(url: str, path: str, token: str, timeout_seconds: float = 150.0) -> Iterator[tuple[str, dict[str, Any]]]:
