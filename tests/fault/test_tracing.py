@@ -143,7 +143,7 @@ async def test_the_time_in_the_queue_has_a_span(backend: ScriptedBackend) -> Non
         await asyncio.gather(*tasks)
         await received(under_test, receiver, 2)
     [queue] = receiver.named("queue")
-    assert queue.end - queue.start > 0.05
+    assert queue.end - queue.start > 0.04  # the loop counts whole milliseconds
     assert queue.parent_id in {span.span_id for span in receiver.named("placement")}
 
 
@@ -153,7 +153,8 @@ async def test_refusals_and_failures_are_traced_with_their_reason(backend: Scrip
         statuses = [(await under_test.ask(each)).status for each in (b"{", chat(model="absent"), chat())]
         await received(under_test, receiver, 3)
     assert statuses == [400, 404, 502]
-    rejected, absent, failed = receiver.named("POST /v1/chat/completions")
+    spans = {span.attributes["http.response.status_code"]: span for span in receiver.named("POST /v1/chat/completions")}
+    rejected, absent, failed = (spans[status] for status in statuses)
     assert (rejected.status, absent.status, failed.status) == (0, 0, ERROR)
     assert rejected.attributes["gateway.outcome"] == absent.attributes["gateway.outcome"] == "rejected"
     assert failed.attributes["error.type"] == "backend_error"
