@@ -32,8 +32,9 @@ def pytest_configure() -> None:
     """Files that run side by side choose their ports from ranges of their own: two would choose the same one else."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if worker:
-        size = len(CHOSEN_PORTS) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        first = CHOSEN_PORTS[int(worker) * size]
+        workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        size = len(CHOSEN_PORTS) // workers
+        first = CHOSEN_PORTS[int(worker) % workers * size]  # one that replaces another has a higher number
         os.environ["LOADTEST_PORTS"] = f"{first}-{first + size - 1}"
 
 

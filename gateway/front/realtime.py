@@ -99,7 +99,7 @@ class ClientTunnel(Tunnel):
         model = self._model
         if model is None or model.done():
             return
-        name = _model_in(self._first)
+        name = _model_in(self._first[:_MAX_FIRST_BYTES])
         if name:
             self.pause_reading()  # until a backend has the session
             model.set_result(name)
