@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs dashboards manifests lock image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs site dashboards manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml | $(PY)
@@ -114,6 +114,10 @@ image: setup
 docs: setup
 	$(PY) -m docs.generate
 
+# The documentation site, into site/; a dead link or a page outside the navigation fails it.
+site: setup
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
 # config/grafana/gateway.json, from the script beside it.
 dashboards: setup
 	$(PY) config/grafana/dashboard.py
@@ -133,4 +137,4 @@ demo: $(VENV)/.demo
 	@$(VENV)/bin/gateway demo --engine $(ENGINE) $(ARGS)
 
 clean:
-	rm -rf $(VENV) build gateway/_compiled .venv-vllm .models .bench .image .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build site gateway/_compiled .venv-vllm .models .bench .image .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Writes the reference pages that restate code: configuration, metrics, errors, the API. Run with `make docs`."""
+"""Writes the pages that restate code, and the list of decisions. Run with `make docs`."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -238,11 +238,24 @@ def _call_row(call: Call, mark: str) -> tuple[str, ...]:
     return f"`{call.name}`", f"{mark}{call.route}{mark}", call.proved_on, call.note or "-"
 
 
+# Decisions.
+
+
+def decisions() -> str:
+    """All design decisions, by number."""
+    rows = []
+    for path in sorted((HERE / "decisions").glob("0*.md")):
+        number, _, title = path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").partition(": ")
+        rows.append((f"[{number}]({path.name})", title[0].upper() + title[1:]))
+    return page("Design decisions", "Decisions that others may question, with their reasons.", table(("", ""), rows))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "configuration.md": configuration,
     "metrics.md": metrics,
     "errors.md": error_reference,
     "api.md": api,
+    "decisions/README.md": decisions,
 }
 
 

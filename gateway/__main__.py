@@ -326,6 +326,8 @@ def reload(
                 each["after"] or each["before"] if None in each.values() else f"{each['before']} -> {each['after']}"
             )
             typer.echo(f"{title}: {each['path']}: {values}")
+    for warning in done["deprecated"]:
+        typer.echo(warning)
     if not done["changed"] and not done["needs_restart"]:
         typer.echo("nothing has changed")
 

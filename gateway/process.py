@@ -142,12 +142,10 @@ class Life:
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log
-        if ignored := config.without_effect:
-            log.warning("keys_without_effect", keys=ignored, hint="remove them: version 0.3 will refuse them")
+        for warning in config.deprecated:
+            log.warning("deprecated_key", hint=warning)
         for warning in config.upstream.warnings:
             log.warning("risky_setting", hint=warning)
-        if renamed := config.renamed:
-            log.warning("keys_renamed", keys=renamed, hint="use the new names: version 0.3 will refuse the old ones")
         budgets = [key.name for key in gateway.client_keys.keys if key.has_budget]
         if budgets and config.state.path is None:
             log.warning("budgets_not_kept", keys=len(budgets), hint="set state.path: else a restart renews all budgets")
@@ -326,6 +324,8 @@ async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
     else:
         changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
         log.info("reloaded", changed=changed, needs_restart=restart)
+        for warning in done["deprecated"]:
+            log.warning("deprecated_key", hint=warning)
 
 
 def serve(config: Config, load_config: Callable[[], Config], file: Path | None = None) -> None:

@@ -298,16 +298,19 @@ class Config(Section):
         return self.models.named
 
     @property
-    def without_effect(self) -> list[str]:
+    def deprecated(self) -> list[str]:
+        """A sentence on each deprecated key that is used: its new name, or that it does nothing."""
         sections: dict[str, EmbeddingsConfig | ModelEmbeddingsConfig] = {"embeddings": self.embeddings}
         sections |= {f"models.{name}.embeddings": model.embeddings for name, model in self.models.by_name.items()}
-        return [f"{at}.deduplicate" for at, section in sections.items() if "deduplicate" in section.model_fields_set]
-
-    @property
-    def renamed(self) -> dict[str, str]:
-        """Deprecated keys that the file has, with their new names."""
-        old = [number for number, backend in enumerate(self.backends) if backend.speed is not None]
-        return {f"backends.{number}.speed": f"backends.{number}.relative_cost" for number in old}
+        return [
+            f"backends.{number}.speed is deprecated: rename it to relative_cost. Version 0.3 will refuse it."
+            for number, backend in enumerate(self.backends)
+            if backend.speed is not None
+        ] + [
+            f"{at}.deduplicate is deprecated and has no effect: remove it. Version 0.3 will refuse it."
+            for at, section in sections.items()
+            if "deduplicate" in section.model_fields_set
+        ]
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

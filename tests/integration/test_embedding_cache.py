@@ -128,12 +128,13 @@ async def test_after_a_restart_of_the_engine_nothing_is_known(tmp_path: Path, re
                 assert await reused(sdk) == "0"
 
 
-def test_a_deprecated_key_is_accepted_with_one_warning(tmp_path: Path, fleet: Fleet) -> None:
+def test_deprecated_keys_are_accepted_with_a_warning_each(tmp_path: Path, fleet: Fleet) -> None:
     model = {"embeddings": {"deduplicate": True}}
     sections = {"embeddings": {"deduplicate": False}, "models": {EMBEDDING_MODEL: model}}
     with running_gateway(tmp_path, config_for(fleet, sections, {})):
         pass
     [log] = tmp_path.glob("gateway-*.log")
-    [warning] = [line for line in log.read_text().splitlines() if "keys_without_effect" in line]
-    assert "embeddings.deduplicate" in warning
-    assert f"models.{EMBEDDING_MODEL}.embeddings.deduplicate" in warning
+    warnings = [line for line in log.read_text().splitlines() if "deprecated_key" in line]
+    assert len(warnings) == 2
+    assert "embeddings.deduplicate is deprecated" in warnings[0]
+    assert f"models.{EMBEDDING_MODEL}.embeddings.deduplicate is deprecated" in warnings[1]

@@ -89,7 +89,7 @@ def test_the_full_example_names_every_key_with_its_default() -> None:
         keys = {key for key, each in type(field.default).model_fields.items() if not each.exclude}  # not deprecated
         assert set(document[name]) == keys, name
         assert getattr(config, name) == field.default
-    assert (config.without_effect, config.renamed) == ([], {})
+    assert config.deprecated == []
 
 
 def test_the_version_is_shown() -> None:
