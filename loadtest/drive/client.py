@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import errno
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
 import orjson
 
+from loadtest.drive.connections import Connections, NoConnection, Received
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import (
     BAD_BODY,
@@ -45,15 +46,30 @@ _CONTENT = re.compile(
 )
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DONE = b"[DONE]"
+_QUOTE = b'"'
+_NO_TEXT = (b"", _QUOTE)
 
 
 class StreamWatch:
     """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
 
-    __slots__ = ("_kept", "_rest", "_usage", "done", "error", "error_is_object", "events", "first_event", "read_times")
+    __slots__ = (
+        "_kept",
+        "_opening",
+        "_rest",
+        "_usage",
+        "done",
+        "error",
+        "error_is_object",
+        "events",
+        "first_event",
+        "read_times",
+    )
 
     def __init__(self, *, keeps_text: bool = False) -> None:
         self._rest = b""
+        # How the events of this stream begin, up to their text.
+        self._opening: bytes | None = None
         self._kept: list[bytes] | None = [] if keeps_text else None
         self._usage: bytes | None = None
         self.read_times: list[float] = []
@@ -70,13 +86,25 @@ class StreamWatch:
 
     def feed(self, data: bytes, now: float) -> None:
         """Takes one read that arrived at `now`; events may be cut anywhere."""
-        data = self._rest + data
+        if self._rest:
+            data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
         *whole, self._rest = data.split(b"\n\n")
-        before = self.events
+        before, opening = self.events, self._opening
         for event in whole:
-            self._event(event, now)
+            # Most events differ from an earlier one by their text only, and need no closer look.
+            if (
+                opening is not None
+                and event.startswith(opening)
+                and event[len(opening) : len(opening) + 1] not in _NO_TEXT
+                and b'"usage"' not in event
+                and b'"error"' not in event
+            ):
+                self.events += 1
+            else:
+                self._event(event, now)
+                opening = self._opening
         if self.events > before:
             self.read_times.append(now)
 
@@ -108,10 +136,12 @@ class StreamWatch:
             self.error, self.error_is_object = error_message(message), is_error_object(message)
         if self.first_event is None and self.error is None:
             self.first_event = now
-        if _CONTENT.search(data):
+        if content := _CONTENT.search(data):
             self.events += 1
             if self._kept is not None:
                 self._kept.append(data)
+            elif content.group()[-2:-1] == _QUOTE:
+                self._opening = event[: event.index(content.group()) + len(content.group()) - 1]
         if _USAGE.search(data):
             self._usage = data
 
@@ -157,27 +187,19 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return answer if isinstance(answer, dict) else {}
 
 
-# A long answer outruns aiohttp's default of 64 KiB and then the reader, not the server, sets the pace.
-_READ_BUFFER_BYTES = 2**20
-# Below the 5 s after which vLLM's server closes an idle connection, so that we do not send into a closing one.
-_KEEPALIVE_SECONDS = 3.0
 _DETAIL_CHARS = 240
 _OUT_OF_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM}
+# Between two slices of reads that are looked into, the loop takes new ones.
+_READS_OF_A_SLICE = 256
+_MOST_ANSWER_BYTES = 2**28
 
 
-def open_session(plan: Plan) -> aiohttp.ClientSession:
-    """A session without any limit of its own: no connection cap, no total timeout, no decompression."""
+def open_session(plan: Plan) -> Connections:
+    """Connections without any limit of their own: no cap on their number, no total timeout, no decompression."""
     headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "loadtest"}
     if plan.api_key:
         headers["authorization"] = f"Bearer {plan.api_key}"
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=None),
-        timeout=aiohttp.ClientTimeout(total=None, sock_connect=None),
-        read_bufsize=_READ_BUFFER_BYTES,
-        headers=headers,
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-    )
+    return Connections(plan.url, headers, time.monotonic)
 
 
 @dataclass(slots=True)
@@ -194,10 +216,10 @@ class Answer:
 class Client:
     """Sends a plan's requests over one session; `clock` gives seconds from the start of the run."""
 
-    def __init__(self, plan: Plan, session: aiohttp.ClientSession, clock: Callable[[], float]) -> None:
+    def __init__(self, plan: Plan, session: Connections, clock: Callable[[], float]) -> None:
         self._session = session
         self._clock = clock
-        self._url = plan.url + plan.endpoint.path
+        self._path = plan.endpoint.path
         self._stream = plan.stream
         self._keeps_text = plan.keeps_text
         self._timeout_seconds = plan.timeout_seconds
@@ -206,17 +228,17 @@ class Client:
         """Fills in `record`. Cancellation is recorded, then raised."""
         watch = StreamWatch(keeps_text=self._keeps_text)
         answer = Answer(watch.read_times)
-        ended = RequestEnd(INTERRUPTED)
+        ended, at = RequestEnd(INTERRUPTED), None
         record.begin(self._clock())
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                ended = await self._exchange(record, body, watch, answer)
+                ended, at = await self._exchange(record, body, watch, answer)
         except asyncio.CancelledError:
             ended = RequestEnd(INTERRUPTED)
             raise
         except TimeoutError:
             ended = RequestEnd(TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s", NOTHING)
-        except (aiohttp.ClientError, OSError) as error:
+        except OSError as error:
             # Who cannot go on with a stream may say why, and then break it off.
             ended = _error_event(watch) or RequestEnd(self._broken(record, error), _shown(error), CONNECTION)
         except Exception as error:
@@ -224,7 +246,8 @@ class Client:
             ended = RequestEnd(BAD_BODY, _shown(error), OTHER_ANSWER)
         finally:
             first_token = watch.first_content if self._stream else None
-            record.finish(ended, self._clock(), first_token, watch.read_times, watch.events)
+            end = self._clock() if at is None else at
+            record.finish(ended, end, first_token, watch.read_times, watch.events)
         return answer
 
     def _broken(self, record: Record, error: Exception) -> str:
@@ -232,30 +255,62 @@ class Client:
             return _network_outcome(error)
         return STREAM_CUT if self._stream else BODY_CUT
 
-    async def _exchange(self, record: Record, body: bytes, watch: StreamWatch, answer: Answer) -> RequestEnd:
-        async with self._session.post(self._url, data=body, allow_redirects=False) as response:
-            record.note_headers(response.status, response.headers)
-            if response.status != 200:
-                return _refusal(response.status, await response.read())
-            if not self._stream:
-                return _whole(record, await response.read(), answer)
-            if response.content_type != "text/event-stream":
-                return RequestEnd(NOT_A_STREAM, f"content-type {written(response.content_type)}", OTHER_ANSWER)
-            ended = await self._follow(record, response, watch)
-            answer.say(watch.text())
-            return ended
+    async def _exchange(
+        self, record: Record, body: bytes, watch: StreamWatch, answer: Answer
+    ) -> tuple[RequestEnd, float | None]:
+        """How it ended, and when its last byte came."""
+        async with self._session.post(self._path, body, self._clock) as received:
+            whole: list[bytes] = []
+            try:
+                while not received.is_over:
+                    await received.more()
+                    await self._read(received, watch, whole)
+            finally:
+                if received.status is not None:
+                    record.note_headers(received.status, received.headers)
+                take = self._taker(received, watch, whole)
+                for at, data in received.take():
+                    take(data, at)
+            return self._judged(record, received, watch, b"".join(whole), answer), received.ended_at
 
-    async def _follow(self, record: Record, response: aiohttp.ClientResponse, watch: StreamWatch) -> RequestEnd:
-        clock = self._clock
-        async for data in response.content.iter_any():
-            watch.feed(data, clock())
+    async def _read(self, received: Received, watch: StreamWatch, whole: list[bytes]) -> None:
+        """Looks into what has come, in slices: the reads of other streams must not wait for all of it."""
+        take = self._taker(received, watch, whole)
+        for number, (at, data) in enumerate(received.take(), 1):
+            take(data, at)
+            if number % _READS_OF_A_SLICE == 0:
+                await asyncio.sleep(0)
+        if sum(map(len, whole)) > _MOST_ANSWER_BYTES:
+            raise ValueError(f"an answer of more than {_MOST_ANSWER_BYTES >> 20} MiB")
+
+    def _taker(self, received: Received, watch: StreamWatch, whole: list[bytes]) -> Callable[[bytes, float], None]:
+        if self._stream and received.status == 200 and _is_stream(received):
+            return watch.feed
+        return lambda data, _: whole.append(data)
+
+    def _judged(
+        self, record: Record, received: Received, watch: StreamWatch, body: bytes, answer: Answer
+    ) -> RequestEnd:
+        assert received.status is not None
+        if received.status != 200:
+            return _refusal(received.status, body)
+        if not self._stream:
+            return _whole(record, body, answer)
+        if not _is_stream(received):
+            kind = received.headers.get("content-type", "").partition(";")[0]
+            return RequestEnd(NOT_A_STREAM, f"content-type {written(kind)}", OTHER_ANSWER)
         watch.finish()
         record.note_usage(watch.usage())
+        answer.say(watch.text())
         if (broken := _error_event(watch)) is not None:
             return broken
         if watch.done:
             return RequestEnd(OK)
         return RequestEnd(STREAM_CUT, f"ended after {watch.events} events", SILENT_END)
+
+
+def _is_stream(received: Received) -> bool:
+    return received.headers.get("content-type", "").partition(";")[0].strip().lower() == "text/event-stream"
 
 
 def _error_event(watch: StreamWatch) -> RequestEnd | None:
@@ -287,7 +342,7 @@ def _refusal(status: int, body: bytes) -> RequestEnd:
 def _network_outcome(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in _OUT_OF_RESOURCES:
         return CLIENT_LIMIT
-    if isinstance(error, aiohttp.ClientConnectorError):
+    if isinstance(error, NoConnection):
         return CONNECT
     return DISCONNECTED
 

@@ -9,9 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-import aiohttp
-
 from loadtest.drive.client import Client
+from loadtest.drive.connections import Connections
 from loadtest.drive.plan import Plan, schedule, shared_out
 from loadtest.drive.record import ITL_TICKS_PER_SECOND, Record
 from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, Source, fingerprint
@@ -52,7 +51,7 @@ class Lanes:
         return self.lanes[0].source.arrivals_seconds if len(self.lanes) == 1 else ()
 
 
-def lanes_of(plan: Plan, session: aiohttp.ClientSession, clock: Callable[[], float]) -> Lanes:
+def lanes_of(plan: Plan, session: Connections, clock: Callable[[], float]) -> Lanes:
     """All lanes over one session. Reads the files that workloads name."""
 
     def lane(name: str | None, alone: Plan) -> Lane:
@@ -76,7 +75,7 @@ class Driver:
         self,
         plan: Plan,
         worker: int,
-        session: aiohttp.ClientSession,
+        session: Connections,
         clock: Callable[[], float],
         emit: Callable[[Record], None],
     ) -> None:

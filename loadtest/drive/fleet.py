@@ -12,6 +12,7 @@ from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
+from loadtest.drive.capacity import Capacity
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Harvest, Record, Tick
 from loadtest.drive.worker import Finished, FinishedRequests, FromWorker, Ready, Start, Stop, ToWorker, work
@@ -73,6 +74,7 @@ class WorkerFleet:
         self._channels: list[Channel] = []
         self.processes: list[BaseProcess] = []
         self._in_flight: dict[int, int] = {}
+        self.capacities: list[Capacity] = []
 
     def __enter__(self) -> Self:
         context = multiprocessing.get_context("spawn")
@@ -117,6 +119,7 @@ class WorkerFleet:
                     raise WorkerDied(f"{self._end_of(channel)} before the run began; its own error is above")
                 assert isinstance(message, Ready)
                 warmup += message.warmup
+                self.capacities.append(message.capacity)
                 waiting.discard(channel)
         return warmup
 

@@ -153,6 +153,8 @@ def json_object(text: str) -> dict[str, Any]:
 
 DEFAULT_DURATION_SECONDS = 30.0
 _MOST_AUTO_WORKERS = 8
+_TOKENS_OF_A_WORKER = 40_000  # a second, well within what one reads
+_FAST_STREAM = 100  # tokens a second
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
 _FROM_DATASETS = (WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
@@ -201,7 +203,9 @@ class RunOptions(BaseModel):
     max_in_flight: Annotated[
         int, option(_LOAD, "Open loop: arrivals above this are dropped, and the run is invalid.", min=1)
     ] = 10_000
-    workers: Annotated[str, option(_LOAD, "Client processes; auto is half of the cores.")] = "1"
+    workers: Annotated[
+        str, option(_LOAD, "Client processes; auto: as many as the load needs, up to half of the cores.")
+    ] = "auto"
     repeat: Annotated[
         int, option(_LOAD, "Times each load and target is run, in turns; 3 or more show the spread.", min=1)
     ] = 1
@@ -443,11 +447,18 @@ class RunOptions(BaseModel):
         )
 
     def _worker_count(self, cpus: int, load: Load) -> int:
-        wanted = max(1, min(_MOST_AUTO_WORKERS, cpus // 2)) if self.workers == "auto" else int(self.workers)
+        wanted = self._auto_workers(cpus, load) if self.workers == "auto" else int(self.workers)
         users: list[int] = [load.fields[name] for name in ("concurrency", "first_concurrency") if load.fields.get(name)]
         # Each worker sends its own part of the requests, and cannot once its last user has left.
         ends_by_count = self.requests is not None or self.trace is not None
         return min([wanted, *users[:1]] if ends_by_count else [wanted, max(users, default=wanted)])
+
+    def _auto_workers(self, cpus: int, load: Load) -> int:
+        """One for each of so many tokens a second as may come, up to half of the cores."""
+        users = max(load.fields.get("concurrency") or 0, load.fields.get("first_concurrency") or 0)
+        rate = max(load.fields.get("rate_per_second") or 0.0, load.fields.get("first_rate_per_second") or 0.0)
+        tokens_per_second = max(users * _FAST_STREAM, rate * self.max_tokens)
+        return max(1, min(math.ceil(tokens_per_second / _TOKENS_OF_A_WORKER), _MOST_AUTO_WORKERS, cpus // 2))
 
     def _workload(self, kind: WorkloadKind, measured: float | None, seed: int) -> WorkloadSpec:
         path = self.trace or (self.dataset if kind in _FROM_DATASETS else None)

@@ -6,7 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import sub
 from typing import Any, Self
 
 # Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
@@ -114,8 +114,10 @@ class Record:
         self.outcome, self.detail, self.shown_as = how.outcome, how.detail, how.shown_as
         self.end, self.first_token = now, first_token
         self.events, self.reads = events, len(read_times)
-        silences = pairwise((self.sent, *read_times, now))
-        self.quiet_from, self.quiet_until = max(silences, key=lambda silence: silence[1] - silence[0])
+        starts, ends = (self.sent, *read_times), (*read_times, now)
+        lengths = list(map(sub, ends, starts))
+        longest = lengths.index(max(lengths))
+        self.quiet_from, self.quiet_until = starts[longest], ends[longest]
 
     def note_body(self, body_hash: str) -> None:
         self.body_hash = body_hash

@@ -6,6 +6,7 @@ A series runs every target under every load in turns, so that drift of the machi
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from rich.console import Console
 from loadtest.checkpoint.keep import Keeping, prepared
 from loadtest.checkpoint.machine import environment
 from loadtest.console import fail, say, say_written
+from loadtest.drive.capacity import client_limits
 from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -70,6 +72,10 @@ def measured(
     with StopSignals() as signals, WorkerFleet(order.plan, signals.asked) as fleet:
         say(console, f"warming up {order.plan.url}", "dim")
         _check_warm_up(fleet.warm_up())
+        limit, beyond = client_limits(order.plan, fleet.capacities, os.cpu_count() or 1)
+        say(console, limit, "dim")
+        for complaint in beyond:
+            say(console, f"! {complaint}", "yellow")
         before = _counters(order.pages)
         shown = Progress(console, title(order.plan))
         with Sampling(order.pages) as sampling, shown as progress, beside or nullcontext():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import resource
 import time
 import traceback
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 
 import uvloop
 
+from loadtest.drive.capacity import Capacity, files_of, raise_file_limit, token_events_per_second
 from loadtest.drive.client import open_session
 from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
@@ -65,6 +65,7 @@ class Ready:
     """Worker to parent: warmed up, waiting for the start."""
 
     warmup: list[Record]
+    capacity: Capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +158,9 @@ _GC_THRESHOLD = 20_000
 
 def work(channel: Channel, plan: Plan, worker: int) -> None:
     """Entry point of the process. A parent that has gone ends it silently."""
-    _raise_file_limit()
+    open_files = raise_file_limit(files_of(plan, worker))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner, Pipe(channel, runner.get_loop()) as pipe:
-        runner.run(_work(pipe, plan, worker))
+        runner.run(_work(pipe, plan, worker, open_files))
 
 
 class _Clock:
@@ -172,14 +173,15 @@ class _Clock:
         return time.monotonic() - self.origin
 
 
-async def _work(pipe: Pipe, plan: Plan, worker: int) -> None:
+async def _work(pipe: Pipe, plan: Plan, worker: int, open_files: int) -> None:
+    capacity = Capacity(await token_events_per_second(), open_files)
     async with open_session(plan) as session:
         clock = _Clock()
         ended: list[Record] = []
         driver = Driver(plan, worker, session, clock, ended.append)
         warmed = await driver.warm_up()
         _settle_memory()
-        pipe.send(Ready(warmed))
+        pipe.send(Ready(warmed, capacity))
         start = await pipe.receive()
         if not isinstance(start, Start):
             return
@@ -246,9 +248,3 @@ def _settle_memory() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
-
-
-def _raise_file_limit() -> None:
-    """A connection is a file: take all that the system allows without asking."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

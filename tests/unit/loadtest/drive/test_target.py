@@ -50,10 +50,13 @@ async def test_what_was_measured_gives_way_to_what_the_user_set(fake: Any) -> No
     assert measured.cache_salt != _plan(fake.url, target, concurrency="1").cache_salt
 
 
-async def test_automatic_workers_are_half_the_cores_and_never_more_than_the_users(fake: Any) -> None:
+async def test_automatic_workers_are_as_many_as_the_load_needs_up_to_half_the_cores(fake: Any) -> None:
     target = await look_at(fake.url, None)
-    assert _plan(fake.url, target, 12, rate="9", workers="auto").workers == 6
-    assert _plan(fake.url, target, 1, rate="9", workers="auto").workers == 1
+    assert _plan(fake.url, target, 12, rate="9", workers="auto").workers == 1
+    assert _plan(fake.url, target, 12, rate="9:900", ramp=1.0, workers="auto").workers == 3
+    assert _plan(fake.url, target, 12, concurrency="800", workers="auto").workers == 2
+    assert _plan(fake.url, target, 12, concurrency="8000", workers="auto").workers == 6
+    assert _plan(fake.url, target, 1, rate="900", workers="auto").workers == 1
     assert _plan(fake.url, target, 12, concurrency="2", workers="5").workers == 2
 
 
