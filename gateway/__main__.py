@@ -343,12 +343,15 @@ def restart(admin: AdminUrl = ADMIN_URL) -> None:
 def plan(
     model: Annotated[
         str, Argument(help="A model's folder, its config.json, or the URL of a running backend.", metavar="MODEL")
-    ],
+    ] = "",
+    preset: Annotated[str | None, Option(help="A model by its name, such as llama-3.1-8b, instead of MODEL.")] = None,
+    gpu: Annotated[str | None, Option(help="Name of the GPU, such as h100: its memory and its speed.")] = None,
     gpu_memory_gib: Annotated[float | None, Option(min=1, help="Memory of one GPU in GiB.")] = None,
     gpus: Annotated[int, Option(min=1, help="Number of GPUs.")] = 1,
     tensor_parallel_size: Annotated[
         int | None, Option(min=1, help="As in vLLM.", show_default="1, 2, 4 and 8 are compared")
     ] = None,
+    pipeline_parallel_size: Annotated[int, Option(min=1, help="As in vLLM.")] = 1,
     gpu_memory_utilization: Annotated[float, Option(min=0.01, max=1, help="As in vLLM.")] = 0.92,
     max_model_len: Annotated[int | None, Option(min=1, help="As in vLLM.", show_default="the model's")] = None,
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], Option(help="As in vLLM.")] = "auto",
@@ -387,7 +390,7 @@ def plan(
             request = PlanRequest(
                 model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
                 kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
-                tuple(fields or ()),
+                tuple(fields or ()), preset, gpu, pipeline_parallel_size,
             )  # fmt: skip
             document = plan_model(request, workload)
     except PlanError as error:

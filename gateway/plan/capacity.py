@@ -103,6 +103,7 @@ class Settings:
     quantization: Quantization | None = None
     weight_bytes: int | None = None  # of the checkpoint's files; None = counted from config.json
     reserve_bytes: int | None = None  # set by the operator; None = assumed
+    pipeline_parallel: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +123,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One way to use the GPUs: `replicas` backends, each on `tensor_parallel` GPUs. Bytes are those of each GPU."""
+    """One way to use the GPUs: `replicas` backends, each on `gpus` GPUs. Bytes are those of each GPU."""
 
     tensor_parallel: int
     budget_bytes: int
@@ -134,6 +135,11 @@ class Fit:
     replicas: int = 1
     sequences: int = 0  # of the workload, on one backend
     max_num_seqs: int = 0
+    pipeline_parallel: int = 1
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel * self.pipeline_parallel
 
     @property
     def kv_bytes(self) -> int:
@@ -162,11 +168,26 @@ def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
         weights = shape.parameters.bytes(shape.dtype_bytes, settings.quantization)
     if reserve is None:
         reserve = assumed_reserve(shape, settings, tensor_parallel)
-    weights = _ceil(weights, tensor_parallel)
+    stages = settings.pipeline_parallel
+    weights = _ceil(_of_a_stage(weights, shape, stages), tensor_parallel)
     left, longest = budget - weights - reserve, settings.max_length_tokens
-    cache = kv_cache(shape, tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
+    cache = kv_cache(_stage(shape, stages), tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
     to_start = cache.blocks_to_start(longest, settings.batched_tokens)
-    return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start)
+    return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start, pipeline_parallel=stages)
+
+
+def _stage(shape: ModelShape, stages: int) -> ModelShape:
+    """The layers of the fullest stage of a pipeline."""
+    return replace(shape, attention=tuple(replace(each, count=_ceil(each.count, stages)) for each in shape.attention))
+
+
+def _of_a_stage(weight_bytes: int, shape: ModelShape, stages: int) -> int:
+    """The first stage has the table of embeddings, the last one the output layer: neither has both."""
+    if stages == 1:
+        return weight_bytes
+    table = shape.vocabulary * shape.hidden * shape.dtype_bytes
+    tables = min(weight_bytes, shape.parameters.embeddings * shape.dtype_bytes)
+    return _ceil(weight_bytes - tables, stages) + min(table, tables)
 
 
 def assumed_reserve(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
@@ -208,12 +229,12 @@ def make_plan(
 ) -> Plan:
     options = []
     for size in splits:
-        if size <= gpus and shape.splits(size):
+        if size * settings.pipeline_parallel <= gpus and shape.splits(size):
             found, held, slots = fit(shape, settings, size), settings.max_num_seqs, settings.max_num_seqs
             if found.cache.groups:
                 held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
                 slots = recommended(found.cache, workload, slots)
-            options.append(replace(found, replicas=gpus // size, sequences=held, max_num_seqs=slots))
+            options.append(replace(found, replicas=gpus // found.gpus, sequences=held, max_num_seqs=slots))
     return Plan(shape, settings, workload, gpus, tuple(options), choose(options, workload))
 
 
@@ -308,9 +329,10 @@ def _concurrency(plan: Plan) -> Iterator[str]:
     holding = [option for option in plan.options if option.starts and option.sequences]
     if expected is None or not holding:
         return
-    sizes = [(option.tensor_parallel, _ceil(expected, option.max_num_seqs)) for option in holding]
-    gpus, split = min((replicas * split, split) for split, replicas in sizes)
-    way = f"{gpu_text(gpus)} ({gpus // split} x tp {split})"
+    sizes = [(option, _ceil(expected, option.max_num_seqs)) for option in holding]
+    option, replicas = min(sizes, key=lambda size: (size[0].gpus * size[1], size[0].gpus))
+    gpus = option.gpus * replicas
+    way = f"{gpu_text(gpus)} ({replicas} x {split_text(option)})"
     if gpus < plan.gpus:
         yield (
             f"{way} would hold {expected:,} at once: fewer backends decode larger batches, and so more tokens a GPU; "
@@ -366,6 +388,11 @@ def _ways(shape: ModelShape, settings: Settings, split: int, gpus: int) -> Itera
             if fit(shape, packed, split).starts:
                 yield f"{how} on {gpu_text(split)}"
                 return
+
+
+def split_text(option: Fit) -> str:
+    pipeline = f" x pp {option.pipeline_parallel}" if option.pipeline_parallel > 1 else ""
+    return f"tp {option.tensor_parallel}{pipeline}"
 
 
 def gpu_text(count: int) -> str:

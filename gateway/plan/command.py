@@ -14,7 +14,9 @@ from gateway.config import ConfigError
 from gateway.config.file import parse
 from gateway.plan import capacity
 from gateway.plan.capacity import GIB, TENSOR_PARALLEL, Fit, KvCache, Plan, Settings, Workload
+from gateway.plan.gpus import Gpu, gpu_of, preset
 from gateway.plan.model import DTYPE_BYTES, ModelShape, PlanError, chosen, read_checkpoint, read_shape, text_part, weigh
+from gateway.plan.roofline import BatchSpeed, Roofline, batch_curve, fleet_tokens_per_second
 
 Document = dict[str, Any]
 PROMPT_TOKENS, OUTPUT_TOKENS = 1024, 256
@@ -46,7 +48,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
             "name": model,
             "family": shape.family,
             "parameters": shape.parameters.total,
-            "weight_bytes": first.weight_bytes * first.tensor_parallel if first else settings.weight_bytes,
+            "weight_bytes": first.weight_bytes * first.gpus if first else settings.weight_bytes,
             "weights_from": weights_from,
             "quantization": settings.quantization.name if settings.quantization else None,
             "dtype": shape.dtype,
@@ -63,7 +65,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
         "options": [_option(option) for option in plan.options],
         "cannot_split_by": [size for size in TENSOR_PARALLEL if size <= plan.gpus and not shape.splits(size)],
         "choice": None if choice is None else choice.tensor_parallel,
-        "lengths": capacity.rows(cached.cache, longest, plan.workload, cached.tensor_parallel) if cached else [],
+        "lengths": capacity.rows(cached.cache, longest, plan.workload, cached.gpus) if cached else [],
         "without_paging": cached.kv_tokens // longest if cached else None,
         "block_tokens": settings.block_tokens,
         "max_num_batched_tokens": settings.batched_tokens,
@@ -116,6 +118,7 @@ def _assumed(plan: Plan) -> list[str]:
 def _option(fit: Fit) -> Document:
     return {
         "tensor_parallel": fit.tensor_parallel,
+        "pipeline_parallel": fit.pipeline_parallel,
         "starts": fit.starts,
         "gpu_bytes": {
             "budget": fit.budget_bytes,
@@ -138,6 +141,8 @@ def serve_command(plan: Plan, choice: Fit, model: str, kv_cache_dtype: str, quan
     settings, words = plan.settings, [["vllm", "serve", model]]
     if choice.tensor_parallel > 1:
         words.append(["--tensor-parallel-size", str(choice.tensor_parallel)])
+    if choice.pipeline_parallel > 1:
+        words.append(["--pipeline-parallel-size", str(choice.pipeline_parallel)])
     words += [["--max-num-seqs", str(choice.max_num_seqs)], ["--max-model-len", str(settings.max_length_tokens)]]
     if settings.utilization != capacity.UTILIZATION:
         words.append(["--gpu-memory-utilization", f"{settings.utilization:g}"])
@@ -175,6 +180,9 @@ class PlanRequest:
     block_tokens: int | None
     reserve_gib: float | None
     fields: tuple[str, ...]  # FIELD=VALUE
+    preset: str | None = None  # a model known by name, instead of `model`
+    gpu: str | None = None
+    pipeline_parallel: int = 1
 
 
 def workload_of(prompt: int | None, output: int | None, shared_prefix: int, concurrency: int | None) -> Workload:
@@ -191,16 +199,17 @@ def workload_of(prompt: int | None, output: int | None, shared_prefix: int, conc
 
 def plan_model(request: PlanRequest, workload: Workload) -> Document:
     """What a model needs, and what fits. Raises PlanError."""
-    path = Path(request.model)
-    name, config = read_checkpoint(path)
-    if request.gpu_memory_gib is None:
-        raise PlanError("give --gpu-memory-gib: the memory of one GPU, as nvidia-smi tells it")
+    gpu = None if request.gpu is None else gpu_of(request.gpu)
+    name, config = _model(request)
+    memory = request.gpu_memory_gib or (gpu.memory_gib if gpu else None)
+    if memory is None:
+        raise PlanError("give --gpu-memory-gib, the memory of one GPU as nvidia-smi shows it, or --gpu, such as h100")
     config = with_fields(config, request.fields)
     shape = read_shape(config, request.dtype)
-    size, source = weigh(path, config, shape.dtype_bytes)
-    if request.quantization != "auto":
-        size, source = None, "counted from config.json"
-    settings = _settings(request, shape, int(request.gpu_memory_gib * GIB), size)
+    size, source = None, "counted from config.json"
+    if request.preset is None and request.quantization == "auto":
+        size, source = weigh(Path(request.model), config, shape.dtype_bytes)
+    settings = _settings(request, shape, int(memory * GIB), size, gpu)
     make = partial(capacity.make_plan, shape, workload=workload, gpus=request.gpus, splits=_splits(request, shape))
     plan, found = make(settings), []
     if request.max_model_len is None and (length := capacity.startable_length(plan)):
@@ -209,18 +218,52 @@ def plan_model(request: PlanRequest, workload: Workload) -> Document:
     found += capacity.warnings(plan, request.max_num_seqs)
     best = plan.choice
     command = None if best is None else serve_command(plan, best, name, request.kv_cache_dtype, request.quantization)
-    return plan_document(plan, found, model=name, weights_from=source, command=command)
+    document = plan_document(plan, found, model=name, weights_from=source, command=command)
+    return document if gpu is None or shape.stored is None else _with_speeds(document, plan, gpu)
+
+
+def _model(request: PlanRequest) -> tuple[str, Document]:
+    if request.preset is not None:
+        if request.model:
+            raise PlanError(f"give MODEL or --preset {request.preset}, not both")
+        config = dict(preset(request.preset))
+        return str(config["_name_or_path"]), config
+    if not request.model:
+        raise PlanError("give a model: its folder, its config.json, a backend's URL, or --preset with a name")
+    return read_checkpoint(Path(request.model))
+
+
+def _with_speeds(document: Document, plan: Plan, gpu: Gpu) -> Document:
+    """The document with tokens per second of each option, and by batch of the chosen one."""
+    curve: list[BatchSpeed] = []
+    for shown, option in zip(document["options"], plan.options, strict=True):
+        line = Roofline(plan.shape, plan.settings, gpu, option.tensor_parallel, option.pipeline_parallel)
+        if option.starts:
+            shown["fleet_tokens_per_second"] = round(fleet_tokens_per_second(line, option, plan.workload), 1)
+        if option is plan.choice:
+            curve = batch_curve(line, option, plan.workload)
+    return {**document, "gpu": gpu.name, "batches": list(map(asdict, curve))}
 
 
 def _splits(request: PlanRequest, shape: ModelShape) -> tuple[int, ...]:
     size = request.tensor_parallel
     if size is None:
         return TENSOR_PARALLEL
-    if size > request.gpus:
-        raise PlanError(f"--tensor-parallel-size {size} needs as many GPUs: give --gpus {size}")
+    needed = size * request.pipeline_parallel
+    if needed > request.gpus:
+        raise PlanError(f"--tensor-parallel-size {size} needs as many GPUs: give --gpus {needed}")
     if not shape.splits(size):
         raise PlanError(f"--tensor-parallel-size {size}: vLLM cannot split {shape.heads} attention heads like that")
     return (size,)
+
+
+def _stages(request: PlanRequest, shape: ModelShape) -> int:
+    stages = request.pipeline_parallel
+    if stages > request.gpus:
+        raise PlanError(f"--pipeline-parallel-size {stages} needs as many GPUs: give --gpus {stages}")
+    if stages > shape.layers:
+        raise PlanError(f"--pipeline-parallel-size {stages} is more than the model's {shape.layers} layers")
+    return stages
 
 
 def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
@@ -235,8 +278,10 @@ def with_fields(config: Document, assignments: tuple[str, ...]) -> Document:
     return {**text_part(config), **other_parts, **fields} if fields else config
 
 
-def _settings(request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_bytes: int | None) -> Settings:
-    seqs, batched = capacity.defaults(gpu_bytes)
+def _settings(
+    request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_bytes: int | None, gpu: Gpu | None
+) -> Settings:
+    seqs, batched = capacity.defaults(0 if gpu is not None and gpu.has_small_defaults else gpu_bytes)
     batched, kv_dtype = request.batched_tokens or batched, request.kv_cache_dtype
     if kv_dtype == "auto":
         keeps_fp8 = shape.quantization is not None and shape.quantization.kv_cache_fp8
@@ -252,4 +297,5 @@ def _settings(request: PlanRequest, shape: ModelShape, gpu_bytes: int, weight_by
         quantization=chosen(request.quantization, shape.quantization),
         weight_bytes=weight_bytes,
         reserve_bytes=None if request.reserve_gib is None else int(request.reserve_gib * GIB),
+        pipeline_parallel=_stages(request, shape),
     )

@@ -263,6 +263,7 @@ class Parameters:
     linear: int
     experts: int
     widest: int  # values of the widest feed-forward layer that one token goes through
+    used_share: float = 1.0  # of the experts, by one token
 
     @property
     def total(self) -> int:
@@ -296,7 +297,8 @@ def count_parameters(fields: Document) -> Parameters:
     linear = norms + layers * _attention(fields, hidden, heads)
     linear += sparse * (3 * hidden * shared + hidden * experts) + (layers - sparse) * matrices * hidden * dense_inner
     widest = max(used * inner + shared if sparse else 0, dense_inner if sparse < layers else 0)
-    return Parameters(embeddings, linear, sparse * experts * 3 * hidden * inner, widest)
+    share = min(1.0, used / experts) if sparse else 1.0
+    return Parameters(embeddings, linear, sparse * experts * 3 * hidden * inner, widest, share)
 
 
 def _attention(fields: Document, hidden: int, heads: int) -> int:

@@ -11,8 +11,11 @@ from pydantic import BaseModel, ConfigDict
 
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.kv_events import Encoding, HashFormat, KvEventsConfig
-from loadtest.engine.scheduler import PRESETS, Limits, Preset
+from loadtest.engine.scheduler import Batching, Limits
 from loadtest.engine.server import SimulatedEngine
+from loadtest.engine.step_time import PRESETS, Preset, kv_tokens
+
+_BATCHED_TOKENS = 8192
 
 
 class SimOptions(BaseModel):
@@ -27,8 +30,32 @@ class SimOptions(BaseModel):
     preset: Annotated[Preset, typer.Option(help="How fast the engine is.")] = Preset.H100_8B
     time_scale: Annotated[float, typer.Option(min=0, help="Multiplies all engine times; 0 is as fast as it can.")] = 1
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 256
-    max_num_batched_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a step.")] = 8192
-    kv_tokens: Annotated[int, typer.Option(min=1, help="Size of the KV cache in tokens.")] = 432_000
+    max_num_batched_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Tokens of a step. Default: 8192, or without chunked prefill the longest prompt."),
+    ] = None
+    enable_chunked_prefill: Annotated[
+        bool,
+        typer.Option(
+            "--enable-chunked-prefill/--no-enable-chunked-prefill",
+            help="Compute long prompts in several steps, beside the decoding of others.",
+        ),
+    ] = True
+    enable_prefix_caching: Annotated[
+        bool,
+        typer.Option(
+            "--enable-prefix-caching/--no-enable-prefix-caching", help="Reuse the KV cache of equal prompt prefixes."
+        ),
+    ] = True
+    tensor_parallel_size: Annotated[
+        int, typer.Option("--tensor-parallel-size", "-tp", min=1, help="GPUs over which the model is split.")
+    ] = 1
+    batching: Annotated[
+        Batching, typer.Option(help="static: requests run in groups, and the next group waits until all have ended.")
+    ] = Batching.CONTINUOUS
+    kv_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Size of the KV cache in tokens. Default: that of the preset's GPUs.")
+    ] = None
     block_size: Annotated[int, typer.Option(min=1, help="Tokens of a KV block.")] = 16
     max_model_len: Annotated[int, typer.Option(min=1, help="Longest sequence.")] = 131_072
     data_parallel_size: Annotated[int, typer.Option(min=1, help="Engines behind the server, each of that size.")] = 1
@@ -70,13 +97,24 @@ class SimOptions(BaseModel):
     @property
     def engine(self) -> EngineConfig:
         """The settings of the engine. Raises ValueError."""
-        blocks = max(1, self.kv_tokens // self.block_size)
+        gpus = self.tensor_parallel_size
+        blocks = max(1, (self.kv_tokens or kv_tokens(self.preset.value, gpus)) // self.block_size)
+        longest = min(self.max_model_len, blocks * self.block_size)
+        batched = self.max_num_batched_tokens or max(_BATCHED_TOKENS, 0 if self.enable_chunked_prefill else longest)
         alike = {field.name for field in fields(EngineConfig)} & set(SimOptions.model_fields) - {"max_model_len"}
         return EngineConfig(
             **{name: getattr(self, name) for name in alike},
-            limits=Limits(self.max_num_seqs, self.max_num_batched_tokens, self.block_size, blocks),
-            step_time=PRESETS[self.preset.value],
-            max_model_len=min(self.max_model_len, blocks * self.block_size),
+            limits=Limits(
+                self.max_num_seqs,
+                batched,
+                self.block_size,
+                blocks,
+                self.enable_prefix_caching,
+                self.enable_chunked_prefill,
+                self.batching,
+            ),
+            step_time=PRESETS[self.preset.value].tensor_parallel(gpus),
+            max_model_len=longest,
             lora_adapters=tuple(self.lora or ()),
             shutdown_timeout_seconds=self.shutdown_timeout,
             kv_events=self.kv_events,

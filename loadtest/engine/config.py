@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from loadtest.engine.kv_events import KvEventsConfig
-from loadtest.engine.scheduler import PRESETS, Limits, StepTime
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import PRESETS, StepTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +45,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.data_parallel_size < 1:
             raise ValueError(f"data_parallel_size must be at least 1, not {self.data_parallel_size}")
+        batched, longest = self.limits.max_num_batched_tokens, self.max_model_len
+        if not self.limits.chunked_prefill and batched < longest:
+            raise ValueError(
+                f"max_num_batched_tokens ({batched}) is smaller than max_model_len ({longest}): without chunked "
+                "prefill a prompt is computed in one step. Increase max_num_batched_tokens or decrease max_model_len."
+            )

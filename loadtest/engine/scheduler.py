@@ -9,52 +9,16 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
-from typing import Final
 
 from loadtest.engine.kv_cache import BlockPool, CacheObserver, SequenceState, State
+from loadtest.engine.step_time import StepTime
 
 
-@dataclass(frozen=True, slots=True)
-class StepTime:
-    """Coefficients of t = a + b*P + e*pairs + c*D + d*K, in seconds.
+class Batching(StrEnum):
+    """When sequences join a batch: at any step, as in vLLM, or in groups that end together, as in older engines."""
 
-    P is the number of prefilled tokens, pairs the (token, earlier token) pairs that their attention covers, D the
-    number of decoding sequences and K the number of KV tokens that they read.
-    """
-
-    base_seconds: float
-    per_prefill_token_seconds: float
-    per_attention_pair_seconds: float
-    per_decode_sequence_seconds: float
-    per_context_token_seconds: float
-
-    def prefill_seconds(self, tokens: int, already_computed_tokens: int) -> float:
-        """What prefilling a chunk of `tokens` after `already_computed_tokens` adds to a step."""
-        pairs = tokens * already_computed_tokens + tokens * (tokens + 1) // 2
-        return self.per_prefill_token_seconds * tokens + self.per_attention_pair_seconds * pairs
-
-    def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        """What decoding one token for each of `sequences` adds to a step."""
-        return self.per_decode_sequence_seconds * sequences + self.per_context_token_seconds * context_tokens
-
-    def decode_stretch_seconds(self, steps: int, sequences: int, context_tokens: int) -> float:
-        """The length of `steps` consecutive decode-only steps; the context grows by `sequences` at each."""
-        one = self.base_seconds + self.decode_seconds(sequences, context_tokens)
-        return steps * one + self.per_context_token_seconds * sequences * steps * (steps - 1) / 2
-
-
-# h100-8b: fitted to a published H100 / Llama-3.1-8B layer profile. cpu-tiny: a 4.5 M parameter Llama on one core.
-PRESETS: Final = MappingProxyType(
-    {"h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9), "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9)}
-)
-
-
-class Preset(StrEnum):
-    """How fast the simulated engine is."""
-
-    H100_8B = "h100-8b"
-    CPU_TINY = "cpu-tiny"
+    CONTINUOUS = "continuous"
+    STATIC = "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +30,8 @@ class Limits:
     block_size: int = 16
     num_blocks: int = 27_000
     prefix_caching: bool = True
+    chunked_prefill: bool = True
+    batching: Batching = Batching.CONTINUOUS
 
     def __post_init__(self) -> None:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -214,7 +180,7 @@ class Scheduler:
         preempted = self._grow_decoding()
         if self._observer is not None:
             self._register_outputs()
-        budget = self.limits.max_num_batched_tokens - len(self.decoding)
+        budget = self._budget_tokens()
         prefills: list[tuple[SequenceState, int]] = []
         duration = self.step_time.base_seconds
         for sequence in list(self.prefilling.values()):
@@ -226,7 +192,7 @@ class Scheduler:
                 self.waiting.popleft()
                 self._aborted_in_queue -= 1
                 continue
-            if not self._admit(sequence, now_seconds):
+            if not self._admit(sequence, budget, now_seconds):
                 break
             self.waiting.popleft()
             budget, seconds = self._prefill_chunk(sequence, budget, prefills)
@@ -267,7 +233,14 @@ class Scheduler:
 
     # --- admission and prefill -------------------------------------------------------------------------------------
 
-    def _admit(self, sequence: SequenceState, now_seconds: float) -> bool:
+    def _budget_tokens(self) -> int:
+        """Prompt tokens that this step may compute."""
+        if self.limits.batching is Batching.STATIC:
+            # A group forms when the last one has ended, and is prefilled as a whole. Nothing joins it later.
+            return 0 if self.num_running else self.limits.num_blocks * self.limits.block_size
+        return self.limits.max_num_batched_tokens - len(self.decoding)
+
+    def _admit(self, sequence: SequenceState, budget: int, now_seconds: float) -> bool:
         """Move a waiting sequence into the batch if all blocks of its prompt fit."""
         block_size, pool = self.limits.block_size, self.pool
         target = sequence.prefill_target_tokens
@@ -278,6 +251,8 @@ class Scheduler:
             # A preempted sequence looks for the blocks of its own output too.
             keys = sequence.keys(0, most) if sequence.earlier_generated_tokens else sequence.prompt_keys
             hit = pool.find(keys, most)
+        if not self.limits.chunked_prefill and target - len(hit) * block_size > budget:
+            return False  # a prompt is computed in one step, or waits
         needed = -(-target // block_size) - len(hit)
         if needed + pool.num_free_among(hit) > pool.num_free:
             return False

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from loadtest.console import command_line, fail, markdown_table, plain_table, say
-from loadtest.engine.scheduler import PRESETS, Preset, StepTime
+from loadtest.engine.step_time import PRESETS, Preset, StepTime
 from loadtest.predict.comparison import (
     ClientRun,
     Line,

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadtest.engine.scheduler import StepTime
+from loadtest.engine.step_time import StepTime
 from loadtest.recording import Logged
 
 

@@ -11,7 +11,8 @@ import math
 from dataclasses import dataclass, field
 
 from loadtest.engine.kv_cache import SequenceState, State
-from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step, StepTime
+from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
+from loadtest.engine.step_time import StepTime
 
 _NOTHING = Committed(0)
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from typer import Argument
 
 from loadtest.console import option
-from loadtest.engine.scheduler import Preset
+from loadtest.engine.step_time import Preset
 from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
 from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Misleading, Scenario

@@ -6,7 +6,8 @@ import math
 import random
 from dataclasses import dataclass, field
 
-from loadtest.engine.scheduler import PRESETS, Limits, StepTime
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import PRESETS, StepTime
 
 
 @dataclass(frozen=True, slots=True)

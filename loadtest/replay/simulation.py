@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import Committed, StepTime
+from loadtest.engine.scheduler import Committed
+from loadtest.engine.step_time import StepTime
 from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 from loadtest.replay.policies import RouterContext, router_of
 from loadtest.replay.router import Router

@@ -126,6 +126,8 @@ def _complaints(flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue], pl
     if batched is not None and seqs is not None and batched < seqs:
         # With chunked prefill as well: each running sequence needs a token of every step.
         yield f"max-num-batched-tokens {batched} is below max-num-seqs {seqs}"
+    if flags.get("max-num-batched-tokens") == 0:
+        yield "max-num-batched-tokens 0 computes nothing: give 1 or more, or null for the default"
     whole = flags.get("enable-chunked-prefill") is False
     if whole and batched is not None and longest is not None and batched < longest:
         yield f"without chunked prefill, max-num-batched-tokens {batched} must hold max-model-len {longest}"

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import PRESETS, Limits
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import PRESETS
 from loadtest.replay.engine import ReplayEngine
 
 _LOOK_SECONDS = 2.0  # how often the gateway reads an engine's metrics

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 from loadtest.engine import SimulatedEngine
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step, StepTime
+from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
+from loadtest.engine.step_time import StepTime
 
 DEADLINE_SECONDS = 5.0
 

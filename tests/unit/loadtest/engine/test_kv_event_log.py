@@ -11,7 +11,8 @@ from loadtest.engine.choice import Choice, PreparedPrompt, content_of, plan_choi
 from loadtest.engine.kv_event_publisher import KvEventLog, long_hash
 from loadtest.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Event, HashFormat
 from loadtest.engine.request_parameters import SamplingParams, Steering
-from loadtest.engine.scheduler import PRESETS, Limits, Scheduler, Step
+from loadtest.engine.scheduler import Limits, Scheduler, Step
+from loadtest.engine.step_time import PRESETS
 from loadtest.engine.tokens import block_keys, from_ids, namespace, tokenise
 
 BLOCK = 4

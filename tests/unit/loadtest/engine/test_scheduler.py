@@ -5,7 +5,8 @@ import math
 import pytest
 
 from loadtest.engine.kv_cache import SequenceState, State
-from loadtest.engine.scheduler import Limits, Scheduler, StepTime
+from loadtest.engine.scheduler import Limits, Scheduler
+from loadtest.engine.step_time import StepTime
 from tests.unit.loadtest.engine.support import VirtualEngine
 
 TIME = StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9)

@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from loadtest.engine.kv_cache import SequenceState, State
-from loadtest.engine.scheduler import PRESETS, Limits, Scheduler, Step
+from loadtest.engine.scheduler import Limits, Scheduler, Step
+from loadtest.engine.step_time import PRESETS
 
 LIMITS = Limits(max_num_seqs=4, max_num_batched_tokens=12, block_size=4, num_blocks=10)
 ENDED = {State.FINISHED, State.ABORTED}

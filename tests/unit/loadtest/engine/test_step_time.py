@@ -2,7 +2,7 @@
 
 import pytest
 
-from loadtest.engine.scheduler import PRESETS, StepTime
+from loadtest.engine.step_time import PRESETS, StepTime
 
 MODEL = StepTime(1.0, 0.1, 0.001, 0.01, 0.0001)
 

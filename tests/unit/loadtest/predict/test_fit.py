@@ -1,6 +1,6 @@
 import pytest
 
-from loadtest.engine.scheduler import StepTime
+from loadtest.engine.step_time import StepTime
 from loadtest.predict.fit import FEWEST_IDLE, NoFit, Served, fit, overhead_of, served
 from tests.unit.loadtest.predict.worlds import SIZES, STEP, logged, traffic
 

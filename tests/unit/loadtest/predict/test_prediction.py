@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadtest.engine.scheduler import StepTime
+from loadtest.engine.step_time import StepTime
 from loadtest.predict.command import Prediction, predict, trace_from
 from loadtest.predict.comparison import ClientRun, Mismatch, Sent, verdict
 from loadtest.recording import Logged

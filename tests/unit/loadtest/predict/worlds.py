@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from loadtest.engine.scheduler import StepTime
+from loadtest.engine.step_time import StepTime
 from loadtest.predict.command import replayed
 from loadtest.recording import Logged
 from loadtest.replay.scenario import Scenario

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import Limits, StepTime
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import StepTime
 from loadtest.replay.engine import ReplayEngine, ReplayRequest
 from loadtest.replay.gateway_router import WAYS, admission_of, parted, with_admission
 from loadtest.replay.policies import RouterContext, router_of

@@ -8,7 +8,8 @@ import random
 import pytest
 
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import PRESETS, Limits
+from loadtest.engine.scheduler import Limits
+from loadtest.engine.step_time import PRESETS
 from loadtest.replay.engine import ReplayEngine
 from tests.unit.loadtest.engine.support import VirtualEngine
 

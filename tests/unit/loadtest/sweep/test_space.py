@@ -65,6 +65,11 @@ def test_a_value_is_spelled_as_vllm_reads_it(flag: str, value: FlagValue, words:
             {},
             "without chunked prefill, max-num-batched-tokens 2000 must hold max-model-len 8192",
         ),
+        (
+            {"enable-chunked-prefill": [False], "max-num-batched-tokens": [0]},
+            {},
+            "max-num-batched-tokens 0 computes nothing: give 1 or more, or null for the default",
+        ),
         ({"gpu-memory-utilization": [1.5]}, {}, "gpu-memory-utilization 1.5 is not above 0 and at most 1"),
         ({"max-num-seqs": [4]}, {"exclude": [{"max_num_seqs": 4}]}, "excluded by the plan"),
     ],

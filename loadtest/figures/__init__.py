@@ -1,0 +1,1 @@
+"""What batching does, computed on the simulated engine in virtual time and drawn on one page."""
