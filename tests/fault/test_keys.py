@@ -58,17 +58,17 @@ async def test_an_expired_key_is_refused_and_says_so(backend: ScriptedBackend) -
 
 async def test_a_budget_is_what_usage_reports_and_ends_with_the_period(backend: ScriptedBackend) -> None:
     backend.plays(*stream(3))
-    async with running(backend, sections=limited(tokens_per_day=50, tokens_per_month=1000)) as under_test:
-        body = chat(stream=True, max_tokens=20)
+    async with running(backend, sections=limited(tokens_per_day=28, tokens_per_month=1000)) as under_test:
+        body = chat(stream=True, max_tokens=3)
         for used in (8, 16, 24):  # usage says 5 + 3
             assert (await under_test.ask(body, AS_CLIENT)).is_done
-            assert f"{used}/50 a day, {used}/1000 a month" in repr(under_test.gateway.handler._rate_limits["limited"])
-        refused = await under_test.ask(chat(max_tokens=40), AS_CLIENT)
+            assert f"{used}/28 a day, {used}/1000 a month" in repr(under_test.gateway.handler._rate_limits["limited"])
+        refused = await under_test.ask(chat(max_tokens=10), AS_CLIENT)
         assert (refused.status, refused.error["type"], refused.error["code"]) == (429, *["insufficient_quota"] * 2)
-        assert "26 remain" in refused.error["message"]
+        assert "4 remain" in refused.error["message"]
         assert 0 < int(refused.header("retry-after") or 0) <= 86400
         assert refused.header("x-should-retry") == "false"
-        anthropic = await under_test.ask(chat(max_tokens=40), AS_CLIENT, target=b"/v1/messages")
+        anthropic = await under_test.ask(chat(max_tokens=10), AS_CLIENT, target=b"/v1/messages")
         assert anthropic.json["error"]["type"] == "rate_limit_error"
         assert under_test.outcomes == {"completed": 3, "quota_exceeded": 2}
         assert (await under_test.ask(body, b"x-api-key: sk-free")).is_done
