@@ -253,7 +253,7 @@ class Gateway:
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
-        self._usage_page = UsagePage(self._usage_now, self._unix_seconds)
+        self._usage_page = UsagePage(self._usage_now, self.usage.last_days, self._unix_seconds)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
