@@ -253,7 +253,7 @@ class Gateway:
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
-        self._usage_page = UsagePage(self._usage_now, self._unix_seconds)
+        self._usage_page = UsagePage(self._usage_now, self.usage.last_days, self._unix_seconds)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
@@ -300,10 +300,15 @@ class Gateway:
 
     def _new_batches(self, folder: Path, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
+        from gateway.batches.budgets import within_budgets
         from gateway.batches.sender import LineDispatchers, LineSender
         from gateway.batches.service import Batches, BatchSetting
 
-        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
+        dispatchers = within_budgets(
+            LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks),
+            lambda key: self.handler.budgets_of(key),
+            lambda request: self.reader.expected_tokens(request),
+        )
         complete, finished = self.tokenization.complete, self.finished.add
         sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather

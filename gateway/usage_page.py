@@ -15,10 +15,16 @@ _EPOCH = date(1970, 1, 1)
 
 
 class UsagePage:
-    """Serves the usage. `read` returns all that is known, which is summed up in a thread, one at a time."""
+    """Serves the usage. `read` returns all that is known, which is summed up in a thread, one at a time.
 
-    def __init__(self, read: Callable[[], State], unix_seconds: Callable[[], float]) -> None:
+    `last_days`: the last day on which each key was used.
+    """
+
+    def __init__(
+        self, read: Callable[[], State], last_days: Callable[[], dict[str, int]], unix_seconds: Callable[[], float]
+    ) -> None:
         self._read = read
+        self._last_days = last_days
         self._unix_seconds = unix_seconds
         self._one_at_a_time = asyncio.Lock()
 
@@ -32,7 +38,8 @@ class UsagePage:
         until = _day_of(request, "until", today)
         by_day = request.query.get("by", "") == "day"
         async with self._one_at_a_time:
-            return as_json(await asyncio.to_thread(usage_document, self._read(), since, until, by_day=by_day))
+            document = await asyncio.to_thread(usage_document, self._read(), since, until, by_day=by_day)
+        return as_json(document | {"last_used": {key: _name_of(day) for key, day in self._last_days().items()}})
 
 
 def usage_document(state: State, since: date, until: date, *, by_day: bool) -> dict[str, Any]:

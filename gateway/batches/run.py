@@ -29,6 +29,7 @@ from gateway.errors import (
     InternalError,
     ModelMissing,
     ModelNotFound,
+    QuotaExceeded,
 )
 from gateway.observe.metrics import BatchMetrics
 
@@ -53,6 +54,12 @@ def _passes(error: GatewayError) -> bool:
 
 def in_file_order(lines: Sequence[Line]) -> Iterable[Line]:
     return lines
+
+
+def _has_budget_within(error: GatewayError, seconds: float) -> bool:
+    """Whether it failed for a budget of its key that is renewed before so many seconds are over."""
+    after_seconds = error.retry_after_seconds if isinstance(error, QuotaExceeded) else None
+    return after_seconds is not None and after_seconds < seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +129,7 @@ class BatchRun:
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
         self._is_stopping = False
+        self._lacks_budget = False  # of its key; then the batch is paused
 
     def answered(self, place: int) -> None:
         """The journal has an answer to this line."""
@@ -161,6 +169,7 @@ class BatchRun:
             if lines := self._next_group(fresh):
                 for line, custom_id, body in await asyncio.to_thread(self._source.read, lines):
                     await self._backoff.wait(clock)
+                    self._go_on()
                     await self._start(line, custom_id, body)
             else:
                 self._changed.clear()
@@ -216,7 +225,7 @@ class BatchRun:
 
     def _is_put_back(self, line: Line, error: GatewayError) -> bool:
         """Whether the same line may succeed later. What passes is waited for until the window closes."""
-        if _passes(error):
+        if _passes(error) or self._waits_for_budget(error):
             self._again.append(line)
             self._backoff.failed(asyncio.get_running_loop().time(), error.retry_after_seconds or 0.0)
             return True
@@ -226,6 +235,18 @@ class BatchRun:
         if attempts < _MOST_ATTEMPTS:
             self._last.append(line)
         return attempts < _MOST_ATTEMPTS
+
+    def _waits_for_budget(self, error: GatewayError) -> bool:
+        if not _has_budget_within(error, self.batch.expires_at - self._parts.unix_seconds()):
+            return False
+        self._lacks_budget = True
+        self.batch.pause(error.message)
+        return True
+
+    def _go_on(self) -> None:
+        if self._lacks_budget:
+            self._lacks_budget = False
+            self.batch.go_on()
 
     async def _write(self, line: Line, custom_id: str, answer: LineAnswer) -> None:
         body = on_one_line(answer.body)

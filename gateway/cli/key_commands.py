@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from gateway.cli.terminal import FAILED, INVALID, ConfigFile, fail, show
+from gateway.cli.terminal import FAILED, INVALID, ConfigFile, ask_gateway, fail, show
 
 if TYPE_CHECKING:
     from gateway.cli.key_store import KeyStore
@@ -85,11 +85,19 @@ def keys_new(
 def keys_list(
     config: ConfigFile = None,
     file: KeysFile = None,
+    admin: Annotated[
+        str | None,
+        Option(help="Admin port of a gateway, which knows when each key was last used.", metavar="URL"),
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Show the keys of the file, with their expiry and limits. Secrets are unknown, and digests are not shown."""
     with _store(file, config) as store:
-        document = {"file": str(store.file), "keys": [_entry(key, _now()) for key in store.read()]}
+        keys = [_entry(key, _now()) for key in store.read()]
+        if admin is not None:
+            last_used = ask_gateway(admin, "/admin/usage").get("last_used", {})
+            keys = [key | {"last_used": last_used.get(key["name"])} for key in keys]
+        document = {"file": str(store.file), "keys": keys, "with_use": admin is not None}
     show(document, json, "keys.jinja")
 
 

@@ -28,7 +28,7 @@ from gateway.errors import (
     RouteNotFound,
 )
 from gateway.front.body import Upload
-from gateway.front.budgets import Spent
+from gateway.front.budgets import Budgets, Spent
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES, in_turns
@@ -240,6 +240,11 @@ class Handler(RequestHandler):
         for name, periods in spent.items():
             if name in self._rate_limits:
                 self._rate_limits[name].restore_spent(periods)
+
+    def budgets_of(self, name: str) -> Budgets | None:
+        """The token budgets of this key, if it has any."""
+        limits = self._rate_limits.get(name)
+        return None if limits is None else limits.budgets
 
     def running(self) -> dict[str, int]:
         """Requests that run and wait, by key with limits."""

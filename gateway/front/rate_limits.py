@@ -98,6 +98,11 @@ class KeyLimits:
         budgets = "" if self._budgets is None else repr(self._budgets)
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}{budgets}>"
 
+    @property
+    def budgets(self) -> Budgets | None:
+        """The token budgets of the key, if it has any."""
+        return self._budgets
+
     def run_elsewhere(self, requests: int) -> None:
         """So many requests of the key run in another process, which ends."""
         self.running_elsewhere = requests

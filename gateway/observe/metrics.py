@@ -350,7 +350,7 @@ class BatchMetrics:
         """Show the batches that have not ended, and the size of files. While batches are off, there are none."""
         self._metrics.gauge(
             "gateway_batches",
-            "Offline batches that have not ended, by status; paused: the disk is full.",
+            "Offline batches that have not ended, by status; paused: the disk is full, or the key has no tokens left.",
             ("status",),
             lambda: [((state,), count) for state, count in states().items()],
         )

@@ -32,6 +32,7 @@ class KeyUsage:
         self._today: dict[tuple[str, str], Counts] = {}
         self._models: dict[str, int] = {}  # today's, by key
         self._past: dict[int, bytes] = {}
+        self._last_days: dict[str, int] = {}  # of past days, the last one on which a key was used
         self._labels: dict[str, Counts] = {}  # by key, since the start of the process
 
     def follow(self, *, has_keys: bool) -> None:
@@ -70,6 +71,13 @@ class KeyUsage:
             for key, model, counts in rows:
                 _add(merged.setdefault((key, model), [0] * len(COUNTS)), counts)
             self._past[day] = _packed(merged)
+            for key, _ in merged:
+                self._last_days[key] = max(day, self._last_days.get(key, day))
+
+    def last_days(self) -> dict[str, int]:
+        """The last day on which each key was used, of the days that are kept."""
+        self._turn()
+        return self._last_days | {key: self._day for key, _ in self._today}
 
     def today(self) -> tuple[int, list[Row]]:
         """The current day, and what was counted on it."""
@@ -128,6 +136,8 @@ class KeyUsage:
             return
         if self._today:
             self._past[self._day] = _packed(self._today)
+        self._last_days |= {key: self._day for key, _ in self._today}
+        self._last_days = {key: last for key, last in self._last_days.items() if last > day - _MOST_DAYS}
         self._day = day
         self._today, self._models = {}, {}
         self._past = {each: packed for each, packed in self._past.items() if each > day - _MOST_DAYS}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 
 from gateway.config.file import parse
 from tests.clients import Answer
@@ -89,6 +90,55 @@ async def test_a_key_has_a_quota_of_lines(backend: ScriptedBackend, tmp_path: Pa
         assert (await ended(gateway, first))["status"] == "completed"
         assert (await ended(gateway, await submit(gateway, 6)))["status"] == "completed"
         gateway.counted.accepted += 16
+
+
+async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_raised(
+    backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.run._MOST_BACKOFF_SECONDS", 0.05)
+    backend.plays(*echo())
+
+    def budget(tokens: int) -> dict[str, Any]:
+        return {"auth": {"keys": [KEYS[0] | {"tokens_per_day": tokens}]}}
+
+    made = merged(sections(tmp_path, lines_in_flight=1), budget(600))
+    async with running(backend, sections=made) as gateway:
+        batch = await submit(gateway, 120, completion_window="720h")
+
+        async def shown() -> dict[str, Any]:
+            return dict((await ask(gateway, b"GET", f"/v1/batches/{batch}")).json)
+
+        while not (paused := await shown()).get("paused"):
+            await asyncio.sleep(0.02)
+        assert "600 tokens per day" in paused["paused"]
+        assert paused["status"] == "in_progress"
+        assert paused["request_counts"]["failed"] == 0
+        assert 0 < paused["request_counts"]["completed"] < 120
+        used = gateway.gateway.handler.spent()["a"]["day"][1]
+        assert used == paused["usage"]["total_tokens"]
+
+        raised = parse({**merged(QUICK, made, budget(1000000)), "backends": [{"url": backend.url}]})
+        gateway.gateway.follow(gateway.gateway.config.model_copy(update={"auth": raised.auth}))
+        found = await ended(gateway, batch)
+        assert found["request_counts"] == {"total": 120, "completed": 120, "failed": 0}
+        assert "paused" not in found
+        gateway.counted.accepted += gateway.outcomes["quota_exceeded"] + 120
+
+
+async def test_lines_that_no_budget_of_their_key_allows_fail_as_requests_do(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    backend.plays(*echo())
+    made = merged(sections(tmp_path), {"auth": {"keys": [KEYS[0] | {"tokens_per_month": 3}]}})
+    async with running(backend, sections=made) as gateway:
+        found = await ended(gateway, await submit(gateway, 5))
+        gateway.counted.accepted += 5
+        assert (found["status"], found["request_counts"]["failed"]) == ("completed", 5)
+        errors = (await ask(gateway, b"GET", f"/v1/files/{found['error_file_id']}/content")).body.splitlines()
+        responses = [orjson.loads(line)["response"] for line in errors]
+        assert {each["status_code"] for each in responses} == {429}
+        assert {each["body"]["error"]["code"] for each in responses} == {"insufficient_quota"}
+        assert backend.ledger == []
 
 
 async def test_results_expire_when_the_client_says(backend: ScriptedBackend, tmp_path: Path) -> None:

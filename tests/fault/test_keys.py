@@ -128,6 +128,7 @@ async def test_usage_is_shown_by_key_and_model_and_in_metrics(backend: ScriptedB
         ]
         assert document["total"] == {**counts, "requests": 3, "errors": 1}
         assert document["since"].endswith("-01")
+        assert document["last_used"] == {"limited": document["until"]}
         by_day = (await admin(b"/admin/usage?by=day&since=2026-01-01")).json
         assert by_day["rows"][0]["day"] == by_day["until"] == by_day["counted_since"]
         wrong = await admin(b"/admin/usage?since=yesterday")

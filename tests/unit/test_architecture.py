@@ -104,6 +104,7 @@ LAYERS: dict[str, set[str]] = {
         "resources",
         "supervisor",
         "front.body",
+        "front.budgets",
         "front.http_request",
         "front.json_body",
         "front.read",

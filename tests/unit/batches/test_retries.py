@@ -3,7 +3,7 @@
 import pytest
 
 from gateway import errors
-from gateway.batches.run import _passes
+from gateway.batches.run import _has_budget_within, _passes
 
 PASSING = [
     errors.QueueFull("x"),
@@ -31,6 +31,7 @@ NOT_PASSING = [
     errors.FirstByteTimeout("x"),
     errors.WrongAnswer("x"),
     errors.InternalError("x"),
+    errors.QuotaExceeded("x", retry_after_seconds=60.0),
 ]
 
 
@@ -42,3 +43,11 @@ def test_what_passes(error: errors.GatewayError) -> None:
 @pytest.mark.parametrize("error", NOT_PASSING, ids=lambda error: type(error).__name__)
 def test_what_does_not_pass(error: errors.GatewayError) -> None:
     assert not _passes(error)
+
+
+def test_a_budget_that_is_renewed_before_the_window_closes_is_waited_for() -> None:
+    used_up = errors.QuotaExceeded("x", retry_after_seconds=60.0)
+    assert _has_budget_within(used_up, 61.0)
+    assert not _has_budget_within(used_up, 60.0)
+    assert not _has_budget_within(errors.QuotaExceeded("Request too large."), 61.0)
+    assert not _has_budget_within(errors.QueueFull("x", retry_after_seconds=60.0), 61.0)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner, Result
 from gateway.__main__ import app
 from gateway.cli.key_store import KeysError, KeyStore, duration_of, expiry_of
 from gateway.config.keys_file import read_keys
+from tests.unit.pages import serving
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)
 
@@ -136,6 +137,19 @@ def test_the_list_shows_no_secrets(file: Path) -> None:
     assert key["previous_valid_until"] > datetime.now(UTC).isoformat()
     for text in (page, shown):
         assert entries(file)[0]["key_sha256"][:8] not in text
+
+
+def test_the_list_shows_when_a_gateway_last_saw_each_key(file: Path) -> None:
+    new(file, "ann")
+    new(file, "bob")
+    used = json.dumps({"rows": [], "last_used": {"ann": "2026-11-25", "revoked": "2026-11-24"}}).encode()
+    with serving(lambda _: (200, used)) as url:
+        lines = keys("list", "--file", file, "--admin", url).stdout.splitlines()
+        shown = json.loads(keys("list", "--file", file, "--admin", url, "--json").stdout)["keys"]
+    assert lines[0].endswith("last used (UTC)")
+    assert [line.split()[-1] for line in lines[1:]] == ["2026-11-25", "-"]
+    assert [key["last_used"] for key in shown] == ["2026-11-25", None]
+    assert "last used" not in keys("list", "--file", file).stdout
 
 
 def test_the_file_is_found_by_the_configuration_whose_variables_need_no_values(tmp_path: Path, file: Path) -> None:

@@ -93,6 +93,21 @@ def test_days_are_those_of_utc_and_are_kept_for_so_long() -> None:
     assert shown(usage, TODAY + 400, by_day=True) == [(TODAY + 400, "ann", "m", 1, 8, 0, 8, 0)]
 
 
+def test_the_last_day_of_each_key_is_known_as_long_as_the_day_is_kept() -> None:
+    clock = Clock(START.timestamp())
+    old = counted(record("ann"), record("bob"), clock=clock)
+    assert old.last_days() == {"ann": TODAY, "bob": TODAY}
+    clock.now += DAY_SECONDS
+    old.finished([record("ann")])
+    assert old.last_days() == {"ann": TODAY + 1, "bob": TODAY}
+    new = KeyUsage(clock)
+    clock.now += DAY_SECONDS
+    new.restore(old.state())
+    assert new.last_days() == {"ann": TODAY + 1, "bob": TODAY}
+    clock.now = START.timestamp() + 400 * DAY_SECONDS
+    assert new.last_days() == {"ann": TODAY + 1}
+
+
 def test_models_beyond_the_first_ones_are_counted_together() -> None:
     usage = counted(*[record(model=f"m{number}") for number in range(_MOST_MODELS + 50)])
     rows = shown(usage)
