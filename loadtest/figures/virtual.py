@@ -33,6 +33,8 @@ class Measured:
     prompt_tokens: int = 0
     preemptions: int = 0
     peak_running: int = 0
+    # When each step ended, and how many sequences were in its batch.
+    running: list[tuple[float, int]] = field(default_factory=list)
     ended: list[SequenceState] = field(default_factory=list)
     # Seconds between tokens, with how many tokens came after such a time.
     gaps: list[tuple[float, int]] = field(default_factory=list)
@@ -68,6 +70,7 @@ class Measured:
 
     def on_step(self, step: Step) -> None:
         self.seconds += step.duration_seconds
+        self.running.append((self.seconds, step.decode_sequences + len(step.prefills)))
         self.busy_seconds += step.duration_seconds - min(HOST_SECONDS * step.repeat, step.duration_seconds)
         if step.decode_sequences:
             self.gaps.append((step.duration_seconds / step.repeat, step.decode_sequences * step.repeat))
@@ -104,9 +107,8 @@ def _run(arrivals: list[float], demands: Sequence[Demanded], limits: Limits, ste
     known = len(arrivals)
     while arrivals or scheduler.num_running or scheduler.num_waiting:
         while arrivals and arrivals[0] <= now:
-            heapq.heappop(arrivals)
             sequence = _sequence(sent, demands[sent], limits.block_size)
-            sequence.arrive(now)
+            sequence.arrive(heapq.heappop(arrivals))
             scheduler.add(sequence)
             sent += 1
         step = scheduler.schedule(now, arrivals[0] if arrivals else math.inf)

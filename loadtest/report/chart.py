@@ -131,7 +131,8 @@ class ChartSeries:
 class Chart:
     """A titled set of series; on pages, dots lie below them, and marks (failures) on the horizontal axis.
 
-    `x_shown`: what the points of the first series are called, where that is not the number itself.
+    `x_shown`: what the points of the first series are called, where that is not the number itself. `bounds`: level
+    lines with a name, such as the limits of an SLO; one outside the vertical axis is not drawn.
     """
 
     title: str
@@ -142,3 +143,6 @@ class Chart:
     x_shown: Sequence[str] = field(default_factory=list)
     dots: Sequence[tuple[float, float]] = field(default_factory=list)
     marks: Sequence[float] = field(default_factory=list)
+    x_title: str = ""
+    y_title: str = ""
+    bounds: Sequence[tuple[float, str]] = field(default_factory=list)

@@ -26,12 +26,13 @@ def plot_data(chart: Chart) -> dict[str, Any]:
     named = dict(zip((x for x, _ in chart.series[0].points), chart.x_shown, strict=False)) if chart.series else {}
     return {
         "title": chart.title,
-        "x": {**_axis(chart.x), "labels": [named.get(x, "") for x in xs] if named else None},
-        "y": _axis(chart.y, as_it_is=True),
+        "x": {**_axis(chart.x), "title": chart.x_title, "labels": [named.get(x, "") for x in xs] if named else None},
+        "y": {**_axis(chart.y, as_it_is=True), "title": chart.y_title},
         "data": [[round(at(x), 3) for x in xs], *(_column(series.points, xs) for series in chart.series)],
         "lines": [_line(series, xs) for series in chart.series],
         "dots": [[round(x, 3) for x, _ in chart.dots], [_short(y) for _, y in chart.dots]] if chart.dots else None,
         "marks": [round(x, 3) for x in chart.marks],
+        "bounds": [[value, text] for value, text in chart.bounds],
     }
 
 

@@ -84,6 +84,21 @@
         for (const end of [high, low]) ctx.fillRect(left - 4 * ratio, end - ratio / 2, 8 * ratio, ratio);
       });
     });
+    // Limits: a dashed line each, its name at the right end.
+    ctx.strokeStyle = ctx.fillStyle = styles.bad;
+    ctx.setLineDash([6 * ratio, 4 * ratio]);
+    ctx.lineWidth = ratio;
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.textAlign = "right";
+    for (const [value, text] of plot.bounds) {
+      if (value < plot.y.range[0] || value > plot.y.range[1]) continue;
+      const at = u.valToPos(value, "y", true), right = bbox.left + bbox.width;
+      ctx.beginPath();
+      ctx.moveTo(bbox.left, at);
+      ctx.lineTo(right, at);
+      ctx.stroke();
+      ctx.fillText(text, right - 4 * ratio, at + (at - bbox.top < 18 * ratio ? 14 : -4) * ratio);
+    }
     ctx.restore();
   };
 
@@ -92,7 +107,8 @@
     const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line") };
     const names = (ticks) => (u, splits) => splits.map((split) => (ticks.find(([at]) => at === split) || ["", ""])[1]);
     const axis = { stroke: styles.soft, grid: { stroke: styles.line, width: 1 }, ticks: { stroke: styles.line, width: 1 },
-      font: "12px system-ui, sans-serif" };
+      font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18 };
+    const titled = (told) => ({ ...axis, label: told.title || undefined });
     const inside = (u) => x.ticks.map(([at]) => at).filter((at) => at >= u.scales.x.min && at <= u.scales.x.max);
     // Asked for all that there is, it shows the whole axis; anything else was dragged.
     const all = (low, high) => low === plot.data[0][0] && high === plot.data[0].at(-1);
@@ -107,9 +123,9 @@
       },
       axes: [
         x.time
-          ? { ...axis, values: (u, splits) => splits.map((split) => `${+split.toFixed(3)} s`), size: 32 }
-          : { ...axis, splits: inside, values: names(x.ticks), size: 32 },
-        { ...axis, splits: () => y.ticks.map(([at]) => at), filter: (u, splits) => splits, values: names(y.ticks), size: 62 },
+          ? { ...titled(x), values: (u, splits) => splits.map((split) => `${+split.toFixed(3)} s`), size: 32 }
+          : { ...titled(x), splits: inside, values: names(x.ticks), size: 32 },
+        { ...titled(y), splits: () => y.ticks.map(([at]) => at), filter: (u, splits) => splits, values: names(y.ticks), size: 62 },
       ],
       series: [
         { label: "at", value: (u, value, at, index) => {
