@@ -5,7 +5,7 @@
 # their digests, such as python:3.13-slim@sha256:... (docs/image.md).
 # Without compiled modules (docs/builds.md): --build-arg GATEWAY_PURE=1
 # Backends from DNS or Kubernetes, and tokenizers of models for exact routing:
-#   --build-arg EXTRAS='discovery kubernetes otel tokenizer'
+#   --build-arg EXTRAS='coordination discovery kubernetes otel tokenizer'
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
 ARG BASE_IMAGE=python:3.13-slim
 ARG BUILDER_IMAGE=python:3.13

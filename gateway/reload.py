@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gateway.config import Config, Listen, masked
+from gateway.config.coordination import CoordinationConfig
 from gateway.config.values import version_of
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
-# Where the gateway listens, and where it keeps batches: all that a running gateway cannot change.
+# Where the gateway listens, where it keeps batches, and where it meets other gateways: a running one cannot change it.
 NEEDS_RESTART = (
     "batches.path",
+    *(f"coordination.{key}" for key in CoordinationConfig.model_fields),
     *("server.host", "server.port"),
     *("server.admin", "server.admin.host", "server.admin.port"),
     *("server.metrics", "server.metrics.host", "server.metrics.port"),
@@ -43,12 +45,12 @@ def differences(old: Config, new: Config) -> list[ConfigChange]:
 
 
 def applicable(old: Config, new: Config) -> Config:
-    """The new configuration with the listening addresses, the TLS and the folder of batches of the old one."""
+    """The new configuration with what needs a restart as in the old one."""
     was = old.server
     ports = {"admin": _at(was.admin, new.server.admin), "metrics": _at(was.metrics, new.server.metrics)}
     server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, **ports})
     batches = new.batches.model_copy(update={"path": old.batches.path})
-    return new.model_copy(update={"server": server, "batches": batches})
+    return new.model_copy(update={"server": server, "batches": batches, "coordination": old.coordination})
 
 
 def _at(old: Listen | None, new: Listen | None) -> Listen | None:

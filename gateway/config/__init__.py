@@ -8,6 +8,7 @@ from pydantic import field_validator, model_validator
 
 from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.config.batches import BatchesConfig
+from gateway.config.coordination import CoordinationConfig
 from gateway.config.keys import AuthConfig
 from gateway.config.models import ModelEmbeddingsConfig, ModelsConfig
 from gateway.config.tracing import TracingConfig
@@ -31,7 +32,15 @@ _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
     "|x-(api-key|data-parallel-rank|request-id)"
 )
-SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")  # keys whose values are never shown
+SECRETS = (
+    "api_key",
+    "key",
+    "key_sha256",
+    "cache_salt_secret",
+    "token",
+    "password",
+    "sentinel_password",
+)  # keys whose values are never shown
 
 
 def masked(value: Any, key: str = "") -> Any:
@@ -276,6 +285,7 @@ class Config(Section):
     admission: AdmissionConfig = AdmissionConfig()
     embeddings: EmbeddingsConfig = EmbeddingsConfig()
     batches: BatchesConfig = BatchesConfig()
+    coordination: CoordinationConfig = CoordinationConfig()
     health: HealthConfig = HealthConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     realtime: RealtimeConfig = RealtimeConfig()

@@ -58,7 +58,10 @@ def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(t
     server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": {"host": "::1", "port": 3}}
     admin = {"host": "::1", "port": 2, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
     batches = {"path": str(tmp_path)}
-    new = config(routing={"aging": 0.5}, server={**server, "admin": admin}, batches=batches)
+    coordination = {"url": "redis://cache", "name": "b", "ca": "/ca.pem", "expected_replicas": 3}
+    coordination |= {"username": "u", "password": "s3cret", "sentinel_password": "s3cret"}
+    more = {"batches": batches, "coordination": coordination}
+    new = config(routing={"aging": 0.5}, server={**server, "admin": admin}, **more)
     found = differences(old, new)
     assert {each.path for each in found if not each.applies} == {*NEEDS_RESTART} - {
         *("server.admin", "server.metrics"),
@@ -68,6 +71,7 @@ def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(t
     assert merged.server.admin is not None
     assert merged.server.tls is None
     assert merged.batches.path is None
+    assert merged.coordination == old.coordination
     assert merged.server.metrics == old.server.metrics
     assert merged.server.admin.token == "s3cret"
     assert (merged.server.host, merged.server.port) == (old.server.host, old.server.port)

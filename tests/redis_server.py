@@ -1,0 +1,88 @@
+"""A real Redis or Valkey for one test: on a port of its own, with its files in a temporary folder.
+
+Tests are skipped where neither is installed.
+"""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from loadtest.servers.processes import free_ports
+
+_START_SECONDS = 20.0
+_PATH = "/usr/local/bin:/usr/bin:/usr/sbin"
+
+
+def server_program() -> str:
+    """Where the program is; skips the test if it is not installed."""
+    for name in ("valkey-server", "redis-server"):
+        if found := shutil.which(name, path=_PATH):
+            return found
+    pytest.skip("neither valkey-server nor redis-server is installed")
+
+
+class RedisServer:
+    """One server, which can be killed, paused and started again. Without `keeps`, it always starts empty."""
+
+    def __init__(self, folder: Path, *, keeps: bool = False, options: tuple[str, ...] = ()) -> None:
+        self._program = server_program()
+        self._folder = folder
+        self._options = (*(("--appendonly", "yes") if keeps else ()), *options)
+        (self.port,) = free_ports(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        command = [self._program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        command += ["--save", "", "--daemonize", "no", *self._options]
+        with (self._folder / "redis.log").open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        until = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            assert self._process.poll() is None, (self._folder / "redis.log").read_text()
+            assert time.monotonic() < until, "it does not answer"
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        return self.ask("PING") == "+PONG"
+
+    def ask(self, command: str) -> str:
+        """The first line of the answer to a command; empty = there was none."""
+        with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
+            connection.settimeout(1.0)
+            connection.sendall(command.encode() + b"\r\n")
+            return connection.recv(4096).decode().splitlines()[0]
+        return ""
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """End it at once; what it does not keep is lost."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGCONT)
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@contextmanager
+def redis_server(folder: Path, *, keeps: bool = False, options: tuple[str, ...] = ()) -> Iterator[RedisServer]:
+    """A server that runs while the block does."""
+    server = RedisServer(folder, keeps=keeps, options=options)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
