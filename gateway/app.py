@@ -487,5 +487,9 @@ def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing, admission, window_seconds = config.routing, config.admission, config.routing.prefill_window_seconds
     waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
     return SchedulerSettings(
-        routing.aging, admission.kv_headroom, *waits, math.inf if window_seconds is None else window_seconds
+        routing.aging,
+        admission.kv_headroom,
+        *waits,
+        math.inf if window_seconds is None else window_seconds,
+        admission.itl_objective_seconds,
     )
