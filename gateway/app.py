@@ -307,12 +307,16 @@ class Gateway:
         complete, finished = self.tokenization.complete, self.finished.add
         sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
-        setting = BatchSetting(sender, *parts, self._knows_model)
+        setting = BatchSetting(sender, *parts, self._knows_model, self._engines_of)
         return Batches(folder, self.config, self.reader, setting)
 
     def _knows_model(self, name: str) -> bool:
         models = models_of(self.config.models.aliases.get(name, name))
         return any(self.fleet.candidates(model) is not None for model in models)
+
+    def _engines_of(self, name: str) -> int:
+        models = models_of(self.config.models.aliases.get(name, name))
+        return max([len(self.fleet.serving(model) or ()) for model in models], default=0)
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -413,10 +417,7 @@ class Gateway:
     def _add_gauges(self) -> None:
         for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing):
             owner.add_gauges(self.metrics)
-        batches = self.batches
-        self.batch_metrics.watch(
-            lambda: {} if batches is None else batches.states(), lambda: 0 if batches is None else batches.used_bytes
-        )
+        self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
         add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import pairwise
+from struct import pack
 from typing import Final, TypeVar
 
 _KEY_BYTES: Final = 8
@@ -55,7 +56,7 @@ class PrefixOrder:
 
     def add(self, keys: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Add the next line: its chained prefix keys, and the estimated lengths of prompt and output."""
-        self._keys += b"".join([key.to_bytes(_KEY_BYTES, "big") for key in keys])
+        self._keys += pack(f">{len(keys)}Q", *keys)
         self._ends.append(len(self._keys))
         self._prompt_tokens.append(max(1, prompt_tokens))
         self._output_tokens.append(output_tokens)

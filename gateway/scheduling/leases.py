@@ -12,6 +12,7 @@ from gateway.scheduling.lease import Lease
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
+_LEAST_TICK_SECONDS = 0.001
 _TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
 
 
@@ -208,18 +209,27 @@ class LeaseBroker:
         for model in self._queue.models():
             for ticket, granted in self._scheduler.scan_queue(model, now):
                 self._grant(ticket, granted)
+        seconds = _TICK_SECONDS
         if self._scheduler.offline:
-            self._scan_offline(now)
+            seconds = self._scan_offline(now)
+        if self._tick is not None and seconds < _TICK_SECONDS:
+            self._tick.cancel()
+            self._tick = None
         if self._tick is None and (self._waiters or self._scheduler.offline):
-            self._tick = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._ticked)
+            self._tick = asyncio.get_running_loop().call_later(seconds, self._ticked)
 
-    def _scan_offline(self, now: float) -> None:
-        """Revoke leases of offline lines that are in the way, and bind those that find idle capacity."""
+    def _scan_offline(self, now: float) -> float:
+        """Revoke leases of offline lines that are in the way, and bind those that find idle capacity.
+
+        Returns in how many seconds to look again.
+        """
         for lease in self._scheduler.pause_offline(now):
             if lease.demand.offline is not None:
                 lease.demand.offline.on_revoked()
         for ticket, granted in self._scheduler.scan_offline(now):
             self._grant(ticket, granted)
+        opens_in = self._scheduler.offline_opens_seconds(now) - now
+        return min(_TICK_SECONDS, max(_LEAST_TICK_SECONDS, opens_in))
 
     def _ticked(self) -> None:
         self._tick = None

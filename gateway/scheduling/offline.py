@@ -130,6 +130,15 @@ class IdleCapacity(Capacity):
             return False
         return self._has_no_effect(engine, slots_of(demand, engine), demand.prompt_tokens, now)
 
+    def opens_seconds(self, engine: Engine, now: float) -> float:
+        """When it may be open to the next line by time alone: a prefill ends, or its share of the time has passed."""
+        ahead_seconds = engine.load.prefill_ahead_seconds(now)
+        if engine.load.pending:
+            return now + ahead_seconds if ahead_seconds > 0 else inf
+        free_share = self._free_share(engine, 1, 0, now)
+        opens = self.prefills.next_seconds(engine, free_share) if free_share > _LEAST_FREE_SHARE else now
+        return opens if opens > now else inf
+
     def excess(self, engine: Engine, now: float) -> int:
         """Sequences that are too many there for the time between tokens; about."""
         model, load = self.calibration.model, engine.load
@@ -147,9 +156,13 @@ class IdleCapacity(Capacity):
             return False
         if not load.in_flight:
             return True
-        step, most = step_seconds(self.calibration.model, engine, sequences, tokens), self._most_seconds(engine)
-        free_share = 1 - step / most - self.prefills.others_share(self.engines, now)
+        free_share = self._free_share(engine, sequences, tokens, now)
         return free_share > _LEAST_FREE_SHARE and now >= self.prefills.next_seconds(engine, free_share)
+
+    def _free_share(self, engine: Engine, sequences: int, tokens: int, now: float) -> float:
+        """The share of the engine's time that is left with so many more sequences and tokens."""
+        step, most = step_seconds(self.calibration.model, engine, sequences, tokens), self._most_seconds(engine)
+        return 1 - step / most - self.prefills.others_share(self.engines, now)
 
     def _most_seconds(self, engine: Engine) -> float:
         objective = self.itl_objective_seconds

@@ -308,6 +308,13 @@ class Scheduler:
                 granted += self._bind_idle(model, tickets, eligible, now)
         return granted
 
+    def offline_opens_seconds(self, now: float) -> float:
+        """When lines that wait may be bound by time alone; at the latest a tick later they are looked at anyway."""
+        views = [self._views[model] for model in self.offline.models() if model in self._views]
+        return min(
+            [view.idle.opens_seconds(engine, now) for view in views for engine in view.engines], default=math.inf
+        )
+
     def _bind_idle(
         self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], now: float
     ) -> list[tuple[Ticket, Lease]]:
