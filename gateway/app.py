@@ -249,7 +249,7 @@ class Gateway:
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._load, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
-        self.queue_view = QueueView(queue, lambda: [card.id for card in fleet.models()], (), clock)
+        self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
@@ -285,9 +285,9 @@ class Gateway:
                 decisions.forget()
 
         self.dashboard_sources = Sources(
-            fleet, self.queue, self.metrics, self.recent, self.timeline, self.finished.settle, self.overview.describer,
-            self.cache_state.hit_accuracy.share, self.lease_broker.explain, lambda: self.config, self._own_gauges,
-            process_use, clock, self._offset_seconds,
+            fleet, self.queue, self.scheduler.offline, self.metrics, self.recent, self.timeline, self.finished.settle,
+            self.overview.describer, self.cache_state.hit_accuracy.share, self.lease_broker.explain,
+            lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
         )  # fmt: skip
         self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
         self._dashboard_pages = DashboardPages(

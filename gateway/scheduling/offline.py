@@ -224,6 +224,12 @@ class OfflineQueue:
         """In order of arrival; it must not change meanwhile."""
         return iter(self._waiting.get(model, ()))
 
+    def counts(self) -> dict[str, tuple[int, int]]:
+        """Lines that wait, and sequences in flight on idle capacity, of each model that has any."""
+        models = dict.fromkeys((*self._waiting, *self._tenants))
+        counts = {model: (len(self._waiting.get(model, ())), self.tenants(model).in_flight) for model in models}
+        return {model: count for model, count in counts.items() if any(count)}
+
     def join(self, ticket: Ticket) -> None:
         self._waiting.setdefault(ticket.demand.model, {})[ticket] = None
         self._count += 1
