@@ -31,6 +31,7 @@ from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
+from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.tokenization.tokenization import Tokenization
@@ -287,12 +288,18 @@ def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | No
 
 
 class QueueView:
-    """Reads the queue; changes nothing. `names`: of tenants that are known from the start."""
+    """Reads the queue and the offline lines; changes nothing. `names`: of tenants that are known from the start."""
 
     def __init__(
-        self, queue: Queue, models: Callable[[], Sequence[str]], names: Iterable[str], clock: Callable[[], float]
+        self,
+        queue: Queue,
+        offline: OfflineQueue,
+        models: Callable[[], Sequence[str]],
+        names: Iterable[str],
+        clock: Callable[[], float],
     ) -> None:
         self._queue = queue
+        self._offline = offline
         self._models = models
         self._labels: set[str] = set()
         self._clock = clock
@@ -310,12 +317,25 @@ class QueueView:
             ("model", "tenant", "class"),
             self._counts,
         )
+        text = "Lines of batches that wait for idle capacity, or run on it (sequences), by state."
+        metrics.gauge("gateway_offline_lines", text, ("model", "state"), self._offline_counts)
 
     async def document(self) -> dict[str, Any]:
         """The queue of each model, live. Yields between tenants, since a long queue takes long to read."""
         now = self._clock()
-        shown = dict.fromkeys((*self._models(), *self._queue.models()))
-        return {"waiting": len(self._queue), "models": [await self._model(model, now) for model in shown]}
+        offline = self._offline.counts()
+        shown = dict.fromkeys((*self._models(), *self._queue.models(), *offline))
+        models = [await self._model(model, offline.get(model, (0, 0)), now) for model in shown]
+        return {"waiting": len(self._queue), "models": models}
+
+    def _offline_counts(self) -> list[tuple[Labels, float]]:
+        known = set(self._models())
+        return [
+            ((model, state), float(count))
+            for model, counts in self._offline.counts().items()
+            for state, count in zip(("waiting", "running"), counts, strict=True)
+            if model in known
+        ]
 
     def _counts(self) -> list[tuple[Labels, float]]:
         counts: dict[Labels, float] = {}
@@ -335,7 +355,7 @@ class QueueView:
             self._labels.add(tenant)
         return tenant
 
-    async def _model(self, model: str, now: float) -> dict[str, Any]:
+    async def _model(self, model: str, offline: tuple[int, int], now: float) -> dict[str, Any]:
         queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
@@ -350,6 +370,7 @@ class QueueView:
             "in_flight": tenants.in_flight,
             "line_seconds": now - queue.began_seconds if queue is not None else 0.0,
             "drain_requests_per_second": 1 / between if between else None,
+            "offline": {"waiting": offline[0], "in_flight": offline[1]},
             "tenants": rows,
         }
 

@@ -249,7 +249,7 @@ class Gateway:
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._load, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
-        self.queue_view = QueueView(queue, lambda: [card.id for card in fleet.models()], (), clock)
+        self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
@@ -285,9 +285,9 @@ class Gateway:
                 decisions.forget()
 
         self.dashboard_sources = Sources(
-            fleet, self.queue, self.metrics, self.recent, self.timeline, self.finished.settle, self.overview.describer,
-            self.cache_state.hit_accuracy.share, self.lease_broker.explain, lambda: self.config, self._own_gauges,
-            process_use, clock, self._offset_seconds,
+            fleet, self.queue, self.scheduler.offline, self.metrics, self.recent, self.timeline, self.finished.settle,
+            self.overview.describer, self.cache_state.hit_accuracy.share, self.lease_broker.explain,
+            lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
         )  # fmt: skip
         self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
         self._dashboard_pages = DashboardPages(
@@ -312,12 +312,16 @@ class Gateway:
         complete, finished = self.tokenization.complete, self.finished.add
         sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
-        setting = BatchSetting(sender, *parts, self._knows_model)
+        setting = BatchSetting(sender, *parts, self._knows_model, self._engines_of)
         return Batches(folder, self.config, self.reader, setting)
 
     def _knows_model(self, name: str) -> bool:
         models = models_of(self.config.models.aliases.get(name, name))
         return any(self.fleet.candidates(model) is not None for model in models)
+
+    def _engines_of(self, name: str) -> int:
+        models = models_of(self.config.models.aliases.get(name, name))
+        return max([len(self.fleet.serving(model) or ()) for model in models], default=0)
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
@@ -418,10 +422,7 @@ class Gateway:
     def _add_gauges(self) -> None:
         for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing):
             owner.add_gauges(self.metrics)
-        batches = self.batches
-        self.batch_metrics.watch(
-            lambda: {} if batches is None else batches.states(), lambda: 0 if batches is None else batches.used_bytes
-        )
+        self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
         add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
 
@@ -492,5 +493,9 @@ def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing, admission, window_seconds = config.routing, config.admission, config.routing.prefill_window_seconds
     waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
     return SchedulerSettings(
-        routing.aging, admission.kv_headroom, *waits, math.inf if window_seconds is None else window_seconds
+        routing.aging,
+        admission.kv_headroom,
+        *waits,
+        math.inf if window_seconds is None else window_seconds,
+        admission.itl_objective_seconds,
     )

@@ -23,6 +23,19 @@ class Kind(StrEnum):
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class OfflineLine:
+    """A request of an offline batch: it may use idle capacity only, until its batch has little time left.
+
+    `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
+    left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
+    """
+
+    expires_seconds: float
+    laxity_seconds: Callable[[float], float]
+    on_revoked: Callable[[], None]
+
+
 @dataclass(slots=True, init=False)
 class Demand:
     """What the scheduler needs of a request: small values only. Never changed after its construction; not frozen, and
@@ -37,7 +50,8 @@ class Demand:
     the engine must compute every prompt token. `pinned`: the only backend that can answer, because it stores what is
     requested. `rank`: the engine of a backend that the client selects. `hint`: a hash of the client's session or cache
     key; 0 = none. `tenant`: shares the queue with other tenants in proportion to `weight`. `batch`: served after
-    interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock.
+    interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock. `offline`: the
+    request is a line of an offline batch.
     """
 
     model: str
@@ -65,6 +79,7 @@ class Demand:
     pinned: str | None
     rank: int | None
     hint: int
+    offline: OfflineLine | None
 
     def __init__(
         self,
@@ -93,6 +108,7 @@ class Demand:
         pinned: str | None = None,
         rank: int | None = None,
         hint: int = 0,
+        offline: OfflineLine | None = None,
     ) -> None:
         self.model = model
         self.tenant = tenant
@@ -119,6 +135,7 @@ class Demand:
         self.pinned = pinned
         self.rank = rank
         self.hint = hint
+        self.offline = offline
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, known or estimated."""

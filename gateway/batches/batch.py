@@ -127,6 +127,7 @@ class Batch:
     output_file_id: str | None = None
     error_file_id: str | None = None
     paused: str = ""  # why it does not go on at the moment
+    promoted: str = ""  # the class of its lines, once its window leaves too little time for idle capacity alone
 
     @property
     def is_running(self) -> bool:
@@ -154,7 +155,7 @@ class Batch:
     def end(self, output_file_id: str | None, error_file_id: str | None, now: int) -> None:
         """All that will be known of it is in these files; None = the file would be empty."""
         self.output_file_id, self.error_file_id = output_file_id, error_file_id
-        self.paused = ""
+        self.paused = self.promoted = ""
         self._reach(self.ends_as, now)
 
     def recount(self, tally: Tally) -> None:
@@ -166,6 +167,10 @@ class Batch:
 
     def go_on(self) -> None:
         self.paused = ""
+
+    def promote(self, to_class: str) -> None:
+        """Its lines use more than idle capacity from now on; empty = no longer."""
+        self.promoted = to_class
 
     def _reach(self, status: str, now: int) -> None:
         self.status = status
@@ -190,7 +195,8 @@ class Batch:
             "usage": self.tally.usage(),
             "metadata": self.metadata,
         }
-        return shown | {"paused": self.paused} if self.paused else shown
+        extensions = {"paused": self.paused, "promoted": self.promoted}
+        return shown | {name: value for name, value in extensions.items() if value}
 
     def stored(self) -> bytes:
         """All fields; `restored` is the reverse."""

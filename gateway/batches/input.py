@@ -11,15 +11,21 @@ from typing import Any, BinaryIO, NamedTuple, overload
 
 import orjson
 
-from gateway._native import json_object
+from gateway._native import json_object, prefix_keys
 from gateway.batches.batch import ENDPOINTS, batch_error
+from gateway.batches.order import PrefixOrder
 from gateway.config import ServerConfig
+from gateway.config.batches import BatchesConfig
 from gateway.errors import InvalidRequest
 from gateway.front.json_body import parse_body, short_bytes
+from gateway.routing.prompt_blocks import canonical_prompt, inputs_of
 
 _MOST_ERRORS = 100  # reported of one file
 _MOST_ID_LENGTH = 512
 _ENVELOPE_BYTES = 8192  # of a line, besides the body
+_PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt", "/v1/responses": "input"}
+_BYTES_PER_TOKEN = 4  # about
+_OUTPUT_TOKENS, _MOST_OUTPUT_TOKENS = 256, 4096  # expected: of a request without a limit, and with a high one
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 Breathe = Callable[[], None]
 
@@ -69,20 +75,24 @@ class InputLimits:
     """What one file may have, and how large and deep one line may be."""
 
     max_lines: int
+    max_embedding_inputs: int
     max_line_bytes: int
     short_bytes: int
     server: ServerConfig
 
     @classmethod
-    def of(cls, max_lines: int, server: ServerConfig) -> "InputLimits":
-        return cls(max_lines, server.max_body_bytes + _ENVELOPE_BYTES, short_bytes(server), server)
+    def of(cls, batches: BatchesConfig, server: ServerConfig) -> "InputLimits":
+        most = batches.max_lines, batches.max_embedding_inputs
+        return cls(*most, server.max_body_bytes + _ENVELOPE_BYTES, short_bytes(server), server)
 
 
 @dataclass(slots=True)
 class CheckedInput:
-    """A valid file: its index, its model, and each custom id's hash with the place of its line."""
+    """A valid file: its index, its lines' prefixes, its model, and each custom id's hash with the place of its line."""
 
     index: LineIndex = field(default_factory=LineIndex)
+    order: PrefixOrder = field(default_factory=PrefixOrder)
+    embedding_inputs: int = 0
     model: str = ""
     places: dict[int, int] = field(default_factory=dict)
 
@@ -179,8 +189,30 @@ def _check(
     places = checked.places
     if places.setdefault(hash(custom_id), len(places)) != len(places) - 1 or len(places) - 1 != len(checked.index):
         return "duplicate_custom_id", f"custom_id {custom_id[:100]!r} is used more than once.", "custom_id"
+    if endpoint == "/v1/embeddings":
+        checked.embedding_inputs += inputs_of(body)
+        if checked.embedding_inputs > limits.max_embedding_inputs:
+            most = limits.max_embedding_inputs
+            return (
+                "too_many_embedding_inputs",
+                f"The requests of a file must not have more than {most} inputs (batches.max_embedding_inputs).",
+                "body.input",
+            )
     checked.model = model
+    _add_to_order(checked.order, body, _PROMPTS.get(endpoint), len(line))
     return None
+
+
+def _add_to_order(order: PrefixOrder, body: dict[str, Any], field: str | None, size_bytes: int) -> None:
+    """Note a line's prefix. Only the order of keys matters, so that the chain begins anywhere."""
+    if field is None:  # it generates nothing: no prefix is reused
+        order.add((), size_bytes // _BYTES_PER_TOKEN, 0)
+        return
+    keys, _, _ = prefix_keys(canonical_prompt(body, field).pieces, 0)
+    limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens", "max_output_tokens")]
+    given = [limit for limit in limits if type(limit) is int and limit >= 0]
+    output_tokens = min([*given[:1], _MOST_OUTPUT_TOKENS]) if given else _OUTPUT_TOKENS
+    order.add(keys, size_bytes // _BYTES_PER_TOKEN, output_tokens)
 
 
 class InputFile:

@@ -3,9 +3,11 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
+
+import structlog
 
 from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.files import Files
@@ -18,7 +20,8 @@ from gateway.batches.journal import (
     unexecuted_line,
     usage_in,
 )
-from gateway.batches.sender import LineAnswer, LineSender, error_answer
+from gateway.batches.order import PrefixOrder
+from gateway.batches.sender import LineAnswer, LinePaused, LineSender, error_answer
 from gateway.batches.slots import Slots
 from gateway.errors import (
     BackendBusy,
@@ -32,9 +35,10 @@ from gateway.errors import (
     QuotaExceeded,
 )
 from gateway.observe.metrics import BatchMetrics
+from gateway.scheduling.offline import BatchPace, Urgency, urgency
 
-Order = Callable[[Sequence[Line]], Iterable[Line]]  # in which order lines are sent
 _READ_LINES, _READ_BYTES = 32, 4194304  # at once
+_LOOK_SECONDS = 5.0  # between looks at the urgency
 _CANCELLING_SECONDS = 600.0  # most time for what is in flight
 _FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
 _MOST_ATTEMPTS = 3  # of a line that a backend fails at: the line may be what makes it fail
@@ -52,10 +56,6 @@ def _passes(error: GatewayError) -> bool:
     return error.status in _PASSING and not error.not_retryable
 
 
-def in_file_order(lines: Sequence[Line]) -> Iterable[Line]:
-    return lines
-
-
 def _has_budget_within(error: GatewayError, seconds: float) -> bool:
     """Whether it failed for a budget of its key that is renewed before so many seconds are over."""
     after_seconds = error.retry_after_seconds if isinstance(error, QuotaExceeded) else None
@@ -64,7 +64,10 @@ def _has_budget_within(error: GatewayError, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What all batches share. `open_answers`: makes or opens a file of a journal, in a thread."""
+    """What all batches share.
+
+    `open_answers`: makes or opens a file of a journal, in a thread. `engines_of`: how many engines serve a model.
+    """
 
     files: Files
     sender: LineSender
@@ -75,7 +78,7 @@ class RunParts:
     random: Random
     breather: Callable[[], Breathe]
     open_answers: Callable[[str], AnswerFile]
-    order: Order
+    engines_of: Callable[[str], int]
     caught: Callable[[str, Exception], None]
 
 
@@ -116,6 +119,7 @@ class BatchRun:
     ) -> None:
         self.batch = batch
         self._index: LineIndex = checked.index
+        self._order: PrefixOrder = checked.order
         self._journal = journal
         self._source = source
         self._parts = parts
@@ -125,6 +129,7 @@ class BatchRun:
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._backoff = Backoff(parts.random)
+        self._pace = self._new_pace()
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
@@ -135,6 +140,10 @@ class BatchRun:
         """The journal has an answer to this line."""
         self._left -= not self._done[place]
         self._done[place] = 1
+
+    def _new_pace(self) -> BatchPace:
+        now = self._parts.sender.now()
+        return BatchPace(now, now + self.batch.expires_at - self._parts.unix_seconds(), self._left)
 
     def stop_feeding(self) -> None:
         """Start no more lines; `run` ends when those in flight have ended."""
@@ -147,15 +156,39 @@ class BatchRun:
         parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
         try:
             if not self._is_stopping and self._left and seconds > 0:
+                self._pace = self._new_pace()
                 self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
-                done, _ = await asyncio.wait([self._feeding], timeout=seconds)
-                if done and not self._feeding.cancelled() and (error := self._feeding.exception()) is not None:
-                    raise error
+                await self._watch(self._feeding)
             if self._tasks and self._is_stopping:
                 left = self.batch.expires_at - parts.unix_seconds()
                 await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, left)))
         finally:
             await self._end_tasks()
+
+    async def _watch(self, feeding: asyncio.Task[None]) -> None:
+        """Wait for the last answer or the end of the window. Meanwhile, note how urgent the batch is."""
+        while (seconds := self.batch.expires_at - self._parts.unix_seconds()) > 0:
+            self._look()
+            done, _ = await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
+            if done:
+                if not feeding.cancelled() and (error := feeding.exception()) is not None:
+                    raise error
+                return
+
+    def _look(self) -> None:
+        batch, laxity_seconds = self.batch, self._pace.laxity_seconds(self._parts.sender.now())
+        found = urgency(laxity_seconds)
+        promoted = "" if found is Urgency.IDLE else found.name.lower()
+        if promoted == batch.promoted:
+            return
+        batch.promote(promoted)
+        structlog.get_logger("gateway").info(
+            "batch_promoted" if promoted else "batch_on_idle_capacity",
+            batch=batch.id,
+            uses=promoted or "idle",
+            lines_left=self._left,
+            laxity_seconds=None if math.isinf(laxity_seconds) else round(laxity_seconds),
+        )
 
     async def _end_tasks(self) -> None:
         tasks = [task for task in (self._feeding, *self._tasks) if task is not None]
@@ -164,7 +197,7 @@ class BatchRun:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self) -> None:
-        fresh, clock = iter(self._parts.order(self._index)), asyncio.get_running_loop().time
+        fresh, clock = map(self._index.__getitem__, self._order.in_turn()), asyncio.get_running_loop().time
         while self._left:
             if lines := self._next_group(fresh):
                 for line, custom_id, body in await asyncio.to_thread(self._source.read, lines):
@@ -209,7 +242,11 @@ class BatchRun:
         """Send a line once, and write its answer; or have it sent again."""
         parts, batch = self._parts, self.batch
         try:
-            answer = await parts.sender.send(batch.endpoint, body, batch.owner)
+            answer = await parts.sender.send(batch.endpoint, body, batch.owner, self._pace)
+        except LinePaused:
+            self._again.append(line)
+            parts.metrics.lines.add(("paused",))
+            return
         except GatewayError as error:
             if self._is_put_back(line, error):
                 parts.metrics.lines.add(("retried",))
@@ -263,6 +300,7 @@ class BatchRun:
     def _count(self, line: Line, usage: LineUsage, state: str) -> None:
         self._attempts.pop(line.place, None)
         self.answered(line.place)
+        self._pace.done(self._parts.sender.now())
         self.batch.tally.add(usage, failed=state != "completed")
         self._parts.metrics.lines.add((state,))
 

@@ -1,6 +1,8 @@
 """All batches that have not ended: each is checked, run, finalized, and taken up again after a restart."""
 
 import asyncio
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +12,7 @@ import structlog
 
 from gateway.batches.batch import OUTPUT, Batch, StoredFile, Tally, batch_error
 from gateway.batches.files import Files, has_no_room
-from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.batches.input import Breathe, CheckedInput, InputFile, InputLimits, InvalidInput, check_input
 from gateway.batches.journal import Journal, recover
 from gateway.batches.run import BatchRun, RunParts
 from gateway.batches.store import Store
@@ -46,7 +48,7 @@ class Runner:
     def follow(self, config: Config) -> None:
         """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
         batches, server = config.batches, config.server
-        self._limits = InputLimits.of(batches.max_lines, server)
+        self._limits = InputLimits.of(batches, server)
         self._most_enqueued = batches.max_enqueued_lines_per_key
         self._lifetime_seconds = batches.lifetime_seconds
         self._parts.slots.follow(batches.lines_in_flight)
@@ -58,6 +60,10 @@ class Runner:
             state = "paused" if running.batch.paused else running.batch.status
             counts[state] = counts.get(state, 0) + 1
         return counts
+
+    def promoted(self) -> dict[str, int]:
+        """How many batches use more than idle capacity, by the class of their lines."""
+        return Counter(running.batch.promoted for running in self._running.values() if running.batch.promoted)
 
     def find(self, batch_id: str) -> Batch | None:
         """The batch as it is now, if it has not ended."""
@@ -146,6 +152,7 @@ class Runner:
             await self._save(batch)
         elif not batch.total:  # cancelled while it was checked
             batch.begin(checked.model, len(checked.index), self._now())
+        await asyncio.to_thread(_arrange, checked, self._parts.engines_of(checked.model), self._parts.breather())
         run = running.run = await self._open(batch, checked)
         checked.places.clear()
         if batch.status != "in_progress":
@@ -163,7 +170,7 @@ class Runner:
         """Check the input file. Raises InvalidInput."""
         path, breathe, limits = self._files.path(batch.input_file_id), self._parts.breather(), self._limits
         if not is_new:  # it was within the limits of then
-            limits = replace(limits, max_lines=max(limits.max_lines, batch.total))
+            limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
             try:
                 checked = await asyncio.to_thread(check_input, path, batch.endpoint, limits, breathe)
@@ -244,6 +251,11 @@ class Runner:
         for each in written:
             self._files.count(each.id, each.owner.key, each.size_bytes)
         self._parts.metrics.batches.add((batch.status,))
+
+
+def _arrange(checked: CheckedInput, engines: int, breathe: Breathe) -> None:
+    for _ in checked.order.arrange(max(1, engines)):
+        breathe()
 
 
 async def _to_its_end(do: Callable[..., Result], *args: Any) -> Result:

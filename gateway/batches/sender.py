@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 from gateway.batches.batch import Owner
@@ -14,11 +15,16 @@ from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
 from gateway.observe.record import Record
-from gateway.request import InferenceRequest, UpstreamResult
+from gateway.request import InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
+from gateway.scheduling.offline import BatchPace
 
 _MOST_ANSWER_BYTES = 67108864
 _PRIORITY = b"x-gateway-priority"
+
+
+class LinePaused(Exception):
+    """Interactive requests need what the line's request held; it is sent again when capacity is idle."""
 
 
 class LineDispatcher(Protocol):
@@ -62,6 +68,7 @@ class LineSink:
         self.status = 0
         self.body = bytearray()
         self.error: GatewayError | None = None  # why no more is kept
+        self.is_revoked = False
         self.fetching = asyncio.Timeout(None)
         self._holding = holding
 
@@ -85,11 +92,19 @@ class LineSink:
                 self._holding.add(len(data))
             except (WrongAnswer, MemoryFull) as error:
                 self.error = error
-                if not self.fetching.expired():
-                    self.fetching.reschedule(asyncio.get_running_loop().time())
+                self._end_request()
             else:
                 self.body += data
         return self.error is not None
+
+    def revoke(self) -> None:
+        """End the request: its lease is revoked."""
+        self.is_revoked = True
+        self._end_request()
+
+    def _end_request(self) -> None:
+        if not self.fetching.expired():
+            self.fetching.reschedule(asyncio.get_running_loop().time())
 
     def set_backend_headers(self, lines: bytes) -> None:
         """Dropped: the answer's headers are not kept."""
@@ -129,20 +144,25 @@ class LineSender:
         self._memory = memory
         self._keys: dict[str, KeyConfig] = {}
         self._has_keys = True  # until they are known
+        self._idle_only = True
         self._tenant_header = b""
 
     def follow(self, config: Config, reader: RequestReader) -> None:
         """Take over the reader of a configuration, for the next lines."""
         self._reader = reader
         self._server = config.server
+        self._idle_only = config.batches.idle_only
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
     def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
         """Take over the keys in effect, for the next lines."""
         self._keys, self._has_keys = {key.name: key for key in keys}, are_needed
 
-    async def send(self, endpoint: str, body: bytes, owner: Owner) -> LineAnswer:
-        """The answer of a backend, whatever its status. Raises a GatewayError if there is none."""
+    def now(self) -> float:
+        return self._clock()
+
+    async def send(self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace) -> LineAnswer:
+        """The answer of a backend, whatever its status. Raises a GatewayError if there is none, or LinePaused."""
         request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
         record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
         outcome = message = ""
@@ -151,12 +171,15 @@ class LineSender:
             with Holding(self._memory) as holding:
                 holding.add(len(body))
                 sink = LineSink(holding)
-                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink)
+                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace)
                 status = sink.status
                 outcome = "completed" if status < 400 else "refused_by_backend"
                 return LineAnswer(status, request_id, bytes(sink.body))
         except asyncio.CancelledError:
             outcome = "cut_by_shutdown"
+            raise
+        except LinePaused:
+            outcome = "paused"
             raise
         except GatewayError as error:
             outcome, message, status = error.outcome, error.message, error.status
@@ -186,7 +209,9 @@ class LineSender:
             raise KeyExpired("The API key that the batch was created with has expired.")
         return key
 
-    async def _fetch(self, incoming: HttpRequest, route: Route, record: Record, sink: LineSink) -> None:
+    async def _fetch(
+        self, incoming: HttpRequest, route: Route, record: Record, sink: LineSink, pace: BatchPace
+    ) -> None:
         request_id = record.request_id
         if len(incoming.body) <= SHORT_BYTES:
             request = self._reader.read(incoming, route, request_id, _no_model)
@@ -194,11 +219,19 @@ class LineSender:
             request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
         if request.document is not None:
             request = await self._complete(request)
+        if self._idle_only and request.inputs is None and request.pairs is None:
+            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke)
+            request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:
             async with sink.fetching:
                 await self._dispatchers.of(request).dispatch(request, sink, record)
-        except (TimeoutError, GatewayError):
+        except TimeoutError:
+            if sink.is_revoked and sink.error is None:
+                raise LinePaused from None
+            if sink.error is None:
+                raise
+        except GatewayError:
             if sink.error is None:
                 raise
         if sink.error is not None:

@@ -17,7 +17,7 @@ from gateway.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id, sync_folder
 from gateway.batches.input import Breathe
 from gateway.batches.journal import AnswerFile, DurableFile
-from gateway.batches.run import Order, RunParts, in_file_order
+from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
 from gateway.batches.sender import LineSender
 from gateway.batches.slots import Slots
@@ -41,7 +41,7 @@ _DEPTH = 8  # of the JSON of a new batch
 
 @dataclass(frozen=True, slots=True)
 class BatchSetting:
-    """What the gateway gives to its batches. `open_answers` and `order` have other values in tests only."""
+    """What the gateway gives to its batches. `open_answers` is another one in tests only."""
 
     sender: LineSender
     metrics: BatchMetrics
@@ -51,8 +51,8 @@ class BatchSetting:
     random: Random
     breather: Callable[[], Breathe]
     knows_model: Callable[[str], bool]
+    engines_of: Callable[[str], int]
     open_answers: Callable[[Path], AnswerFile] = DurableFile
-    order: Order = in_file_order
 
 
 class Batches:
@@ -72,7 +72,7 @@ class Batches:
             setting.random,
             setting.breather,
             self._open_answers,
-            setting.order,
+            setting.engines_of,
             setting.supervisor.caught,
         )
         self._runner = Runner(self._store, self._files, parts, setting.knows_model)
@@ -94,6 +94,10 @@ class Batches:
     def states(self) -> dict[str, int]:
         """How many batches that have not ended are in each state."""
         return self._runner.states()
+
+    def promoted(self) -> dict[str, int]:
+        """How many batches use more than idle capacity, by the class of their requests."""
+        return self._runner.promoted()
 
     @property
     def used_bytes(self) -> int:

@@ -27,10 +27,15 @@ class BatchesConfig(Section):
         10737418240, "Maximum size of all files of an API key; uploads beyond it get 413. Results are always kept."
     )
     max_lines: Count = default(50000, "Maximum requests in one input file; else the batch fails.")
+    max_embedding_inputs: Count = default(50000, "Maximum inputs in all embeddings requests of one input file.")
     max_enqueued_lines_per_key: Count = default(
         1000000, "Maximum requests in all running batches of an API key; beyond it, a new batch fails."
     )
-    lines_in_flight: Count = default(256, "Maximum requests of all batches that run or queue at the same time.")
+    lines_in_flight: Count = default(1024, "Maximum requests of all batches that run or wait at the same time.")
+    idle_only: bool = default(
+        True,
+        "Whether batches use idle capacity only, while their windows leave time for that; false = the class batch.",
+    )
     expire_after_seconds: Seconds = default(
         _MONTH_SECONDS, "Lifetime of files for which the client sets none; ended batches are listed as long."
     )

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
@@ -331,13 +331,22 @@ class EmbeddingMetrics:
         )
 
 
+class RunningBatches(Protocol):
+    """The batches that have not ended: how many are in each state, and how many use more than idle capacity."""
+
+    def states(self) -> Mapping[str, int]: ...
+    def promoted(self) -> Mapping[str, int]: ...
+    @property
+    def used_bytes(self) -> int: ...
+
+
 class BatchMetrics:
     """Counts the lines of offline batches, and the batches that have ended."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.lines = Counter(
             "gateway_batch_lines_total",
-            "Lines of offline batches, by state: completed, failed, retried, or not executed (cancelled, expired).",
+            "Lines of offline batches, by state: completed, failed, retried, paused; not executed: cancelled, expired.",
             ("state",),
         )
         self.batches = Counter(
@@ -346,16 +355,23 @@ class BatchMetrics:
         metrics.include(self.lines, self.batches)
         self._metrics = metrics
 
-    def watch(self, states: Callable[[], Mapping[str, int]], used_bytes: Callable[[], int]) -> None:
-        """Show the batches that have not ended, and the size of files. While batches are off, there are none."""
-        self._metrics.gauge(
+    def watch(self, batches: RunningBatches | None) -> None:
+        """Show the batches that have not ended, and the size of files; None = batches are off."""
+        gauge = self._metrics.gauge
+        gauge(
             "gateway_batches",
             "Offline batches that have not ended, by status; paused: the disk is full, or the key has no tokens left.",
             ("status",),
-            lambda: [((state,), count) for state, count in states().items()],
+            lambda: [] if batches is None else [((state,), count) for state, count in batches.states().items()],
+        )
+        gauge(
+            "gateway_batches_promoted",
+            "Offline batches that use more than idle capacity, by the class of their requests: time is short.",
+            ("class",),
+            lambda: [] if batches is None else [((name,), count) for name, count in batches.promoted().items()],
         )
         text = "Size of uploaded files and results of batches."
-        self._metrics.gauge("gateway_batch_files_bytes", text, (), lambda: [((), used_bytes())])
+        gauge("gateway_batch_files_bytes", text, (), lambda: [((), 0 if batches is None else batches.used_bytes)])
 
 
 _EVERY_SECONDS = 0.1

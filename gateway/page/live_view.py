@@ -16,12 +16,13 @@ from gateway.config import Config
 from gateway.observe.metrics import Metrics
 from gateway.page.fleet_view import HitRates, fleet_view
 from gateway.page.gateway_view import Totals, cpu_share, lag_view, totals_of, traffic_view
-from gateway.page.queue_view import QueueRules, queue_view
+from gateway.page.queue_view import QueueRules, offline_view, queue_view
 from gateway.page.recent import RecentRequests
 from gateway.page.timeline import Timeline
 from gateway.request import Demand
 from gateway.resources import ProcessUse
 from gateway.routing.policy import EngineVerdict
+from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.wait_queue import Queue
 
 MOST_POINTS: Final = 600
@@ -41,6 +42,7 @@ class Sources:
 
     fleet: Fleet
     queue: Queue
+    offline: OfflineQueue
     metrics: Metrics
     recent: RecentRequests
     timeline: Timeline
@@ -123,6 +125,7 @@ class LiveView:
         before = self._before or totals
         tiles = fleet_view(backends, sources.describer(), self._hit_rates, sources.trust, now)
         queue = queue_view(sources.queue, sources.explain, fleet.why_none, _rules(sources.config()), now)
+        queue["offline"] = offline_view(sources.offline)
         gateway = sources.gauges() | {
             "lag": lag_view(before, totals),
             "cpu": cpu_share(before, totals),

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
+from operator import itemgetter
 from typing import Any, Final
 
 from gateway.errors import GatewayError
@@ -15,6 +16,7 @@ from gateway.routing.engine import Engine
 from gateway.routing.policy import EngineVerdict
 from gateway.scheduling.admission import guarded_slots, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenants
+from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.wait_queue import ModelQueue, Queue, TenantQueue, Ticket
 
 _MOST_MODELS: Final = 32
@@ -57,6 +59,12 @@ def queue_view(
         "models_not_shown": max(0, len(queue.models()) - len(longest)),
         "models": views,
     }
+
+
+def offline_view(offline: OfflineQueue) -> list[dict[str, Any]]:
+    """Lines of batches that wait for idle capacity, or use it, by model: the largest."""
+    counts = nlargest(_MOST_MODELS, offline.counts().items(), key=itemgetter(1))
+    return [{"model": model, "waiting": waiting, "in_flight": running} for model, (waiting, running) in counts]
 
 
 def _model_view(model: str, queue: Queue, found: ModelQueue, now: float) -> dict[str, Any]:

@@ -98,6 +98,26 @@ def guarded_slots(slots: int) -> int:
     return max(1, slots // _GUARDED_SHARE) if slots >= _FEW_SLOTS else 0
 
 
+def choose(
+    options: Options, demand: Demand, capacity: Capacity, now: float, waits_for_best: bool, guarded: bool
+) -> int | None:
+    """The position of the cheapest engine; None if it does not admit the request.
+
+    Without `waits_for_best`, of the cheapest one that does. Between equal costs, the engine with less in flight wins,
+    then the one chosen less often.
+    """
+    engines = options.engines
+    positions: Sequence[int] = range(len(engines))
+    if not waits_for_best:
+        positions = [at for at in positions if capacity.admits(engines[at], demand, now, guarded=guarded)]
+    if not positions:
+        return None
+    best = options.cheapest(positions)
+    if waits_for_best and not capacity.admits(engines[best], demand, now, guarded=guarded):
+        return None
+    return best
+
+
 _LEAD_TOKENS: Final = 1000  # of prefill by which a request's best engine leads, for it to be remembered
 _GOOD_FOR_SECONDS: Final = 0.05  # then it is chosen again
 

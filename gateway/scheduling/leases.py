@@ -12,6 +12,7 @@ from gateway.scheduling.lease import Lease
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
+_LEAST_TICK_SECONDS = 0.001
 _TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
 
 
@@ -114,7 +115,10 @@ class LeaseBroker:
         """
         placed = self._scheduler.place(demand, self._clock(), avoid, holds)
         if isinstance(placed, Ticket):
-            placed = await self._wait(placed, self.max_wait_seconds - already_waited_seconds, send_keep_alive)
+            line, seconds = demand.offline, self.max_wait_seconds - already_waited_seconds
+            if line is not None:
+                seconds = line.expires_seconds - self._clock()
+            placed = await self._wait(placed, seconds, send_keep_alive)
         return placed.hand_out(self.first_token, self.release)
 
     async def change(self, at_most_seconds: float) -> None:
@@ -144,7 +148,7 @@ class LeaseBroker:
             if keep_alive is not None:
                 keep_alive.cancel()
             del self._waiters[ticket]
-            self._queue.leave(ticket)
+            self._scheduler.leave(ticket)
             if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
                 self.release(waiter.result())  # granted in the same turn as a cancellation
 
@@ -196,7 +200,7 @@ class LeaseBroker:
 
     def scan_soon(self) -> None:
         """Scan the queue at the end of this turn of the event loop, once for all changes in it."""
-        if self._wake is None and self._waiters:
+        if self._wake is None and (self._waiters or self._scheduler.offline):
             self._wake = asyncio.get_running_loop().call_soon(self._scan_queue)
 
     def _scan_queue(self) -> None:
@@ -205,8 +209,27 @@ class LeaseBroker:
         for model in self._queue.models():
             for ticket, granted in self._scheduler.scan_queue(model, now):
                 self._grant(ticket, granted)
-        if self._waiters and self._tick is None:
-            self._tick = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._ticked)
+        seconds = _TICK_SECONDS
+        if self._scheduler.offline:
+            seconds = self._scan_offline(now)
+        if self._tick is not None and seconds < _TICK_SECONDS:
+            self._tick.cancel()
+            self._tick = None
+        if self._tick is None and (self._waiters or self._scheduler.offline):
+            self._tick = asyncio.get_running_loop().call_later(seconds, self._ticked)
+
+    def _scan_offline(self, now: float) -> float:
+        """Revoke leases of offline lines that are in the way, and bind those that find idle capacity.
+
+        Returns in how many seconds to look again.
+        """
+        for lease in self._scheduler.pause_offline(now):
+            if lease.demand.offline is not None:
+                lease.demand.offline.on_revoked()
+        for ticket, granted in self._scheduler.scan_offline(now):
+            self._grant(ticket, granted)
+        opens_in = self._scheduler.offline_opens_seconds(now) - now
+        return min(_TICK_SECONDS, max(_LEAST_TICK_SECONDS, opens_in))
 
     def _ticked(self) -> None:
         self._tick = None

@@ -7,7 +7,8 @@ otherwise, while later requests overtake it.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from operator import attrgetter
 from typing import Final
@@ -17,9 +18,10 @@ from gateway.request import Demand
 from gateway.routing.engine import Engine, Shortlist, prefill_seconds
 from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibrations, OutputLengths
 from gateway.routing.policy import EngineVerdict, Options, Policy
-from gateway.scheduling.admission import Capacity, QueueScan, is_large_enough
+from gateway.scheduling.admission import Capacity, QueueScan, choose, is_large_enough
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
 from gateway.scheduling.lease import Lease
+from gateway.scheduling.offline import IdleCapacity, OfflineQueue, Pause, Urgency, interactive_lines, urgency
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 
@@ -30,9 +32,12 @@ class ModelView:
     engines: list[Engine]
     capacity: Capacity
     shortlist: Shortlist
+    idle: IdleCapacity  # for offline lines
 
 
 _IDLE_SHARE: Final = 0.5  # of the mean in flight: an engine with less is worth a longer scan
+_URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent offline lines as if they were interactive
+_PAUSED_FOR: Final = 16  # interactive requests for which offline lines are paused at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ class SchedulerSettings:
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
     prefill_window_seconds: float = math.inf
+    itl_objective_seconds: float | None = None
 
 
 class Scheduler:
@@ -66,6 +72,7 @@ class Scheduler:
         self._settings = settings
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
+        self.offline = OfflineQueue()
 
     def follow(self, settings: SchedulerSettings, policy: Policy) -> None:
         """Take over other settings: what waits goes on waiting, in the order that they give."""
@@ -87,6 +94,8 @@ class Scheduler:
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
+        if demand.offline is not None and demand.sequences:
+            return self._join_offline(demand, now, avoid)
         try:
             engines = self.candidates(demand, avoid)
         except NoBackend:
@@ -270,6 +279,92 @@ class Scheduler:
             tickets.append(ticket)
         return tickets, eligible
 
+    def leave(self, ticket: Ticket) -> bool:
+        """A request waits no longer; False if it did not wait."""
+        return self._queue.leave(ticket) or self.offline.leave(ticket)
+
+    def _join_offline(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
+        """Offline lines always wait: scans find idle capacity for them."""
+        with suppress(NoBackend):
+            self._refuse_what_never_fits(demand, self.candidates(demand, avoid))
+        model = self._calibrations.of(demand.model).model
+        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
+        self.offline.join(ticket)
+        return ticket
+
+    def scan_offline(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
+        """Bind offline lines to idle capacity, as `scan_queue` does. Those of urgent batches join the queue."""
+        granted: list[tuple[Ticket, Lease | GatewayError]] = []
+        for model in self.offline.models():
+            tickets = [*islice(self.offline.waiting(model), self._settings.scan)]
+            tickets = [ticket for ticket in tickets if not self._joins_queue(ticket, now)]
+            if not tickets or self._queue.waiting(model):
+                continue
+            refused: list[tuple[Ticket, Lease | GatewayError]] = []
+            tickets, eligible = self._eligible(tickets, now, refused)
+            self.offline.refused(refused)
+            granted += refused
+            if tickets:
+                granted += self._bind_idle(model, tickets, eligible, now)
+        return granted
+
+    def offline_opens_seconds(self, now: float) -> float:
+        """When lines that wait may be bound by time alone; at the latest a tick later they are looked at anyway."""
+        views = [self._views[model] for model in self.offline.models() if model in self._views]
+        return min(
+            [view.idle.opens_seconds(engine, now) for view in views for engine in view.engines], default=math.inf
+        )
+
+    def _bind_idle(
+        self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], now: float
+    ) -> list[tuple[Ticket, Lease]]:
+        view, tenants, granted = self._views[model], self.offline.tenants(model), list[tuple[Ticket, Lease]]()
+
+        def bind(ticket: Ticket, at: int, options: Options) -> None:
+            self.offline.leave(ticket)
+            lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            self.offline.hold(lease, now)
+            granted.append((ticket, lease))
+
+        is_open = view.idle.are_open(view.engines, now)
+        QueueScan(view.engines, self._policy, view.idle, is_open, now, bind).run(tickets, eligible)
+        return granted
+
+    def _joins_queue(self, ticket: Ticket, now: float) -> bool:
+        """Move a line of an urgent batch to the queue: as a batch request, or a few as interactive ones."""
+        demand = ticket.demand
+        wanted = Urgency.IDLE if demand.offline is None else urgency(demand.offline.laxity_seconds(now))
+        if wanted is Urgency.IDLE:
+            return False
+        is_batch = wanted is Urgency.BATCH or self._has_most_interactive(demand.model)
+        ticket_turn = self._turn(ticket.prefill_seconds, now)
+        self.offline.leave(ticket)
+        ticket.enter(demand if demand.batch is is_batch else replace(demand, batch=is_batch), now, ticket_turn)
+        try:
+            self._queue.join(ticket)
+        except QueueFull:
+            self.offline.join(ticket)
+            return False
+        return True
+
+    def _has_most_interactive(self, model: str) -> bool:
+        """Whether so many urgent offline lines run or wait as interactive requests as may."""
+        view, waiting = self._views.get(model), self._queue.of_model(model) or ()
+        engines = [] if view is None else view.engines
+        most = max(1, sum([engine.slots for engine in engines]) // _URGENT_SHARE)
+        return interactive_lines(waiting, engines) >= most
+
+    def pause_offline(self, now: float) -> list[Lease]:
+        """Revoke offline leases: for interactive requests that wait for what these hold, or that they slow down."""
+        chosen: list[Lease] = []
+        for model, view in self._views.items():
+            engines = [engine for engine in view.engines if self.offline.held(engine)]
+            if engines:
+                queue = self._queue.of_model(model)
+                waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
+                chosen += Pause(engines, self._policy, view.capacity, view.idle, self.offline, now).run(waiting)
+        return chosen
+
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
         tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
@@ -307,7 +402,16 @@ class Scheduler:
         if engines:  # model names that do not exist are not kept
             settings, calibration = self._settings, self._calibrations.learning(model)
             capacity = Capacity(calibration, self._lengths, settings.kv_headroom, settings.prefill_window_seconds)
-            self._views[model] = ModelView(engines, capacity, Shortlist(engines))
+            idle = IdleCapacity(
+                calibration,
+                self._lengths,
+                settings.kv_headroom,
+                settings.prefill_window_seconds,
+                self.offline.prefills(model),
+                engines,
+                settings.itl_objective_seconds,
+            )
+            self._views[model] = ModelView(engines, capacity, Shortlist(engines), idle)
         return engines
 
     def _refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:
@@ -353,6 +457,8 @@ class Scheduler:
             lease.calibration.streamed(lease.engine, token_seconds, now)
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
+        if lease.demand.offline is not None:
+            self.offline.released(lease)
         if answered and lease.alone and not lease.demand.streams:
             calibration = lease.calibration
             learn = calibration.first_token if lease.demand.divisible else calibration.at_most
@@ -389,23 +495,3 @@ class Scheduler:
 
 
 _in_flight = attrgetter("load.in_flight")
-
-
-def choose(
-    options: Options, demand: Demand, capacity: Capacity, now: float, waits_for_best: bool, guarded: bool
-) -> int | None:
-    """The position of the cheapest engine; None if it does not admit the request.
-
-    Without `waits_for_best`, of the cheapest one that does. Between equal costs, the engine with less in flight wins,
-    then the one chosen less often.
-    """
-    engines = options.engines
-    positions: Sequence[int] = range(len(engines))
-    if not waits_for_best:
-        positions = [at for at in positions if capacity.admits(engines[at], demand, now, guarded=guarded)]
-    if not positions:
-        return None
-    best = options.cheapest(positions)
-    if waits_for_best and not capacity.admits(engines[best], demand, now, guarded=guarded):
-        return None
-    return best

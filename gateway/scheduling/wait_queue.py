@@ -54,6 +54,17 @@ class Ticket:
         """Wait for another turn; its tenant queue has to be put in order again."""
         self.turn = turn
 
+    def enter(self, demand: Demand, now: float, turn: float) -> None:
+        """Begin to wait in the queue, after a wait for idle capacity: in another class, and as if it came now."""
+        self.demand, self.arrived_seconds, self.turn = demand, now, turn
+
+    def may_use(self, engine: Engine) -> bool:
+        """Whether it may go to this engine; one that failed it is only a last resort."""
+        demand = self.demand
+        if demand.pinned is not None:
+            return demand.pinned == engine.name
+        return engine.name not in self.avoid and demand.rank in (None, engine.rank)
+
     def choose(self, at: int, prefill_seconds: float, among: Sequence[Engine], until: float) -> None:
         """Remember its best engine, by its position among these."""
         self.waits_for, self.waits_seconds, self.waits_among, self.waits_until = at, prefill_seconds, among, until

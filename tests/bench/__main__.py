@@ -48,6 +48,7 @@ from tests.bench.install import install
 from tests.bench.instructions.command import instructions
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
+from tests.bench.offline import compare as offline
 from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
@@ -175,6 +176,15 @@ def limits_command(
     if not chosen:
         raise typer.BadParameter(f"there are {', '.join(each.name for each in crowds.ALL)}", param_hint="--crowd")
     typer.echo(compare.table((each, compare.compared(each, seconds, seeds)) for each in chosen))
+
+
+@app.command("offline")
+def offline_command(
+    seconds: Annotated[float, typer.Option(min=60, help="Virtual time of a run: bursts come once a minute.")] = 240.0,
+    seed: Annotated[int, typer.Option(help="Of the interactive requests' arrivals.")] = 1,
+) -> None:
+    """Compare ways to run an endless offline batch beside bursts of interactive requests, on modelled engines."""
+    typer.echo(offline.table(*offline.compared(seconds, seed)))
 
 
 @app.command("overload")

@@ -112,6 +112,8 @@ LAYERS: dict[str, set[str]] = {
         "front.reply",
         "front.routes",
         "observe",
+        "routing.prompt_blocks",
+        "scheduling.offline",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},

@@ -5,6 +5,7 @@ import pytest
 
 from gateway.admin import QueueView
 from gateway.observe.metrics import Metrics
+from gateway.request import OfflineLine
 from gateway.scheduling.lease import Lease
 from tests.unit.scheduling.builders import ask, hall
 
@@ -14,7 +15,9 @@ class Scene:
 
     def __init__(self) -> None:
         self.here = hall(1, max_requests=1000, max_bytes=100_000)
-        self.view = QueueView(self.here.queue, lambda: ["m", "o"], ["key"], self.here.clock)
+        self.view = QueueView(
+            self.here.queue, self.here.scheduler.offline, lambda: ["m", "o"], ["key"], self.here.clock
+        )
         self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
 
     @property
@@ -26,10 +29,10 @@ class Scene:
         for tenant in tenants:
             self.here.scheduler.place(ask(tenant=tenant, batch=batch, weight=weight), self.here.now)
 
-    def gauge(self) -> dict[tuple[str, ...], float]:
+    def gauge(self, name: str = "gateway_queued_requests_by_tenant") -> dict[tuple[str, ...], float]:
         metrics = Metrics()
         self.view.add_gauges(metrics)
-        [found] = [live for live in metrics if live.name == "gateway_queued_requests_by_tenant"]
+        [found] = [live for live in metrics if live.name == name]
         return {tuple(sample.labels.values()): sample.value for sample in found.family().samples}
 
     def model(self, name: str = "m") -> dict[str, Any]:
@@ -126,3 +129,20 @@ def test_others_run_while_a_long_queue_is_read() -> None:
 
     asyncio.run(main())
     assert turns >= 100
+
+
+def test_offline_lines_are_shown_apart_from_the_queue() -> None:
+    scene = Scene()
+    line = OfflineLine(86400.0, lambda _: 86400.0, lambda: None)
+    for _ in range(3):
+        scene.here.scheduler.place(ask(batch=True, offline=line), 0.0)
+    assert scene.model()["offline"] == {"waiting": 3, "in_flight": 0}
+    assert isinstance(scene.held, Lease)
+    scene.here.scheduler.release(scene.held, 1.0)
+    [(_, lease)] = scene.here.scheduler.scan_offline(1.0)
+    assert scene.model()["offline"] == {"waiting": 2, "in_flight": 1}
+    assert asyncio.run(scene.view.document())["waiting"] == 0
+    assert scene.gauge("gateway_offline_lines") == {("m", "waiting"): 2, ("m", "running"): 1}
+    assert isinstance(lease, Lease)
+    scene.here.scheduler.release(lease, 2.0)
+    assert scene.model()["offline"] == {"waiting": 2, "in_flight": 0}

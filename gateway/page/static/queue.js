@@ -24,6 +24,10 @@ const model = (view, inSeconds) => h("section", {},
         number(head.prompt_tokens),
         { className: "wide", text: head.why ? h("span", { className: "bad" }, head.why) : engines({ ...head, inSeconds }) }]), "Nothing waits."))));
 
+const offline = (rows) => h("section", {}, h("h2", {}, "Offline lines", h("small", {}, "of batches, on idle capacity only")),
+  h("div", { className: "card" }, table([{ name: "Model", className: "name" }, { name: "Waiting" }, { name: "In flight" }],
+    rows.map((row) => [{ text: row.model, title: row.model }, number(row.waiting), number(row.in_flight)]))));
+
 export const queue = () => {
   const sums = tiles("Waiting", "Models", "Bytes", "Longest wait");
   const place = h("div", {}), more = h("p", { className: "soft" });
@@ -41,7 +45,7 @@ export const queue = () => {
       sums.set(2, bytes(queue.waiting_bytes));
       sums.set(3, duration(Math.max(0, ...queue.models.flatMap((view) => view.flows.map((flow) => flow.oldest_seconds)))));
       if (!place.contains(document.activeElement) && getSelection().isCollapsed)
-        place.replaceChildren(...(queue.models.length ? queue.models.map((view) => model(view, settings.policy === "prefix"))
+        place.replaceChildren(...(queue.offline.length ? [offline(queue.offline)] : []), ...(queue.models.length ? queue.models.map((view) => model(view, settings.policy === "prefix"))
           : [h("p", { className: "card text soft" }, "Nothing waits: requests go to an engine at once.")]));
       put(more, queue.models_not_shown ? `${queue.models_not_shown} more models have requests that wait.` : "");
       waiting.update(state.points);

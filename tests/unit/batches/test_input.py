@@ -11,9 +11,10 @@ import pytest
 
 from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
 from gateway.config import ServerConfig
+from gateway.config.batches import BatchesConfig
 
 URL = "/v1/chat/completions"
-LIMITS = InputLimits.of(50000, ServerConfig())
+LIMITS = InputLimits.of(BatchesConfig(), ServerConfig())
 
 
 def line(name: Any = "a", **changes: Any) -> bytes:
@@ -86,7 +87,7 @@ def test_a_file_with_one_request_too_many(tmp_path: Path) -> None:
     lines = [line(str(number)) for number in range(50001)]
     assert len(check(tmp_path, b"\n".join(lines[:50000])).index) == 50000
     assert errors_of(tmp_path, b"\n".join(lines)) == [("too_many_requests_in_file", 50001)]
-    few = InputLimits.of(10, ServerConfig())
+    few = InputLimits.of(BatchesConfig(max_lines=10), ServerConfig())
     assert errors_of(tmp_path, b"\n" * 1000, few) == [("too_many_requests_in_file", 22)]
 
 
@@ -113,3 +114,29 @@ def test_two_hundred_megabytes_in_one_line_cost_little(tmp_path: Path, unit: byt
     assert [error["code"] for error in invalid.value.errors] == ["line_too_long"]
     assert time.thread_time() - started < 1.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 65536  # KiB
+
+
+def test_all_embeddings_requests_of_a_file_share_a_limit_of_inputs(tmp_path: Path) -> None:
+    few = InputLimits.of(BatchesConfig(max_embedding_inputs=5), ServerConfig())
+    path, url = tmp_path / "input", "/v1/embeddings"
+    inputs: list[Any] = [["a", "b"], "c", [1, 2, 3], ["d"]]
+    made = [line(str(number), url=url, body={"model": "m", "input": each}) for number, each in enumerate(inputs)]
+    path.write_bytes(b"\n".join(made))
+    assert check_input(path, url, few, lambda: None).embedding_inputs == 5
+    path.write_bytes(b"\n".join([*made, made[1].replace(b'"1"', b'"more"')]))
+    with pytest.raises(InvalidInput) as invalid:
+        check_input(path, url, few, lambda: None)
+    assert [(error["code"], error["line"]) for error in invalid.value.errors] == [("too_many_embedding_inputs", 5)]
+
+
+def test_lines_that_share_a_prompt_follow_each_other(tmp_path: Path) -> None:
+    systems = ["You are terse. " * 40, "You are kind. " * 40]
+    made = []
+    for number in range(40):
+        messages = [{"role": "system", "content": systems[number % 2]}, {"role": "user", "content": f"{number}?"}]
+        made.append(line(str(number), body={"model": "m", "messages": messages, "max_tokens": 9}))
+    checked = check(tmp_path, b"\n".join(made))
+    for _ in checked.order.arrange(1):
+        pass
+    taken = [place % 2 for place in checked.order.in_turn()]
+    assert taken in ([0] * 20 + [1] * 20, [1] * 20 + [0] * 20)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from gateway.backends.health import ProbeResult
-from gateway.page.queue_view import QueueRules, queue_view, why_closed
-from gateway.request import Demand
+from gateway.page.queue_view import QueueRules, offline_view, queue_view, why_closed
+from gateway.request import Demand, OfflineLine
 from tests.unit.page.builders import House
 from tests.unit.scheduling.builders import ask, engine, hall
 
@@ -91,3 +91,13 @@ def test_the_reason_of_a_closed_engine_is_that_of_admission() -> None:
     assert why_closed(here.sites[0], ask(), rules, 0.0) == "prefill ahead 0.00 s, limit 0.0001 s"
     assert why_closed(short, ask(), RULES, 0.0) == "KV cache: 0 of 100 tokens reserved, 100 in the prompt"
     assert why_closed(crowded, ask(), RULES, 0.0) == "no capacity"
+
+
+def test_offline_lines_are_counted_by_model() -> None:
+    here = hall(1)
+    assert offline_view(here.scheduler.offline) == []
+    line = OfflineLine(86400.0, lambda _: 86400.0, lambda: None)
+    for _ in range(3):
+        here.scheduler.place(ask(batch=True, offline=line), 0.0)
+    assert len(here.scheduler.scan_offline(0.0)) == 1
+    assert offline_view(here.scheduler.offline) == [{"model": "m", "waiting": 2, "in_flight": 1}]

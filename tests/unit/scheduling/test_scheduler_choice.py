@@ -3,8 +3,7 @@ import pytest
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibration, OutputLengths
 from gateway.routing.policy import Options
-from gateway.scheduling.admission import Capacity
-from gateway.scheduling.scheduler import choose
+from gateway.scheduling.admission import Capacity, choose
 from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ask
 
