@@ -27,7 +27,7 @@ async def status_of(gateway: GatewayProcess) -> int:
         return 0
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(240)
 async def test_a_gateway_without_descriptors_serves_again_as_soon_as_it_has_some() -> None:
     async with MockEngine() as engine:
         context = serving({**SECTIONS, "backends": [{"url": engine.url}]})

@@ -71,7 +71,7 @@ async def one_round(under_test: UnderTest, watching: Prometheus, *backends: Scri
         assert await watching.query(alerts()["RequestsQueue"])
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_every_expression_has_series_where_it_should(
     backend: ScriptedBackend, other: ScriptedBackend, tmp_path: Path
 ) -> None:
@@ -107,7 +107,7 @@ async def test_every_expression_has_series_where_it_should(
             assert empty == WITHOUT_SERIES
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_a_gateway_without_backends_and_one_that_is_gone_are_noticed(tmp_path: Path) -> None:
     async with running(ScriptedBackend(port=9), sections=SECTIONS, wait=False) as under_test:
         assert under_test.admin_port is not None

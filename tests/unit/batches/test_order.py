@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gateway.batches.order import PrefixOrder
 from loadtest.engine.kv_cache import SequenceState
-from loadtest.engine.scheduler import PRESETS, Limits, Preset, Scheduler
+from loadtest.engine.scheduler import Limits, Scheduler
+from loadtest.engine.step_time import PRESETS, Preset
 
 BLOCK_TOKENS = 16
 OUTPUT_TOKENS = 60
