@@ -6,8 +6,8 @@ from loadtest.checkpoint.command import verify
 from loadtest.compare.command import compare_command
 from loadtest.compare.options import OF_RUN, CompareOptions
 from loadtest.console import parameters_of, with_options
+from loadtest.drive.command import run
 from loadtest.drive.options import RunOptions
-from loadtest.drive.run import run
 from loadtest.engine.command import SimOptions, sim
 from loadtest.figures.command import figures
 from loadtest.predict.command import predict_command

@@ -75,6 +75,8 @@ def _of_run(given: dict[str, Any]) -> RunOptions:
         run = RunOptions(url=_ANYWHERE, **given)
     except ValidationError as error:
         raise typer.BadParameter(complaints_of(error)) from None
+    if not any(given.get(name) for name in ("concurrency", "rate", "trace")):
+        raise typer.BadParameter("give --concurrency (closed loop), --rate (open loop), or --trace")
     if len(run.loads()) > 1:
         raise typer.BadParameter("one load at a time: give -c or -r a single value")
     if run.endpoint is Endpoint.EMBEDDINGS:

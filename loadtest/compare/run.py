@@ -213,7 +213,7 @@ def _killed(course: Course, engines: Fleet, peers: Sequence[Peer]) -> OutageResu
     assert engines.owned is not None
     options, run = course.options, course.run
     away = OutageCourse(engines.owned, options.killed_load, run.endpoint, options.peers, course.out, course.console)
-    return carry_out(away, peers, run.repeat, run.drawn_seed())
+    return carry_out(away, peers, run.repetitions, run.drawn_seed())
 
 
 def _model(options: CompareOptions) -> str | None:
@@ -245,7 +245,7 @@ def _sizes(workload: WorkloadSpec) -> str:
 
 def _all_turns(course: Course, arms: Sequence[ArmInfo], peers: dict[str, Peer]) -> list[ArmRun]:
     seed, console = course.run.drawn_seed(), course.console
-    orders = turn_order([arm.name for arm in arms], course.run.repeat, seed)
+    orders = turn_order([arm.name for arm in arms], course.run.repetitions, seed)
     turns: list[ArmRun] = []
     left = sum(map(len, orders))
     for repetition, order in enumerate(orders):

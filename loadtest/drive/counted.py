@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+ENGINE_QUEUE = "vllm:request_queue_time_seconds"  # from arrival to the first scheduling
+ENGINE_PREFILL = "vllm:request_prefill_time_seconds"  # from there to the first token
 _HITS = "vllm:prefix_cache_hits_total"
 _LOOKED_UP = "vllm:prefix_cache_queries_total"
 
@@ -27,6 +29,12 @@ def hit_ratio(counters: Mapping[str, float]) -> float | None:
 def preemptions(counters: Mapping[str, float]) -> float:
     """Sequences that had to give their blocks up."""
     return total(counters, "vllm:num_preemptions_total")
+
+
+def mean_ms(counters: Mapping[str, float], histogram: str) -> float | None:
+    """The mean of what engines added to a histogram of seconds; None where they added nothing."""
+    count = total(counters, f"{histogram}_count")
+    return total(counters, f"{histogram}_sum") / count * 1e3 if count else None
 
 
 def served(counters: Mapping[str, float]) -> float:

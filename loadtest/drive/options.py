@@ -5,153 +5,35 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import re
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Self
 
-import orjson
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument
 
 from loadtest.console import option
 from loadtest.drive.plan import Arrivals, MixPart, Plan
+from loadtest.drive.search import Aim
+from loadtest.drive.spelling import (
+    Load,
+    bounds_of,
+    json_object,
+    loads_of,
+    pages_of,
+    shares_of,
+    slo_of,
+    targets_of,
+    until_of,
+)
 from loadtest.drive.target import Target, base_url
 from loadtest.report.schema import Bounds
 from loadtest.workloads.prompts import Endpoint, SourceFile, WorkloadKind, WorkloadSpec
 from loadtest.workloads.sources import exchanges_of, trace_of
 
-_OF_A_MIX = [*Endpoint, *(kind for kind in WorkloadKind if kind is not WorkloadKind.TRACE)]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """How much is sent: its name in tables and folders, and the plan's fields that say it."""
-
-    label: str
-    fields: dict[str, Any]
-
-
-def loads_of(concurrency: str | None, rate: str | None, trace_speed: float, ramp_seconds: float | None) -> list[Load]:
-    """Each value between commas of whichever is given; the trace's own times where none is."""
-    if concurrency is not None:
-        such_as = "a whole number from 1 such as 64, a ramp such as 4:64, or several such as 8,16,32"
-        loads = [_load("c", part, "concurrency", ramp_seconds, such_as) for part in concurrency.split(",")]
-    elif rate is not None:
-        such_as = "a number above 0 such as 20, a ramp such as 5:50, or several such as 5,10,20"
-        loads = [_load("r", part, "rate_per_second", ramp_seconds, such_as) for part in rate.split(",")]
-    else:
-        loads = [Load("trace", {"trace_speed": trace_speed})]
-    if len({load.label for load in loads}) < len(loads):
-        raise ValueError("--concurrency and --rate: each value once; see --repeat")
-    return loads
-
-
-def _load(letter: str, text: str, field: str, ramp_seconds: float | None, such_as: str) -> Load:
-    number: type[float] = int if letter == "c" else float
-    first, colon, last = text.strip().rpartition(":")
-    complaint = f"-{letter} {text}: give {such_as}"
-    try:
-        values = (number(first) if colon else None), number(last)
-    except ValueError:
-        raise ValueError(complaint) from None
-    if not (all(map(math.isfinite, (values[0] or 0, values[1]))) and values[1] > 0 and (values[0] or 0) >= 0):
-        raise ValueError(complaint)
-    label = letter + text.strip().replace(":", "-")
-    if not colon:
-        return Load(label, {field: values[1]})
-    if ramp_seconds is None or ramp_seconds <= 0:
-        raise ValueError("a load from A to B needs --ramp or --duration, above 0")
-    return Load(label, {field: values[1], f"first_{field}": values[0], "ramp_seconds": ramp_seconds})
-
-
-def targets_of(url: str | None, targets: str | None) -> dict[str, str]:
-    """Base URLs by name: NAME=URL between commas, or the single one."""
-    if (url is None) == (targets is None):
-        raise ValueError("give a URL, or several as --targets direct=URL,gateway=URL")
-    if targets is None:
-        return {"": base_url(url or "")}
-    found: dict[str, str] = {}
-    for part in targets.split(","):
-        name, _, target = part.strip().partition("=")
-        if not re.fullmatch(r"[\w.-]+", name) or not target or name in found:
-            raise ValueError(
-                f"--targets: {part!r} is not NAME=URL with a name of its own, such as gateway=http://host:8080"
-            )
-        found[name] = base_url(target)
-    return found
-
-
-def pages_of(text: str) -> dict[str, str]:
-    """URLs by name; one without a name is called by its host and port."""
-    found: dict[str, str] = {}
-    for part in filter(None, map(str.strip, text.split(","))):
-        name, equals, url = part.partition("=")
-        if not equals or "://" in name:
-            name, url = "", part
-        url = url if "://" in url else f"http://{url}"
-        found[name or urlsplit(url).netloc] = url
-    return found
-
-
-def slo_of(text: str | None) -> dict[str, float]:
-    """ttft, tpot, e2e in seconds and p, the share that must keep them, as bounds in milliseconds and attainment."""
-    fields = {"ttft": "ttft_ms", "tpot": "tpot_ms", "e2e": "e2e_ms", "p": "attainment"}
-    found: dict[str, float] = {}
-    for part in (text or "").split(",") if text else []:
-        name, _, value = part.strip().partition("=")
-        try:
-            found[fields[name]] = float(value) * (1 if name == "p" else 1e3)
-        except (KeyError, ValueError):
-            hint = "give ttft=, tpot= and e2e= in seconds, such as ttft=0.5, and p= as a share, such as p=0.95"
-            raise ValueError(f"--slo: {part!r}: {hint}") from None
-    if not all(math.isfinite(value) and value > 0 for value in found.values()) or found.get("attainment", 0.5) > 1:
-        raise ValueError("--slo: times are above 0, and p is above 0 and at most 1")
-    if found and found.keys() == {"attainment"}:
-        raise ValueError("--slo: give a bound as well, such as ttft=0.5")
-    return found
-
-
-def bounds_of(text: str, option: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    try:
-        bounds = int(low), int(high or low)
-    except ValueError:
-        bounds = 0, 0
-    if not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(f"{option} {text}: give a whole number from 1 such as 4, or LOW:HIGH such as 2:6")
-    return bounds
-
-
-def shares_of(text: str) -> list[tuple[str, float]]:
-    """NAME=SHARE between commas; the shares need not add up to 1."""
-    found: list[tuple[str, float]] = []
-    for part in text.split(","):
-        name, _, share = part.strip().partition("=")
-        if name not in _OF_A_MIX:
-            raise ValueError(f"--mix: {name!r} is none of {', '.join(_OF_A_MIX)}")
-        try:
-            found.append((name, float(share)))
-        except ValueError:
-            raise ValueError(f"--mix: {part!r} is not NAME=SHARE, such as chat=0.8") from None
-    if any(share <= 0 for _, share in found) or len({name for name, _ in found}) < len(found):
-        raise ValueError("--mix: shares are above 0, and each name occurs once")
-    return found
-
-
-def json_object(text: str) -> dict[str, Any]:
-    try:
-        value = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        raise ValueError(f"--extra-body is not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ValueError("--extra-body must be a JSON object")
-    return value
-
-
 DEFAULT_DURATION_SECONDS = 30.0
+BATCH_SIZES = "1,8,32"  # users, where no load is given
+_MOST_UNTIL = 20
 _MOST_AUTO_WORKERS = 8
 _TOKENS_OF_A_WORKER = 40_000  # a second, well within what one reads
 _FAST_STREAM = 100  # tokens a second
@@ -207,8 +89,15 @@ class RunOptions(BaseModel):
         str, option(_LOAD, "Client processes; auto: as many as the load needs, up to half of the cores.")
     ] = "auto"
     repeat: Annotated[
-        int, option(_LOAD, "Times each load and target is run, in turns; 3 or more show the spread.", min=1)
-    ] = 1
+        int | None,
+        option(_LOAD, "Times each load and target is run, in turns. Default: 1; with --until at most 20.", min=1),
+    ] = None
+    until: Annotated[
+        str | None, option(_LOAD, "Repeat until the 95 % confidence interval is so narrow to either side, such as 3%.")
+    ] = None
+    find: Annotated[
+        Aim | None, option(_LOAD, "Search for the highest load that keeps --slo, instead of -c and -r.")
+    ] = None
     timeout: Annotated[float, option(_LOAD, "Seconds a request may take.")] = 600.0
     warmup: Annotated[int, option(_LOAD, "Requests before, with prompts no other shares.", min=0)] = 4
 
@@ -292,7 +181,8 @@ class RunOptions(BaseModel):
         str | None,
         option(
             _OUTCOME,
-            "ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered.",
+            "ttft=0.5,tpot=0.05,e2e=9,p=0.95: bounds in seconds, some or all, for that share of what is offered;"
+            " gpu=85: the least mean GPU utilisation in percent.",
         ),
     ] = None
     max_error_ratio: Annotated[float, option(_OUTCOME, "Share of requests that may fail.", min=0, max=1)] = 0.0
@@ -307,8 +197,7 @@ class RunOptions(BaseModel):
     def _usable(self) -> Self:
         if self.concurrency is not None and self.rate is not None:
             raise ValueError("give either --concurrency (closed loop) or --rate (open loop)")
-        if self.concurrency is None and self.rate is None and self.trace is None:
-            raise ValueError("give --concurrency (closed loop), --rate (open loop), or --trace")
+        self._check_search()
         ramps = ":" in (self.concurrency or self.rate or "")
         if self.ramp is not None and not ramps:
             raise ValueError("--ramp is for a load from A to B, such as -r 5:50 or -c 4:64")
@@ -326,6 +215,15 @@ class RunOptions(BaseModel):
         json_object(self.extra_body)
         self._check_prompts()
         return self
+
+    def _check_search(self) -> None:
+        until_of(self.until)
+        if self.find is None:
+            return
+        if self.concurrency or self.rate or self.trace or self.targets or self.repeat or self.until:
+            raise ValueError("--find chooses the loads itself: give it one URL, and no -c, -r, --trace or --repeat")
+        if not slo_of(self.slo):
+            raise ValueError("--find needs the limits to keep, such as --slo ttft=0.5,tpot=0.05")
 
     def _check_prompts(self) -> None:
         kinds = [kind for _, _, _, kind in self._parts()]
@@ -390,12 +288,25 @@ class RunOptions(BaseModel):
     def loads(self) -> list[Load]:
         """Each is a run of its own."""
         by_default = self.duration or (None if self.requests else DEFAULT_DURATION_SECONDS)
-        return loads_of(self.concurrency, self.rate, self.trace_speed, self.ramp or by_default)
+        nothing = self.rate is None and self.trace is None
+        return loads_of(
+            self.concurrency or (BATCH_SIZES if nothing else None), self.rate, self.trace_speed, self.ramp or by_default
+        )
 
     @property
     def runs(self) -> int:
         """How many runs this comes to."""
-        return len(self.target_urls) * len(self.loads()) * self.repeat
+        return len(self.target_urls) * len(self.loads()) * self.repetitions
+
+    @property
+    def repetitions(self) -> int:
+        """How often each load is run at most."""
+        return self.repeat or (1 if self.until is None else _MOST_UNTIL)
+
+    @property
+    def narrow_to(self) -> float | None:
+        """The share of the mean that a confidence interval may reach to either side; None: `repetitions` are enough."""
+        return until_of(self.until)
 
     def check_files(self) -> None:
         """Reads the files once, so that a bad one fails before anything starts. Raises TraceError, DatasetError."""

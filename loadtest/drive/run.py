@@ -9,34 +9,32 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-import typer
 from rich.console import Console
 
-from loadtest.checkpoint.keep import Keeping, prepared
+from loadtest.checkpoint.keep import Keeping
 from loadtest.checkpoint.machine import environment
-from loadtest.console import fail, say, say_written
+from loadtest.console import say, say_written
 from loadtest.drive.capacity import client_limits
 from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.sampling import Sampling
-from loadtest.drive.target import Target, TargetError, change, look_at, read_counters
+from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.files import write_results, write_series, write_summary
 from loadtest.report.formatting import load_text, requested_text
+from loadtest.report.repeating import is_settled
 from loadtest.report.schema import Bounds, Results
 from loadtest.report.series import Ran, Series, folder_of, series_of
 from loadtest.report.series_tables import run_line
 from loadtest.report.summarise import summarise
 from loadtest.report.terminal import Progress, show, show_series
-from loadtest.workloads.sources import DatasetError
-from loadtest.workloads.trace import TraceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +123,20 @@ def _counters(pages: Mapping[str, str]) -> dict[str, float]:
 _SEED_STEP = 1000
 
 
-def orders_of(options: RunOptions, looked: Mapping[str, Target]) -> Iterator[tuple[str, str, int, Order]]:
+def orders_of(
+    options: RunOptions, looked: Mapping[str, Target], are_enough: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[str, str, int, Order]]:
     """(target, load, repetition, order) in the order of the runs; another target begins each repetition.
+
+    `are_enough` is asked before each repetition but the first.
 
     In one repetition all targets get the same prompts at the same times, in another they get others.
     """
     urls, seed = options.target_urls, options.drawn_seed()
     names = list(looked)
-    for repetition in range(options.repeat):
+    for repetition in range(options.repetitions):
+        if repetition and are_enough():
+            return
         first = repetition % len(names)
         for load in options.loads():
             for name in names[first:] + names[:first]:
@@ -153,8 +157,13 @@ def carry_out_series(
     """
     ran: list[Ran] = []
     failures: dict[str, str] = {}
+    narrow = options.narrow_to
+
+    def are_enough() -> bool:
+        return narrow is not None and is_settled(ran, narrow)
+
     with StopSignals() as between_runs:
-        for target, load, repetition, order in orders_of(options, looked):
+        for target, load, repetition, order in orders_of(options, looked, are_enough):
             folder = folder_of(target, load, repetition)
             try:
                 found = None if between_runs.asked() else measured(order, console)
@@ -179,36 +188,8 @@ def carry_out_series(
         return None
     series = series_of(ran, ran[0].results.environment, failures)
     show_series(series, console)
+    if narrow is not None and not is_settled(ran, narrow):
+        say(console, f"! {options.repetitions} repetitions did not bring the intervals down to {narrow:.3g}", "yellow")
     if options.out is not None:
         say_written(console, write_series(series, options.out))
     return series
-
-
-def run(options: RunOptions) -> None:
-    """Load an OpenAI-compatible URL, measure it, and check that the measurement is valid.
-
-    Exit code 0: fine. 1: requests failed, the SLO was missed, the client itself was the limit, or a check of the
-    servers failed. 2: usage.
-    """
-    console = Console()
-    try:
-        options.check_files()
-        urls = options.target_urls
-        looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
-        looked, keeping = prepared(options, looked, console)
-        passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
-    except (TraceError, DatasetError) as error:
-        raise typer.BadParameter(str(error)) from None
-    except (TargetError, WorkerDied, OSError) as error:
-        raise fail(error, 1) from None
-    except (Stopped, KeyboardInterrupt):
-        raise fail("stopped; there is nothing to report", 1) from None
-    raise typer.Exit(0 if passed else 1)
-
-
-def _carried_out(options: RunOptions, looked: Mapping[str, Target], console: Console, keeping: Keeping | None) -> bool:
-    if options.runs > 1:
-        series = carry_out_series(options, looked, console, keeping)
-        return series is not None and series.passed
-    (_, _, _, order) = next(orders_of(options, looked))
-    return carry_out(order, console, keeping).verdict.passed

@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 # 2: parts of a mix, stalls, samples, answers in one read; no ITL where tokens came packed.
 # 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
 # 4: workers that were lost, versions of definitions.
+# 5: a bound on GPU utilisation, overload as a part of the verdict.
 # Whatever reads this version reads older files as well.
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 
 class StrictModel(BaseModel):
@@ -160,6 +161,8 @@ class Slo(StrictModel):
     ttft_ms: float | None
     tpot_ms: float | None
     e2e_ms: float | None = None
+    gpu_percent: float | None = Field(default=None, description="The least mean utilisation of the GPUs.")
+    gpu_measured_percent: float | None = None
     wanted: float
     met: int
     offered: int
@@ -248,6 +251,7 @@ class Verdict(StrictModel):
     reasons: list[str]
     warnings: list[str]
     ended_early: bool
+    overloaded: bool = Field(default=False, description="Open loop: requests piled up, the rate is above capacity.")
     checks: list[Check] = Field(default_factory=list)
 
 
@@ -318,6 +322,7 @@ class Bounds(BaseModel):
     ttft_ms: float | None = None
     tpot_ms: float | None = None
     e2e_ms: float | None = None
+    gpu_percent: float | None = None
     attainment: float = 0.95
     max_error_ratio: float = 0.0
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from pydantic import Field
 
+from loadtest.report.diagnosis import gpu_percent
 from loadtest.report.schema import Environment, Results, StrictModel, Throughput
 from loadtest.report.statistics import mean_interval, value_of
 
-# 2: ratios. 3: each run's value, versions of definitions. Whatever reads this version reads older files as well.
-SERIES_SCHEMA_VERSION = 3
+# 2: ratios. 3: each run's value, versions of definitions.
+# 4: the answer of a search. Whatever reads this version reads older files as well.
+SERIES_SCHEMA_VERSION = 4
 
 
 class Spread(StrictModel):
@@ -66,6 +68,7 @@ class Series(StrictModel):
     failures: dict[str, str] = Field(default_factory=dict, description="Why runs that were to be made have no results.")
     passed: bool
     reasons: list[str]
+    answer: list[str] = Field(default_factory=list, description="What a search for the highest load found.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,7 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "e2e_p95": lambda results: value_of(results.latency.e2e_from_intended, "p95"),
     "e2e_p99": lambda results: value_of(results.latency.e2e_from_intended, "p99"),
     "hit_ratio": lambda results: results.routing.hit_ratio,
+    "gpu_percent": lambda results: gpu_percent(results.samples, _rates(results)),
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
     "peak_in_flight": lambda results: results.concurrency.peak,
 }
@@ -127,6 +131,7 @@ _PLACES = {
     "attainment": "slo.attainment",
     "hit_ratio": "routing",
     "failed_ratio": "requests",
+    "gpu_percent": "slo",
     "peak_in_flight": "concurrency",
     "ttft_": "latency",
     "tpot_": "latency",

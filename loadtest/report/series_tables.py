@@ -17,6 +17,7 @@ _RATES = (
     "output_tokens_per_second_per_user",
     "goodput_per_second",
     "attainment",
+    "gpu_percent",
     "failed_ratio",
 )
 _LATENCIES = ("ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
@@ -29,6 +30,7 @@ _TITLES = {
     "prompt_tokens_per_second": "prompt tokens/s",
     "goodput_per_second": "goodput/s",
     "attainment": "in SLO",
+    "gpu_percent": "GPU %",
     "failed_ratio": "failed",
     "hit_ratio": "cache hits",
     "peak_in_flight": "peak in flight",

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import DROPPED, INTERRUPTED, ITL_TICKS_PER_SECOND, OK, Harvest, Record, WorkerHealth
+from loadtest.report.diagnosis import diagnose, gpu_percent, prompt_of
 from loadtest.report.schema import (
     DEFINITIONS,
     BackendShare,
@@ -168,14 +169,20 @@ def summarise(
         concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
-        slo=_slo(records, bounds, steady_part or overall),
+        slo=_slo(records, bounds, steady_part or overall, samples),
         client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
         samples=samples,
     )
     piled_up = _backlog(plan, records, levels, stalled)
-    verdict = judge(figures, bounds.max_error_ratio, backlog=piled_up, ended_early=harvest.stopped_early)
+    verdict = judge(
+        figures,
+        bounds.max_error_ratio,
+        backlog=piled_up,
+        ended_early=harvest.stopped_early,
+        findings=diagnose(figures, [prompt_of(record) for record in good if record.first_token is not None]),
+    )
     return Results(**dict(figures), verdict=verdict)
 
 
@@ -256,14 +263,15 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
     )
 
 
-def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput) -> Slo | None:
+def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput, samples: Samples | None) -> Slo | None:
     """Goodput is of the same stretch as requests/s; attainment is of all requests of the run."""
-    if bounds.ttft_ms is None and bounds.tpot_ms is None and bounds.e2e_ms is None:
+    if all(bound is None for bound in (bounds.ttft_ms, bounds.tpot_ms, bounds.e2e_ms, bounds.gpu_percent)):
         return None
     offered = [record for record in records if record.outcome != INTERRUPTED]
     good = [record for record in offered if _within(record, bounds)]
     met = len(good)
     attainment = met / len(offered) if offered else 0.0
+    busy = gpu_percent(samples, rates)
     return Slo(
         ttft_ms=bounds.ttft_ms,
         tpot_ms=bounds.tpot_ms,
@@ -273,7 +281,9 @@ def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput) -> Slo | 
         offered=len(offered),
         attainment=attainment,
         goodput_per_second=requests_per_second(good, (rates.start, rates.end)),
-        passed=attainment >= bounds.attainment,
+        gpu_percent=bounds.gpu_percent,
+        gpu_measured_percent=busy,
+        passed=attainment >= bounds.attainment and (bounds.gpu_percent is None or (busy or 0.0) >= bounds.gpu_percent),
         attainments={
             name.removesuffix("_ms"): sum(_within(record, alone) for record in offered) / max(1, len(offered))
             for name, alone in bounds.one_by_one()

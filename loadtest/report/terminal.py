@@ -13,7 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.console import plain_table, say
+from loadtest.drive.counted import ENGINE_PREFILL, ENGINE_QUEUE, mean_ms
 from loadtest.drive.record import Record, Tick
+from loadtest.report.curve import HEAD as CURVE_HEAD
+from loadtest.report.curve import curve_table, curve_words
 from loadtest.report.formatting import PART_COLUMNS, milliseconds, number, part_cells, percent
 from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Distribution, Results, Throughput
@@ -32,6 +35,10 @@ def show_series(series: Series, console: Console) -> None:
     """Prints the tables of a series and its verdict."""
     for title, head, rows in tables(series, compact=True):
         console.print(plain_table(title, head, rows))
+    if rows := curve_table(series):
+        console.print(plain_table("Batch-size curve", CURVE_HEAD, rows))
+    for line in curve_words(series):
+        say(console, line)
     lines = [Text(f"✗ {reason}", style="red") for reason in series.reasons]
     console.print(_panel("passed" if series.passed else "failed", series.passed, lines))
 
@@ -119,6 +126,9 @@ def _latencies(results: Results) -> Table:
         if values is not None:
             points = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
             table.add_row(name, *(milliseconds(point) for point in points))
+    for name, mean in (("engine queue", ENGINE_QUEUE), ("engine prefill", ENGINE_PREFILL)):
+        if (ms := mean_ms(results.metrics_delta, mean)) is not None:
+            table.add_row(name, milliseconds(ms), *["-"] * 5)
     return table
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from loadtest.drive.record import CLIENT_LIMIT
 from loadtest.report.schema import Check, Figures, Slo, Stall, Streaming, Verdict
@@ -32,9 +32,17 @@ def loop_lag_limit(figures: Figures) -> float:
 
 
 def judge(
-    figures: Figures, max_error_ratio: float, *, backlog: tuple[float, float] | None, ended_early: bool
+    figures: Figures,
+    max_error_ratio: float,
+    *,
+    backlog: tuple[float, float] | None,
+    ended_early: bool,
+    findings: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on figures that are complete but for it. `backlog`: in flight early and late, if it grew."""
+    """The verdict on figures that are complete but for it. `backlog`: in flight early and late, if it grew.
+
+    `findings` are what the server does badly, each with a remedy; they fail nothing.
+    """
     client = list(_client_checks(figures))
     server = [*_answers(figures, max_error_ratio), *_slo(figures.slo)]
     valid = all(check.passed for check in client)
@@ -44,8 +52,9 @@ def judge(
         valid=valid,
         passed=valid and all(check.passed for check in counted),
         reasons=[check.message for check in (*client, *counted) if not check.passed],
-        warnings=_warnings(figures, backlog, ended_early),
+        warnings=[*_warnings(figures, backlog, ended_early), *findings],
         ended_early=ended_early,
+        overloaded=backlog is not None,
         checks=[*client, *(check if valid else check.model_copy(update={"passed": None}) for check in server)],
     )
 
@@ -99,7 +108,11 @@ def _slo(slo: Slo | None) -> Iterator[Check]:
         message = f"{name.upper()} of at most {bounds[name]:g} ms kept by {attainment:.1%} of offered requests"
         yield _check(_BOUND_NAMES[name], attainment >= slo.wanted, f"{message} < {slo.wanted:.1%}")
     message = f"SLO met by {slo.attainment:.1%} of offered requests < {slo.wanted:.1%}"
-    yield _check("SLO", slo.passed, message)
+    yield _check("SLO", slo.attainment >= slo.wanted, message)
+    if slo.gpu_percent is not None:
+        found = slo.gpu_measured_percent
+        message = f"GPU utilisation {'was not measured' if found is None else f'{found:.0f} %'}"
+        yield _check("SLO: GPU", found is not None and found >= slo.gpu_percent, f"{message} < {slo.gpu_percent:g} %")
 
 
 def _check(name: str, passed: bool, message: str) -> Check:

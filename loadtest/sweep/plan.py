@@ -21,7 +21,7 @@ Seconds = Annotated[float, Field(gt=0)]
 _FLAG = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A measurement is one run of one server: what would make it several, or another's, is the sweep's own business.
-_NOT_IN_A_RUN = ("url", "targets", "out", "repeat", "api_key", "metrics_url", "backends", "admin_url")
+_NOT_IN_A_RUN = ("url", "targets", "out", "repeat", "until", "find", "api_key", "metrics_url", "backends", "admin_url")
 _ANY_URL = "http://127.0.0.1"
 
 
@@ -114,6 +114,8 @@ class Workload(Section):
             runs = RunOptions(**run, url=_ANY_URL).runs
         except ValidationError as error:
             raise ValueError("; ".join(line.removeprefix("configuration: ") for line in error_lines(error))) from None
+        if not any(run.get(name) for name in ("concurrency", "rate", "trace")):
+            raise ValueError("give --concurrency (closed loop), --rate (open loop), or --trace")
         if runs > 1:
             raise ValueError("several loads: make each a workload of its own")
         return run

@@ -28,6 +28,7 @@ class Fake:
     url: str = ""
     act: str | None = None  # whatever the body says
     loses_its_metrics: bool = False  # once it was asked anything
+    most_open: int | None = None  # requests at once; it refuses more
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -36,6 +37,11 @@ class Fake:
         self.open_requests += 1
         self.peak = max(self.peak, self.open_requests)
         try:
+            if self.most_open is not None:
+                too_many = self.open_requests > self.most_open
+                await asyncio.sleep(0.1)
+                if too_many:
+                    return await _refused(self, request, body)
             act = self.act or body.get("act", "stream" if body.get("stream") else "whole")
             return await _ACTS[act](self, request, body)
         finally:

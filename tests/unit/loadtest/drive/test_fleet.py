@@ -160,7 +160,7 @@ def _worker_of(parent: int) -> int:
 
 def test_a_good_run_exits_0_and_writes_results_a_log_and_a_page(fake_elsewhere: Any, tmp_path: Path) -> None:
     metrics = f"{fake_elsewhere.url}/metrics"
-    for _ in range(5):  # a machine that is busy makes a run invalid, rightly
+    for _ in range(3):  # a machine that is busy makes a run invalid, rightly
         fake_elsewhere.bodies.clear()
         ran = _loadtest(
             fake_elsewhere.url + "/v1",
@@ -229,6 +229,30 @@ def test_two_targets_at_two_loads_are_run_in_turns_and_reported_together(fake_el
     assert 'href="two-c2-1/report.html"' in (tmp_path / "report.html").read_text()
 
 
+def test_a_search_names_the_most_users_that_keep_the_slo_and_what_limits_it(
+    fake_elsewhere: Any, tmp_path: Path
+) -> None:
+    fake_elsewhere.most_open = 3
+    words = ["--find", "max-concurrency", "--slo", "ttft=9", "-n", "12", "--no-verify", "-o", str(tmp_path), *_SMALL]
+    ran = _loadtest(fake_elsewhere.url, *words)
+    series = Series.model_validate_json((tmp_path / "series.json").read_text())
+    assert (ran.returncode == 0) == series.passed, ran.stdout + ran.stderr
+    assert series.answer
+    assert series.answer[0] in ran.stdout
+    assert not any(point.passed for point in series.points if point.offered > 3)
+    if " lag p99 " not in ran.stdout:  # a machine that is busy limits the client, rightly
+        assert series.answer[0].startswith("3 users within the SLO")
+        assert "limited by errors" in series.answer[0]
+
+
+def test_a_url_alone_is_asked_for_its_batch_size_curve(fake_elsewhere: Any, tmp_path: Path) -> None:
+    ran = _loadtest(fake_elsewhere.url, "-n", "32", "--no-verify", "-o", str(tmp_path), *_SMALL)
+    series = Series.model_validate_json((tmp_path / "series.json").read_text())
+    assert [point.load for point in series.points] == ["c1", "c8", "c32"]
+    assert "Batch-size curve" in ran.stdout
+    assert "From 1 to 32 users the server generates" in ran.stdout
+
+
 def test_a_run_that_cannot_be_made_fails_the_series_and_takes_no_other_along(
     fake_elsewhere: Any, another_elsewhere: Any, tmp_path: Path
 ) -> None:
@@ -273,7 +297,10 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        [],
+        ["--find", "max-rate"],
+        ["--find", "max-rate", "--slo", "ttft=1", "-c", "1"],
+        ["-c", "1", "--until", "narrow"],
+        ["-c", "1", "--slo", "gpu=101"],
         ["-c", "1", "--rate", "1"],
         ["--rate", "0"],
         ["--rate", "nan"],

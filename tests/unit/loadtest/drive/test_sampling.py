@@ -11,8 +11,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from loadtest.drive.options import pages_of
 from loadtest.drive.sampling import PageSampler, Sampling, backend_values, keep, page_values
+from loadtest.drive.spelling import pages_of
 from loadtest.report.schema import BackendGauges, PageSeries
 
 _PAGE = """# TYPE vllm:num_requests_running gauge

@@ -1,0 +1,80 @@
+"""`loadtest run --find`: runs at one load after the other, and tells the highest one that keeps the SLO."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from loadtest.checkpoint.keep import Keeping
+from loadtest.console import say, say_written
+from loadtest.drive.fleet import StopSignals
+from loadtest.drive.options import RunOptions
+from loadtest.drive.run import Order, measured
+from loadtest.drive.search import Aim, LoadSearch
+from loadtest.drive.spelling import Load
+from loadtest.drive.target import Target
+from loadtest.report.answer import FoundLoad, answer_of, carries
+from loadtest.report.files import write_results, write_series
+from loadtest.report.series import Ran, Series, series_of
+from loadtest.report.series_tables import run_line
+from loadtest.report.terminal import show_series
+
+_SEED_STEP = 1000
+
+
+def find(options: RunOptions, target: Target, console: Console, keeping: Keeping | None) -> bool:
+    """Whether some load keeps the SLO. Raises what a run raises."""
+    assert options.find is not None
+    search, ran = LoadSearch(options.find), list[Ran]()
+    ((_, url),) = options.target_urls.items()
+    seed, stopped, disturbed = options.drawn_seed(), False, set[float]()
+    with StopSignals() as between_runs:
+        while (value := search.next()) is not None and not stopped:
+            load = load_of(options.find, value)
+            plan = options.plan(url, target, load, seed)
+            order = Order(plan, target, options.bounds, options.pages(target), options.out)
+            results, records = measured(order, console)
+            stopped = results.verdict.ended_early or between_runs.asked()
+            if stopped:
+                break
+            ran.append(Ran("", load.label, sum(one.load == load.label for one in ran), results))
+            # Once more where the client was disturbed; twice at one load is its limit.
+            if results.verdict.valid or value in disturbed:
+                search.take(value, passed=carries(results))
+            disturbed |= set() if results.verdict.valid else {value}
+            say(console, run_line(ran[-1].folder, results))
+            if options.out is not None:
+                written = write_results(results, records, options.out / ran[-1].folder)
+                if keeping is not None:
+                    keeping.keep("", plan, options.bounds, results, records, written)
+            seed += _SEED_STEP
+    if not ran:
+        return False
+    answer = answer_of(search, ran, stopped=stopped)
+    series = _series(ran, answer)
+    show_series(series, console)
+    for line in answer.lines:
+        say(console, line, "bold")
+    if options.out is not None:
+        say_written(console, write_series(series, options.out))
+    return answer.load is not None
+
+
+def load_of(aim: Aim, value: float) -> Load:
+    """A load as the options would give it."""
+    if aim is Aim.CONCURRENCY:
+        return Load(f"c{value:g}", {"concurrency": round(value)})
+    return Load(f"r{value:g}", {"rate_per_second": value})
+
+
+def _series(ran: list[Ran], answer: FoundLoad) -> Series:
+    """All runs as a series; loads beyond the limit are findings, not failures."""
+    series = series_of(sorted(ran, key=lambda one: offered(one)), ran[0].results.environment)
+    passed = answer.load is not None
+    changes = {"passed": passed, "reasons": [] if passed else answer.lines, "answer": answer.lines}
+    return series.model_copy(update=changes)
+
+
+def offered(one: Ran) -> float:
+    """What a run was asked for: users, or requests a second."""
+    plan = one.results.plan
+    return float(plan["concurrency"] or plan["rate_per_second"])
