@@ -202,6 +202,7 @@ class Handler(RequestHandler):
         self._logs_origin = not logged.isdisjoint(("address", "user_agent", "trace_id"))
         self._counts_bytes = "response_bytes" in logged
         self._reply_class = CountingResponse if self._counts_bytes else ClientResponse
+        self._has_extras = any((self._proxies, self._pages, tracer, self._logs_origin))
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
@@ -271,21 +272,10 @@ class Handler(RequestHandler):
         route, key = incoming.route or _NO_BODY, incoming.key
         reply = self._reply_class(connection, request_id, incoming, incoming.keep_alive and not self._draining)
         connection.attach(reply)
-        if self._pages is not None:
-            reply.set_constant_headers(self._pages.headers(incoming.headers))
-        if self._proxies is not None:
-            reply.came_through(self._proxies, incoming.headers.get(FORWARDED_FOR, b""))
         client = key.name if key is not None else ""
         record = Record(request_id, route.endpoint, incoming.arrived_seconds, len(incoming.body), client)
-        if self._tracer is not None and not route.local:
-            line, trace = self._tracer.begin(incoming.headers, incoming.method, incoming.path)
-            incoming.follow_trace(line)
-            if trace is not None:
-                record.traced(trace)
-        if self._logs_origin:
-            headers = incoming.headers
-            trace_line = incoming.trace_line or headers.get(b"traceparent", b"")  # the tracer takes the header out
-            record.came_from(reply.address, headers.get(USER_AGENT, b""), trace_line)
+        if self._has_extras:
+            self._add_extras(incoming, route, reply, record)
         outcome = message = ""
         try:
             limits = self._rate_limits.get(client) if key is not None else None
@@ -312,6 +302,22 @@ class Handler(RequestHandler):
                 record.sent(reply.sent_bytes)
             if not route.public:
                 self._finished(record)
+
+    def _add_extras(self, incoming: HttpRequest, route: Route, reply: ClientResponse, record: Record) -> None:
+        """What is off by default: headers for web pages, clients behind proxies, traces, fields of the access log."""
+        headers = incoming.headers
+        if self._pages is not None:
+            reply.set_constant_headers(self._pages.headers(headers))
+        if self._proxies is not None:
+            reply.came_through(self._proxies, headers.get(FORWARDED_FOR, b""))
+        if self._tracer is not None and not route.local:
+            line, trace = self._tracer.begin(headers, incoming.method, incoming.path)
+            incoming.follow_trace(line)
+            if trace is not None:
+                record.traced(trace)
+        if self._logs_origin:
+            trace_line = incoming.trace_line or headers.get(b"traceparent", b"")  # the tracer takes the header out
+            record.came_from(reply.address, headers.get(USER_AGENT, b""), trace_line)
 
     async def _answer(
         self,

@@ -1,6 +1,7 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Protocol, cast
@@ -10,7 +11,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.observe.record import Record
 
-_LONG = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.48, 40.96, 81.92, 163.84, 327.68)
+_LONG = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    20.48, 40.96, 81.92, 163.84, 327.68, 655.36, 1310.72,
+)  # fmt: skip
 _SHORT = (
     0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
     20.0, 30.0, 60.0, 100.0,
@@ -87,13 +91,9 @@ class Histogram(Live):
         known = self.values.get(labels)
         if known is None:
             known = self.values[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        (counts, total), bounds = known, self._bounds
-        most, amount = len(bounds), 0.0
+        (counts, total), bounds, amount = known, self._bounds, 0.0
         for value in values:
-            place = 0
-            while place < most and bounds[place] < value:  # most values are low
-                place += 1
-            counts[place] += 1
+            counts[bisect_left(bounds, value)] += 1
             amount += value
         total[0] += amount
 

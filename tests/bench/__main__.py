@@ -15,6 +15,7 @@
 `bodies-stall` shows how long the worst bodies within the limits stop the event loop.
 `embeddings` compares many small embeddings requests with and without the gateway's batches.
 `tracing` shows what OpenTelemetry traces cost a request.
+`watched` shows what an open dashboard costs a gateway.
 `instructions` counts what the gateway's own code runs per request, event and decision, and keeps to a budget.
 
 The proxy has one core to itself. On another core a mock of two vLLM servers answers and a closed-loop load generator
@@ -34,7 +35,7 @@ import typer
 from gateway.config import ServerConfig
 from loadtest.compare.peers import OURS, NotInstalled, named, version
 from loadtest.compare.proxy import Peer
-from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios, tracing
+from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios, tracing, watched
 from tests.bench.alone import alone, fail, say
 from tests.bench.bounds.command import bounds
 from tests.bench.build import Interpreter, interpreter, quotable
@@ -226,6 +227,17 @@ def tracing_command(
             typer.echo(tracing.table(tracing.compared(place, cores, ratios or [0.0, 0.01], repetitions)))
     except measure.MeasurementFailed as error:
         fail(str(error))
+
+
+@app.command("watched")
+def watched_command(
+    engines: Annotated[list[int] | None, typer.Option("--engines", help="Sizes of the fleet.")] = None,
+    rate: Annotated[float, typer.Option(min=0, help="Requests a second.")] = 50,
+    seconds: Annotated[float, typer.Option(min=1, help="Of each turn.")] = 15,
+    repetitions: Annotated[int, typer.Option("--reps", min=1, help="Turns without a page, and with one.")] = 3,
+) -> None:
+    """Show what an open dashboard costs: CPU of a gateway without one and with one, in turns."""
+    typer.echo(watched.table([watched.watched(each, rate, seconds, repetitions) for each in engines or [4, 64]]))
 
 
 app.command("bounds")(bounds)

@@ -13,6 +13,7 @@ from tests.bench.scenarios import Scenario
 
 LOAD = Scenario("a1", "1 KB chat requests, 32 connections", "1k", 32, 5, 1)
 OFF = "off"
+_STARTS = 3
 
 
 class _Receiver(BaseHTTPRequestHandler):
@@ -48,12 +49,20 @@ def compared(place: Place, cores: Cores, ratios: list[float], repetitions: int) 
         arms = {OFF: {}} | {f"{ratio:.3%}": {"BENCH_TRACES": url, "BENCH_SAMPLE_RATIO": str(ratio)} for ratio in ratios}
         for _ in range(repetitions):
             for name, settings in arms.items():
-                turn = measure.measure_turn(bench, peers.ours_with(peers.CONFIG, **settings), [LOAD])
-                cost = turn.samples[LOAD.name].cpu_us_per_request if not turn.failure else None
-                if cost is None:
-                    raise measure.MeasurementFailed(turn.failure or "no request was answered")
-                found.setdefault(name, []).append(cost)
+                found.setdefault(name, []).append(_cost(bench, settings))
     return found
+
+
+def _cost(bench: measure.Bench, settings: dict[str, str]) -> float:
+    """CPU microseconds of a request. On a busy machine a gateway may start too late to answer: it is started again."""
+    failure = ""
+    for _ in range(_STARTS):
+        turn = measure.measure_turn(bench, peers.ours_with(peers.CONFIG, **settings), [LOAD])
+        cost = turn.samples[LOAD.name].cpu_us_per_request if not turn.failure else None
+        if cost is not None:
+            return cost
+        failure = turn.failure or "no request was answered"
+    raise measure.MeasurementFailed(failure)
 
 
 def table(found: dict[str, list[float]]) -> str:

@@ -75,7 +75,7 @@ export const tile = (name) => {
 };
 export const tiles = (...names) => {
   const made = names.map(tile);
-  return { node: h("div", { className: "tiles" }, made.map((each) => each.node)), set: (at, ...what) => made[at].set(...what) };
+  return { node: h("div", { className: `tiles of${names.length}` }, made.map((each) => each.node)), set: (at, ...what) => made[at].set(...what) };
 };
 
 /** Keeps one child for each key, in order, and makes only what is new. */

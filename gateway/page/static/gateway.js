@@ -3,7 +3,7 @@ import { chart } from "./charts.js";
 import { bytes, duration, fixed, h, milliseconds, number, percent, tiles } from "./dom.js";
 
 export const gateway = () => {
-  const sums = tiles("Loop lag", "CPU", "Memory", "Memory budget", "Retry budget", "Clients", "Background errors", "Log lines dropped", "Up for", "This page costs");
+  const sums = tiles("Loop lag", "CPU", "Memory", "Memory budget", "Retry budget", "Clients", "Background errors", "Log lines dropped", "Up for", "Page, CPU");
   let columns = {};
   const column = (name) => (point) => point[columns[name]];
   const charts = [
@@ -13,7 +13,7 @@ export const gateway = () => {
     chart("Requests a second", [{ name: "completed", style: "s1", of: column("completed") }, { name: "failed", style: "bad", of: column("failed") }], { most: 1 }),
   ];
   return {
-    node: h("div", {}, sums.node, h("div", { className: "charts" }, charts.map((each) => each.node))),
+    node: h("div", {}, sums.node, h("div", { className: "charts pairs" }, charts.map((each) => each.node))),
     update: ({ gateway: own, points, columns: names }) => {
       columns = names;
       sums.set(0, milliseconds(own.lag.mean_ms), own.lag.most_ms == null ? "at most over 1 s" : `at most ${milliseconds(own.lag.most_ms)}`);
@@ -25,7 +25,7 @@ export const gateway = () => {
       sums.set(6, number(own.background_errors), "a bug, if not 0");
       sums.set(7, number(own.dropped_lines));
       sums.set(8, duration(own.uptime_seconds), `${own.version} (${own.build})`);
-      sums.set(9, milliseconds(own.look_ms), `a second, for ${number(own.watchers)} watchers`);
+      sums.set(9, milliseconds(own.look_ms), `a message, for ${number(own.watchers)} ${own.watchers === 1 ? "page" : "pages"}`);
       charts.forEach((each) => each.update(points));
     },
     close: () => charts.forEach((each) => each.close()),

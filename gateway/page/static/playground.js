@@ -25,7 +25,7 @@ export const playground = () => {
   const model = h("select", { id: "model" }), key = h("input", { id: "key", type: "password", autocomplete: "off", placeholder: "API key" });
   const body = h("textarea", { id: "body", spellcheck: "false" }), curl = h("pre", { id: "curl" }), note = h("p", { className: "soft", id: "note" });
   const send = h("button", { className: "first", id: "send" }, "Send"), stop = h("button", { disabled: true }, "Stop"), dry = h("button", { id: "dry" }, "Where would it go?");
-  const answer = h("pre", { id: "answer" }), raw = h("pre", {}), decision = h("div", {});
+  const answer = h("pre", { id: "answer", "data-empty": "Nothing has been sent." }), raw = h("pre", {}), decision = h("div", {});
   let settings = null, abort = null;
 
   const sample = () => { body.value = JSON.stringify(SAMPLES[path.value](model.value), null, 2); changed(); };

@@ -2,7 +2,7 @@
 import { chart } from "./charts.js";
 import { bytes, duration, h, milliseconds, number, put, table, tiles } from "./dom.js";
 
-const engines = (head) => h("div", {}, head.engines.map((each, at) => h("div", {},
+const engines = (head) => h("div", {}, head.engines.map((each, at) => h("div", { className: at ? "then" : null },
   at ? "then " : "waits for ", h("b", {}, each.engine), ` (${head.inSeconds ? milliseconds(each.cost) : number(each.cost)}, hit ${number(each.hit_tokens)}): `,
   each.why || h("span", { className: "good" }, "open: the next scan may bind it"))),
   head.open_elsewhere ? h("div", { className: "soft" }, `${head.open_elsewhere} more open at a higher cost`) : null);
@@ -10,14 +10,14 @@ const engines = (head) => h("div", {}, head.engines.map((each, at) => h("div", {
 const model = (view, inSeconds) => h("section", {},
   h("h2", {}, view.model, h("small", {}, `${number(view.waiting)} waiting, ${number(view.in_flight)} in flight, `
     + `${view.drain_per_second == null ? "drain rate not known" : `${number(view.drain_per_second)} a second drained`}, for ${duration(view.since_seconds)}`)),
-  h("div", { className: "two" },
+  h("div", { className: "two waiting" },
     h("div", { className: "card" }, table(
       [{ name: "Tenant", className: "name" }, { name: "Class", className: "text" }, { name: "Waiting" }, { name: "In flight" }, { name: "Weight" }, { name: "Oldest" }, { name: "Expected wait", title: "of a request that joins now" }],
       view.flows.map((flow) => [{ text: flow.tenant || "(none)", title: flow.tenant }, flow.class, number(flow.waiting), number(flow.in_flight), number(flow.weight), duration(flow.oldest_seconds),
-        flow.expected_seconds == null ? "not known" : duration(flow.expected_seconds)]), "No tenant waits."),
+        flow.expected_seconds == null ? { text: "–", title: "not known yet" } : duration(flow.expected_seconds)]), "No tenant waits."),
       view.flows_not_shown ? h("p", { className: "soft" }, `${view.flows_not_shown} more tenants wait.`) : null),
     h("div", { className: "card" }, table(
-      [{ name: "Next", className: "name" }, { name: "Waited" }, { name: "Prompt" }, { name: "What for", className: "text" }],
+      [{ name: "Next", className: "name" }, { name: "Waited" }, { name: "Prompt" }, { name: "What for", className: "text wide" }],
       view.head.map((head, at) => [
         { text: `${at + 1}. ${head.tenant || "(none)"}`, title: head.tenant },
         { text: duration(head.waited_seconds), className: head.starving ? "bad" : "", title: head.starving ? "starving: the emptiest engine is kept for it" : null },

@@ -2,8 +2,9 @@
 import { askJson } from "./connection.js";
 import { bar, clock, h, keyed, milliseconds, number, put } from "./dom.js";
 
-const COLUMNS = [["Ended"], ["Model", "text name"], ["Key", "text name"], ["Engine", "text name"], ["Outcome", "text"], ["Wait"], ["TTFT", "", "time to the first event of a stream"],
-  ["Duration"], ["Prompt", "", "tokens"], ["Hit", "", "prompt tokens found in the cache: predicted / actual"], ["Output", "", "tokens"]];
+// Columns with `more` are in the details of a row where the screen is narrow.
+const COLUMNS = [["Ended"], ["Model", "text name"], ["Key", "text name more"], ["Engine", "text name more"], ["Outcome", "text"], ["Wait", "more"], ["TTFT", "more", "time to the first event of a stream"],
+  ["Duration"], ["Prompt", "more", "tokens"], ["Hit", "more", "prompt tokens found in the cache: predicted / actual"], ["Output", "more", "tokens"]];
 const PARTS = { ahead: "prefill ahead", prefill: "own prefill", cache: "cache taken", stall: "stall of others", steps: "steps waited for", slowdown: "slower decoding", slot: "wait for a slot", memory: "wait for KV cache" };
 
 const name = (each) => each.backend + (each.rank == null ? "" : `#${each.rank}`);
@@ -59,7 +60,8 @@ export const requests = () => {
     const again = detail && detail.previousSibling === node;
     close();
     if (again) return;
-    const place = h("td", { colspan: COLUMNS.length }, h("p", {}, h("code", {}, row.request_id), ` ${row.endpoint}, ${row.stream ? "stream" : "no stream"}, status ${row.status}`, row.error ? [", ", h("span", { className: "bad" }, row.error)] : ""));
+    const place = h("td", { colspan: COLUMNS.length }, h("p", {}, h("code", {}, row.request_id), ` ${row.endpoint}, ${row.stream ? "stream" : "no stream"}, status ${row.status}`, row.error ? [", ", h("span", { className: "bad" }, row.error)] : ""),
+      h("p", { className: "narrow" }, COLUMNS.map(([title, className], at) => (className || "").includes("more") && h("span", {}, `${title} `, h("b", {}, node.children[at].innerText || node.children[at].textContent)))));
     const mine = (detail = h("tr", { className: "detail" }, place));
     hold.checked = true; // the row stays where it is while it is read
     node.after(mine);

@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -193,3 +195,16 @@ def test_a_snapshot_has_the_values_of_its_time_and_pauses_on_the_way() -> None:
         assert f"\n{line}\n" in page
     assert "# TYPE gateway_y_total counter" in page
     assert len(breaths) >= 2 * 100
+
+
+def test_bounds_of_times_fit_embeddings_of_a_millisecond_and_streams_of_minutes() -> None:
+    metrics = Metrics()
+    for histogram, longest in ((metrics.first_byte, 100.0), (metrics.queue_wait, 100.0), (metrics.duration, 1000.0)):
+        histogram.observe(("a", "b")[: len(histogram.labels)], 0.0005, longest)
+        metric = histogram.family()
+        counts = {sample.labels["le"]: sample.value for sample in metric.samples if "le" in sample.labels}
+        assert counts["0.001"] == 1, histogram.name
+        finite = sorted(float(bound) for bound in counts if bound != "+Inf")
+        assert counts[str(finite[-1])] == 2, histogram.name
+        steps = [high / low for low, high in pairwise(finite)]
+        assert max(steps) <= 2.501, histogram.name

@@ -21,6 +21,12 @@ HOSTILE = "<img src=x onerror=\"document.title='taken'\">'\"</script><script>doc
 VIEWS = ("fleet", "queue", "requests", "saved", "timeline", "gateway", "configuration", "playground")
 
 
+OVERFLOWS = (
+    "[...document.querySelectorAll('.card')].filter((one) => one.scrollWidth > one.clientWidth)"
+    ".map((one) => one.innerText)"
+)
+
+
 def count(selector: str) -> str:
     """How many such elements there are, in the page's language."""
     return f"document.querySelectorAll('{selector}').length"
@@ -73,7 +79,7 @@ async def test_every_view_is_drawn_and_the_browser_complains_of_nothing(tmp_path
             "fleet": f"{count('.engine.up')} === 3 && {count('canvas')} === 3",
             "queue": "document.body.innerText.includes('4 of 4 slots taken')",
             "requests": "document.querySelectorAll('#tape tbody tr').length === 22",
-            "saved": "document.body.innerText.includes('By prefix')",
+            "saved": "document.body.innerText.includes('By prefix family')",
             "timeline": "document.querySelectorAll('.lanes circle').length >= 5",
             "gateway": "document.querySelectorAll('canvas').length === 4",
             "configuration": "document.body.innerText.includes('prefix_report:')",
@@ -97,6 +103,8 @@ async def test_saved_work_names_prefixes_applications_and_what_keeps_caches_cold
         text = await shown.page.text()
         assert "Move the time behind the shared text" in text
         assert "tokens an hour would be saved" in text
+        assert "Without prefix caches, the engines would have computed all prompt tokens" in text
+        assert "seen before, but after a difference" in text
         assert "onerror" in text  # the key of an application
         assert system[100:140] not in text  # show_text is off
         assert shown.page.complaints == []
@@ -179,9 +187,18 @@ async def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, scheme: str) 
             await shown.show(view)
             width = await shown.page.run("document.documentElement.scrollWidth")
             assert width <= 390, view
+        for view in ("queue", "requests"):
+            await shown.show(view, f"{count('main tbody tr')} > 0")
+            assert await shown.page.run(OVERFLOWS) == [], view  # nor do the cards in it
         paper = await shown.page.run("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(247, 247, 245)")
         assert shown.page.complaints == []
+
+
+async def test_backends_that_report_no_hits_are_said_to_save_nothing_known(tmp_path: Path) -> None:
+    async with dashboard(House(2), tmp_path) as shown:
+        shown.finish(20, backend="gpu-1", hit=None)
+        await shown.show("saved", "document.body.innerText.includes('--enable-prompt-tokens-details')")
 
 
 async def test_the_token_is_asked_for_and_kept_in_the_tab(tmp_path: Path) -> None:
