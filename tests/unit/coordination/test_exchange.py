@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.coordination.exchange import LIFE_SECONDS, MOST_PEERS
-from gateway.coordination.updates import FORMAT, Chains, NamedEngine, Update, encode, hash_of
+from gateway.coordination.updates import FORMAT, Chains, NamedEngine, SentLoad, Update, encode, hash_of
 from gateway.request import Demand
 from gateway.routing.engine import CostModel, OtherLoad
 from gateway.routing.kv_reservations import Reservation
@@ -188,6 +188,8 @@ def test_messages_that_are_not_as_expected_are_counted_and_change_nothing(channe
         msgspec.msgpack.encode([1, FORMAT, "x"]),
         encode(Update("0 big", "x", 1, [], [], Chains())),
         encode(Update(FORMAT, "x", 1, [], [], good)),
+        encode(Update(FORMAT, "x", 1, named, [SentLoad(0, 1, 1, 1, float("nan"), 0.0)], Chains())),
+        encode(Update(FORMAT, "x", 1, named, [SentLoad(1, 1, 1, 1, 0.0, 0.0)], Chains())),
         encode(Update(FORMAT, "x", 1, named, [], Chains(b"\0\0", b"\2\0", b"\0" * 8, b"\0" * 4))),
         encode(Update(FORMAT, "x", 1, named, [], Chains(b"\0\0", b"\0\0", b"", b""))),
         encode(Update(FORMAT, "x", 1, named, [], Chains(b"\0", b"\1\0", b"\0" * 8, b"\0" * 4))),
@@ -198,7 +200,7 @@ def test_messages_that_are_not_as_expected_are_counted_and_change_nothing(channe
     for data in bad:
         two.exchange.receive(data, channel.now)
     refused = {name: count for name, count in two.exchange.counts.items() if name.startswith("refused_")}
-    assert refused == {"refused_malformed": 8, "refused_other_version": 1, "refused_too_long": 2}
+    assert refused == {"refused_malformed": 10, "refused_other_version": 1, "refused_too_long": 2}
     assert two.exchange.live_peers == before
     assert two.held() == {"http://a": set(), "http://b": set()}
 
