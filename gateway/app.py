@@ -29,6 +29,8 @@ from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
+from gateway.coordination.sharing import CacheSharing
+from gateway.coordination.sharing import add_gauges as add_sharing_gauges
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -66,6 +68,7 @@ from gateway.relay.relay import Relay
 from gateway.relay.tunnel import Tunnels
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget, process_use
+from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import LeastLoadedPolicy, NotedPolicy, Policy, RoundRobinPolicy
@@ -116,7 +119,8 @@ class Gateway:
         self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
         self.membership = Membership(fleet)
         self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
-        cache_state = self.cache_state = CacheState(config.routing, fleet, clock)
+        index = AnnouncedIndex() if config.coordination.url else None  # of this gateway and others
+        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index)
         self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
         self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
 
@@ -180,6 +184,11 @@ class Gateway:
         backend = self.fleet.by_name.get(name)
         return "" if backend is None else backend.config.url
 
+    def _follow_secret(self, secret: bytes) -> None:
+        """Take over the secret that all gateways of the fleet have in common."""
+        self._random_secret = secret
+        self.follow(self.config)
+
     def _secret(self, config: Config) -> bytes:
         return config.auth.cache_salt_secret.encode() or self._random_secret
 
@@ -208,19 +217,9 @@ class Gateway:
             fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
-        batcher = self.batcher = Batcher(
-            fleet,
-            dispatcher.dispatch,
-            config.embeddings,
-            queue.backlog,
-            config.admission.max_wait_seconds,
-            retry_after,
-            counted,
-            clock,
-            self.memory,
-            crowded=queue.waiting,
-            response_headers=headers,
-        )
+        parts = fleet, dispatcher.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
+        more = retry_after, counted, clock, self.memory
+        batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
         self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
@@ -258,9 +257,8 @@ class Gateway:
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
         learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses, self.usage
-        self.knowledge = Knowledge(
-            fleet, self.membership, lambda: self.discovery.names, *learned, self._random_secret, self._unix_seconds
-        )
+        sources, secret = lambda: self.discovery.names, lambda: self._random_secret
+        self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
 
     def _build_realtime(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
         config, fleet = self.config, self.fleet
@@ -387,6 +385,13 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
+        self._cache_sharing: CacheSharing | None = None
+        index, exact = self.cache_state.index, self.cache_state.exact
+        if isinstance(index, AnnouncedIndex):
+            follow_secret = None if self.config.auth.cache_salt_secret else self._follow_secret
+            parts = self.clock, self.supervisor, self._random_secret, follow_secret
+            self._cache_sharing = CacheSharing(self.config.coordination, self.fleet, index, exact.live, *parts)
+        add_sharing_gauges(self.metrics, self._cache_sharing)
 
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
@@ -459,6 +464,8 @@ class Gateway:
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
             if ready is not None:
                 await ready()
+            if self._cache_sharing is not None:
+                await enter(self._cache_sharing.running())
             if self.batches is not None:
                 await self.batches.open()
                 stack.push_async_callback(self.batches.stop)

@@ -72,11 +72,14 @@ class Learning:
 class CacheState:
     """Owner of the gateway's record of caches, of the engines' own view by KV events, and of hit accuracy."""
 
-    def __init__(self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float], index: PrefixIndex | None = None
+    ) -> None:
+        """`index`: the own record, if it is not that of a gateway alone."""
         self._fleet = fleet
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
-        self.index = PrefixIndex([])
+        self.index = PrefixIndex([]) if index is None else index
         self.exact = ExactIndex()
         self._stale_events = StaleEventDetector()
         self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive

@@ -51,12 +51,12 @@ class Knowledge:
     handler: Handler
     stored: StoredResponses
     usage: KeyUsage
-    secret: bytes  # of cache salts
+    secret: Callable[[], bytes]  # of cache salts
     unix_seconds: Callable[[], float]
 
     async def take(self) -> dict[str, Any]:
         """All sections, of which `write` packs the long ones."""
-        sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret}
+        sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret()}
         for name, read in (
             ("membership", self.membership.state),
             ("backends", self._backends),

@@ -237,10 +237,12 @@ class PrefixIndex:
         if self._holders.get(prompt_key, 0) >> backend & 1:  # else it is gone already, and so is what followed it
             self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
 
-    def supersede_answer(self, backend: int, prompt_key: int) -> None:
-        """The answer came back as part of a longer prompt, whose blocks now stand for it."""
-        if self._records[backend].remove(prompt_key ^ _ANSWER):
+    def supersede_answer(self, backend: int, prompt_key: int) -> bool:
+        """The answer came back in a longer prompt, whose blocks now stand for it. Returns whether it was there."""
+        is_known = self._records[backend].remove(prompt_key ^ _ANSWER)
+        if is_known:
             self._drop(backend, [prompt_key ^ _ANSWER])
+        return is_known
 
     def wipe(self, backend: int) -> None:
         self.shrink(backend, 0)

@@ -24,9 +24,22 @@ MEMORY_SECONDS: Final = 10.0
 _LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. What is behind it waits visibly long
 
 
+class OtherLoad(NamedTuple):
+    """What other gateways have in flight on an engine, some tens of milliseconds ago; as `EngineLoad` has it."""
+
+    in_flight: int
+    decoding: int
+    context_tokens: int
+    ahead_seconds: float  # prefill
+    prefill_share: float  # of recent time
+
+
 @dataclass(slots=True, eq=False, repr=False)
 class EngineLoad:
-    """Requests in flight on one engine: those still in prefill, in order, and those decoding."""
+    """Requests in flight on one engine: those still in prefill, in order, and those decoding.
+
+    `others` affects costs only. What an engine admits depends on own requests, and on its part (`Engine.share`).
+    """
 
     changes: int = 0  # number of changes so far
     in_flight: int = 0  # sequences
@@ -35,8 +48,10 @@ class EngineLoad:
     pending: dict[Reservation, None] = field(default_factory=dict)  # in prefill, oldest first
     _pending_seconds: float = 0.0
     _head_since: float = 0.0
-    recent_share: float = 0.0  # of recent time spent in prefill, as predicted when requests were sent
+    recent_share: float = 0.0  # of recent time spent in prefill, as predicted when requests were sent; with others'
     share_at: float = 0.0
+    others: OtherLoad | None = None
+    _others_at: float = 0.0
 
     def __repr__(self) -> str:
         return f"<EngineLoad {self.in_flight} in flight, {self.decoding} decoding, {self.context_tokens} tokens>"
@@ -49,7 +64,7 @@ class EngineLoad:
         pending = self.pending
         if not pending:
             self._head_since = now
-            request.alone = True
+            request.alone = self.others is None or self.others.ahead_seconds <= 0.0
         elif len(pending) == 1:
             next(iter(pending)).alone = False
         pending[request] = None
@@ -59,6 +74,15 @@ class EngineLoad:
 
     def changed(self) -> None:
         """The engine has another size or pace: what was computed for it does not hold any more."""
+        self.changes += 1
+
+    def follow_others(self, others: OtherLoad | None, now: float) -> None:
+        """Other gateways have this in flight there; None = nothing is known of any."""
+        if others is None and self.others is None:
+            return
+        self.recent_share = self.own_prefill_share(now) + (0.0 if others is None else others.prefill_share)
+        self.share_at = self._others_at = now
+        self.others = others
         self.changes += 1
 
     def first_token(self, request: Reservation, now: float) -> bool:
@@ -111,6 +135,13 @@ class EngineLoad:
         """Share of the engine's recent time that prefills were predicted to take; above 1 = overloaded."""
         return self.recent_share * math.exp((self.share_at - now) / MEMORY_SECONDS)
 
+    def own_prefill_share(self, now: float) -> float:
+        """The same without what other gateways sent there."""
+        share, others = self.prefill_share(now), self.others
+        if others is None:
+            return share
+        return max(0.0, share - others.prefill_share * math.exp((self._others_at - now) / MEMORY_SECONDS))
+
     def _end_prefill(self, request: Reservation) -> None:
         self.changes += 1
         del self.pending[request]
@@ -159,7 +190,7 @@ class Terms:
     """
 
     step: float  # an engine step without prefill
-    waits: float  # for prefills to begin, and the step under way
+    waits: float  # for prefills to begin, and the step under way; for the prefill that other gateways sent
     stall: float  # factor of the own prefill
     slowdown: float
     slowdown_by_prompt: float
@@ -173,9 +204,17 @@ class Terms:
         self, model: CostModel, load: EngineLoad, slots: int, kv_cache_tokens: int | None, slowness: float
     ) -> None:
         batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
+        others, ahead = load.others, 0.0
+        if others is not None:
+            batch, context, decoding = (
+                batch + others.in_flight,
+                context + others.context_tokens,
+                decoding + others.decoding,
+            )
+            ahead = others.ahead_seconds
         slowdown = _SLOWDOWN * weight * slowness
         self.step = step = slowness * (model.a + model.c * decoding + model.d * context)
-        self.waits = step * (batch - decoding + (0.5 if decoding else 0.0))
+        self.waits = step * (batch - decoding + (0.5 if decoding else 0.0)) + ahead
         self.stall = 1 + _CACHE + _STALL * weight * batch
         self.slowdown = slowdown * (2 * model.c * batch + model.d * context + (1 - 1 / slowness) * model.a)
         self.slowdown_by_prompt = slowdown * model.d * batch
@@ -326,7 +365,8 @@ class Engine:
         terms, load = self._terms, self.load
         if terms is None or self._changes != load.changes or self._model is not model:
             self._model, self._changes = model, load.changes
-            self._terms = terms = Terms(model, load, self.slots, self.kv_cache_tokens, self.slowness)
+            slots, tokens = (self.slots, self.kv_cache_tokens) if load.others is None else self._whole
+            self._terms = terms = Terms(model, load, slots, tokens, self.slowness)
         return terms
 
 

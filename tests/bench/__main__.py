@@ -9,6 +9,7 @@
 `routing` compares what routers make of prefix caches, on real engines under a trace.
 `bounds` sends every hostile input, and shows what it costs others and the gateway's memory.
 `soak` sends a million mixed requests, and fails if anything is left of them or memory grows.
+`replicas` compares several gateways before one fleet with a single one.
 `restarts` restarts the gateway again and again under load; it fails if a client notices.
 `documents` shows how much sooner a long rerank request is answered by two engines than by one.
 `predict` drives engines through the gateway, replays the gateway's log, and tells how near the replay was.
@@ -54,6 +55,7 @@ from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
 from tests.bench.predict.command import predict
+from tests.bench.replicas import replicas
 from tests.bench.restarts.command import SMOKE as SMOKE_RESTARTS
 from tests.bench.restarts.command import restarts
 from tests.bench.restarts.command import show as show_restarts
@@ -242,6 +244,7 @@ def watched_command(
 
 app.command("bounds")(bounds)
 app.command("soak")(soak)
+app.command("replicas")(replicas)
 app.command("restarts")(restarts)
 app.command("instructions")(instructions)
 app.command("routing")(routing)

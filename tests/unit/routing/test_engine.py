@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gateway.routing.engine import CostModel, Engine, Terms
+from gateway.routing.engine import CostModel, Engine, EngineLoad, EngineUse, OtherLoad, Terms
 from tests.unit.routing.crowds import work
 
 MODEL = CostModel()
@@ -83,3 +83,27 @@ def test_one_stream_does_not_move_it_far_and_voids_its_terms_only_if_it_moves() 
     engine.on_pace(1000.0)  # a client cannot be believed so far
     assert 1.0 < engine.relative_cost < 1.5
     assert engine.terms(MODEL) == Terms(MODEL, engine.load, 256, None, engine.slowness)
+
+
+def test_costs_count_what_other_gateways_have_in_flight_on_the_whole_engine() -> None:
+    engine = Engine(0, "a", slots=8, kv_cache_tokens=20_000)
+    engine.share(EngineUse(4, 10_000))
+    alone = engine.terms(MODEL)
+    engine.load.follow_others(OtherLoad(6, 5, 9000, 0.25, 0.3), 10.0)
+    terms = engine.terms(MODEL)
+    assert alone.room_tokens == 10_000
+    assert terms.room_tokens == 20_000 - 9000
+    assert terms.waits == pytest.approx(0.25 + terms.step * 1.5)
+    assert terms.slot == 0.0
+    assert engine.load.prefill_share(10.0) == pytest.approx(0.3)
+    assert engine.load.own_prefill_share(12.0) == pytest.approx(0.0)
+    engine.load.follow_others(None, 12.0)
+    assert engine.terms(MODEL) == alone
+
+
+def test_a_prefill_beside_those_of_other_gateways_is_not_alone() -> None:
+    load = EngineLoad()
+    load.follow_others(OtherLoad(1, 0, 100, 0.5, 0.0), 0.0)
+    request = work(1, 100, 0.1, observable=True)
+    load.start(request, 0.0)
+    assert not request.alone

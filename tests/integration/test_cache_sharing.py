@@ -1,0 +1,110 @@
+"""Two gateways before one fleet, through a real Redis or Valkey: what one of them has sent, both know."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.integration.conftest import whole_fleet_is_up
+from tests.integration.fleet import Fleet
+from tests.integration.gateway_process import Gateway, config_for, running_gateway
+from tests.integration.observed import eventually, read
+from tests.integration.predictions import complete
+from tests.integration.prompts import fresh, long_prefix
+from tests.redis_server import RedisServer, redis_server
+
+pytest.importorskip("redis")
+KEYS = [{"name": name, "key": f"sk-{name}", "isolate_cache": True} for name in ("ann", "bob")]
+
+
+@contextmanager
+def two_gateways(fleet: Fleet, folder: Path, server: RedisServer, sections: dict[str, Any]) -> Iterator[list[Gateway]]:
+    config = config_for(fleet, {"coordination": {"url": server.url}, **sections}, {})
+    with ExitStack() as stack:
+        yield [stack.enter_context(running_gateway(folder, config)) for _ in range(2)]
+
+
+async def know_each_other(gateways: list[Gateway], fleet: Fleet) -> None:
+    for gateway in gateways:
+        await whole_fleet_is_up(gateway, fleet)
+
+        async def knows(gateway: Gateway = gateway) -> bool:
+            return await read(gateway.admin_url, "gateway_cache_update_peers") == 1
+
+        await eventually(knows, "it knows the other gateway")
+
+
+@asynccontextmanager
+async def clients_of(gateways: list[Gateway], api_key: str = "none") -> AsyncIterator[list[AsyncOpenAI]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(gateway.client(api_key)) for gateway in gateways]
+
+
+async def used(gateway: Gateway) -> float:
+    return await read(gateway.admin_url, "gateway_cache_updates_total", result="used")
+
+
+async def until_heard(gateway: Gateway) -> None:
+    """Whatever the other gateway knew until now has come."""
+    before = await used(gateway)
+
+    async def heard() -> bool:
+        return await used(gateway) >= before + 2
+
+    await eventually(heard, "two more updates came")
+
+
+async def test_a_prefix_that_was_sent_through_one_gateway_is_a_hit_through_the_other(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path) as server, two_gateways(fleet, tmp_path, server, {}) as gateways:
+        await know_each_other(gateways, fleet)
+        async with clients_of(gateways) as (first, second):
+            for _ in range(6):  # by chance, half of them would be hits
+                prefix = long_prefix()
+                await complete(first, prefix + fresh())
+                await until_heard(gateways[1])
+                answer = await complete(second, prefix + fresh())
+                assert answer.cached > 0
+                assert answer.predicted > 0
+
+
+async def test_isolated_caches_are_those_of_one_key_at_every_gateway(fleet: Fleet, tmp_path: Path) -> None:
+    auth = {"auth": {"keys": KEYS}}
+    with redis_server(tmp_path) as server, two_gateways(fleet, tmp_path, server, auth) as gateways:
+        await know_each_other(gateways, fleet)
+        async with clients_of(gateways, "sk-ann") as ann, clients_of(gateways, "sk-bob") as bob:
+            prefix = long_prefix()
+            await complete(ann[0], prefix + fresh())
+            await until_heard(gateways[1])
+            assert (await complete(bob[1], prefix + fresh())).cached == 0
+            assert (await complete(ann[1], prefix + fresh())).cached > 0
+
+
+async def test_requests_go_on_without_the_server_and_gateways_find_each_other_again(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path) as server, two_gateways(fleet, tmp_path, server, {}) as gateways:
+        await know_each_other(gateways, fleet)
+        async with clients_of(gateways) as (first, second):
+            server.stop()
+            prefix = long_prefix()
+            await complete(first, prefix + fresh())
+            await complete(second, long_prefix())
+            for gateway in gateways:
+
+                async def is_alone(gateway: Gateway = gateway) -> bool:
+                    return await read(gateway.admin_url, "gateway_cache_update_peers") == 0
+
+                await eventually(is_alone, "the other gateway is not heard any more")
+            server.start()
+            await know_each_other(gateways, fleet)
+
+            async def made_up() -> bool:
+                return await read(gateways[1].admin_url, "gateway_cache_updates_total", result="snapshots_used") >= 2
+
+            await eventually(made_up, "what was missed meanwhile came in a snapshot")
+            assert (await complete(second, prefix + fresh())).cached > 0
