@@ -13,7 +13,7 @@ from gateway.config.values import version_of
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 # Where the gateway listens, and where it keeps batches: all that a running gateway cannot change.
 NEEDS_RESTART = (
-    "batches.path",
+    *("batches.path", "batches.database"),
     *("server.host", "server.port"),
     *("server.admin", "server.admin.host", "server.admin.port"),
     *("server.metrics", "server.metrics.host", "server.metrics.port"),
@@ -43,11 +43,11 @@ def differences(old: Config, new: Config) -> list[ConfigChange]:
 
 
 def applicable(old: Config, new: Config) -> Config:
-    """The new configuration with the listening addresses, the TLS and the folder of batches of the old one."""
+    """The new configuration with the listening addresses, the TLS and the place of batches of the old one."""
     was = old.server
     ports = {"admin": _at(was.admin, new.server.admin), "metrics": _at(was.metrics, new.server.metrics)}
     server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, **ports})
-    batches = new.batches.model_copy(update={"path": old.batches.path})
+    batches = new.batches.model_copy(update={"path": old.batches.path, "database": old.batches.database})
     return new.model_copy(update={"server": server, "batches": batches})
 
 

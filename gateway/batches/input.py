@@ -51,6 +51,12 @@ class LineIndex(Sequence[Line]):
         self._offsets.append(offset)
         self._lengths.append(length)
 
+    def part(self, first: int, end: int) -> "LineIndex":
+        """Some of the lines, whose places are counted from 0 again."""
+        part = LineIndex()
+        part._offsets, part._lengths = self._offsets[first:end], self._lengths[first:end]
+        return part
+
     def __len__(self) -> int:
         return len(self._offsets)
 

@@ -17,6 +17,7 @@ from gateway.batches.journal import (
     on_one_line,
     unexecuted_line,
     usage_in,
+    why_unexecuted,
 )
 from gateway.batches.sender import LineAnswer, LineSender, error_answer
 from gateway.batches.slots import Slots
@@ -38,8 +39,6 @@ _CANCELLING_SECONDS = 600.0  # most time for what is in flight
 _FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
 _MOST_ATTEMPTS = 3  # of a line that a backend fails at: the line may be what makes it fail
 _PASSING = frozenset({429, 503, 504})
-_EXPIRED = "batch_expired", "This request could not be executed before the completion window expired."
-_CANCELLED = "batch_cancelled", "This request was not executed before the batch was cancelled."
 
 
 def _passes(error: GatewayError) -> bool:
@@ -247,15 +246,14 @@ class BatchRun:
 
     async def write_unexecuted(self) -> None:
         """Write an error for each line that has no answer."""
-        is_cancelled = self.batch.ends_as == "cancelled"
-        code, message = _CANCELLED if is_cancelled else _EXPIRED
+        state, code, message = why_unexecuted(self.batch)
         left = iter(self._index)
         self._again.clear()
         self._last.clear()
         while lines := self._next_group(left):
             for line, custom_id, _ in await asyncio.to_thread(self._source.read, lines):
                 await self._journal.append(unexecuted_line(self._parts.new_id(), custom_id, code, message), failed=True)
-                self._count(line, LineUsage(), "cancelled" if is_cancelled else "expired")
+                self._count(line, LineUsage(), state)
 
     @property
     def is_done(self) -> bool:

@@ -31,7 +31,7 @@ def offline_config(config: Config, folder: Path, api_key: str) -> Config:
     limits |= dict.fromkeys(("max_lines", "max_enqueued_lines_per_key"), _MOST_LINES)
     changes: dict[str, Any] = {
         "server": config.server.model_copy(update=own),
-        "batches": config.batches.model_copy(update={"path": str(folder), **limits}),
+        "batches": config.batches.model_copy(update={"path": str(folder), "database": None, **limits}),
         "auth": AuthConfig(
             keys=(KeyConfig(name="offline", key=api_key),), cache_salt_secret=config.auth.cache_salt_secret
         ),

@@ -31,7 +31,14 @@ _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"
     "|x-(api-key|data-parallel-rank|request-id)"
 )
-SECRETS = ("api_key", "key", "key_sha256", "cache_salt_secret", "token")  # keys whose values are never shown
+SECRETS = (
+    "api_key",
+    "key",
+    "key_sha256",
+    "cache_salt_secret",
+    "token",
+    "database",
+)  # keys whose values are never shown
 
 
 def masked(value: Any, key: str = "") -> Any:
