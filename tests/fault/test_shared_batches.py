@@ -81,6 +81,7 @@ async def test_two_gateways_run_the_lines_of_one_batch(
         await holds(lambda: kept(tmp_path) == [], "the parts are deleted")
 
 
+@pytest.mark.timeout(150)  # four processes start, and claims last ten seconds
 async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
     tmp_path: Path, url: str, backend: ScriptedBackend
 ) -> None:
