@@ -56,7 +56,7 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis
+test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
@@ -81,6 +81,15 @@ $(VENV)/.redis: | setup
 	@command -v valkey-server >/dev/null || command -v redis-server >/dev/null || \
 	  { echo "installing redis-server for tests"; \
 	  { apt-get update -qq && apt-get install -y -qq redis-server; } >/dev/null || echo "without it, its tests are skipped"; }
+	@touch $@
+
+# PostgreSQL without a cluster of its own, if this installs it: tests of shared batches start servers in temporary folders.
+$(VENV)/.postgres: | setup
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null || \
+	  { echo "installing PostgreSQL for tests"; mkdir -p /etc/postgresql-common; \
+	  echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || \
+	  echo "without PostgreSQL, its tests are skipped"
 	@touch $@
 
 test-random: setup

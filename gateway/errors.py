@@ -111,6 +111,10 @@ class StorageFull(GatewayError, status=503, code="storage_full", outcome="storag
     """The disk of files and batches is full."""
 
 
+class StorageUnavailable(GatewayError, status=503, code="storage_unavailable", outcome="storage_unavailable"):
+    """The database of files and batches cannot be reached."""
+
+
 class RouteNotFound(GatewayError, status=404, code="unknown_url"):
     """Unknown URL: no endpoint has this path."""
 

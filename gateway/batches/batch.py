@@ -1,6 +1,7 @@
 """Files and batches as values: what is stored of each, and how OpenAI's API shows it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -82,6 +83,11 @@ class Tally:
         self.cached_tokens += usage.cached_tokens
         self.output_tokens += usage.output_tokens
         self.reasoning_tokens += usage.reasoning_tokens
+
+    def add_all(self, other: "Tally") -> None:
+        """Count the lines of another gateway, too."""
+        for name in self.__slots__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def usage(self) -> dict[str, Any]:
         return {
@@ -198,6 +204,16 @@ class Batch:
         extensions = {"paused": self.paused, "promoted": self.promoted}
         return shown | {name: value for name, value in extensions.items() if value}
 
+    def report(self) -> bytes:
+        """What this gateway has done of a batch that several gateways share."""
+        return orjson.dumps({"tally": asdict(self.tally), "paused": self.paused})
+
+    def add_reports(self, reports: Iterable[bytes]) -> None:
+        """Add the reports of all gateways; one without content is of a gateway that has done nothing yet."""
+        for found in map(orjson.loads, reports):
+            self.tally.add_all(Tally(**found.get("tally", {})))
+            self.paused = self.paused or found.get("paused", "")
+
     def stored(self) -> bytes:
         """All fields; `restored` is the reverse."""
         fields = {name: getattr(self, name) for name in self.__slots__ if name != "paused"}
@@ -207,3 +223,9 @@ class Batch:
     def restored(cls, stored: bytes) -> "Batch":
         fields = orjson.loads(stored)
         return cls(**{**fields, "owner": Owner(*fields["owner"]), "tally": Tally(**fields["tally"])})
+
+
+def result_file(batch: Batch, name: str, file_id: str, size_bytes: int, now: int, lifetime_seconds: int) -> StoredFile:
+    """A file of a batch's answers; `lifetime_seconds` holds if the batch sets none."""
+    expires_at = now + (batch.output_lifetime_seconds or lifetime_seconds)
+    return StoredFile(file_id, batch.owner, f"{batch.id}_{name}.jsonl", OUTPUT, size_bytes, now, expires_at)

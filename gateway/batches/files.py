@@ -2,13 +2,15 @@
 
 import asyncio
 import errno
+import math
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.multipart import FormParser, boundary_of
@@ -18,12 +20,14 @@ from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFu
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 
+Result = TypeVar("Result")
 _WRITE_BYTES = 1048576
 _FORM_BYTES = 65536  # of a form, besides the file
 _READ_BYTES = 262144
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_STRAY_SECONDS = 86400.0  # no upload takes so long
 _PART = ".part"  # the end of the name of a file that is not complete
 
 
@@ -53,10 +57,15 @@ def has_no_room(error: Exception) -> bool:
 class Files:
     """Owner of the files. Sizes by key are kept here; rows are in the store."""
 
-    def __init__(self, store: Store, config: BatchesConfig, unix_seconds: Callable[[], float]) -> None:
+    def __init__(
+        self, store: Store, config: BatchesConfig, unix_seconds: Callable[[], float], *, is_shared: bool = False
+    ) -> None:
+        """`is_shared`: other gateways have the same files."""
         self._store = store
         self._unix_seconds = unix_seconds
+        self._is_shared = is_shared
         self._sizes: dict[str, dict[str, int]] = {}  # of a key: bytes by file
+        self._arriving: set[str] = set()
         self.follow(config)
 
     def follow(self, config: BatchesConfig) -> None:
@@ -71,12 +80,24 @@ class Files:
         return self._store.files / file_id
 
     async def open(self, in_use: Iterable[str]) -> None:
-        """Count what is there, and delete contents without a row, but for those in use."""
-        rows = await self._store.run(self._store.rows.all_files)
-        for file_id, key, size_bytes, _ in rows:
+        """Count what is there, and delete contents without a row, but for those in use, or of other gateways."""
+        kept = await self._recount()
+        if not self._is_shared:
+            await asyncio.to_thread(_delete_all_but, self._store.files, kept.union(in_use), math.inf)
+
+    async def _recount(self) -> set[str]:
+        """Count the files that have a row, and those that arrive here. Returns the ids of both."""
+        rows = [row[:3] for row in await self._store.all_files()]
+        arriving = [
+            (file_id, key, size_bytes)
+            for key, sizes in self._sizes.items()
+            for file_id, size_bytes in sizes.items()
+            if file_id in self._arriving
+        ]
+        self._sizes.clear()
+        for file_id, key, size_bytes in (*rows, *arriving):
             self.count(file_id, key, size_bytes)
-        kept = {row[0] for row in rows}.union(in_use)
-        await asyncio.to_thread(_delete_all_but, self._store.files, kept)
+        return {row[0] for row in rows} | self._arriving
 
     def count(self, file_id: str, key: str, size_bytes: int) -> None:
         """The size of a file, as it is now."""
@@ -94,24 +115,28 @@ class Files:
         `length`: of the whole form, if the client states it.
         """
         form, file_id = FormParser(boundary_of(content_type)), new_file_id()
+        if self._is_shared:
+            await self._recount()
         if length - _FORM_BYTES > self._config.max_file_bytes:
             self._check_size(length, file_id, owner.key)
         if len(self._sizes.get(owner.key, ())) >= _MOST_FILES:
             raise BodyTooLarge(f"This API key has {_MOST_FILES} files, which is the limit; delete some.")
         path, size_bytes, is_kept = self._store.files / (file_id + _PART), 0, False
         self.count(file_id, owner.key, 0)
+        self._arriving.add(file_id)
         try:
             with _as_storage_errors(), await asyncio.to_thread(open, path, "xb") as target:
                 size_bytes = await self._write(upload, form, target, file_id, owner.key)
-                lifetime_seconds, rows = self._lifetime(form), self._store.rows
+                lifetime_seconds = self._lifetime(form)
                 await asyncio.to_thread(_complete, target, self.path(file_id))
                 now = int(self._unix_seconds())
                 filename = form.filename or ""
                 expires_at = now + lifetime_seconds
                 stored = StoredFile(file_id, owner, filename, form.fields["purpose"], size_bytes, now, expires_at)
-                await self._store.run(rows.add_file, stored)
+                await self._store.add_file(stored)
             is_kept = True
         finally:
+            self._arriving.discard(file_id)
             if not is_kept:
                 self.forget(file_id, owner.key)
                 for each in (path, self.path(file_id)):
@@ -165,7 +190,7 @@ class Files:
 
     async def find(self, file_id: str, owner: Owner) -> StoredFile:
         """Raises FileNotFound, also for files of others, and for those that have expired."""
-        found = await self._store.run(self._store.rows.file, file_id, owner)
+        found = await self._store.file(file_id, owner)
         if found is None or found.expires_at <= self._unix_seconds():
             raise FileNotFound(f"No such file: {file_id[:64]!r}.", param="file_id")
         return found
@@ -174,25 +199,28 @@ class Files:
         self, owner: Owner, purpose: str | None, after: str | None, limit: int, *, ascending: bool
     ) -> list[StoredFile]:
         """One more than `limit`, if there are more. Raises InvalidRequest if `after` is unknown."""
-        rows, now = self._store.rows, int(self._unix_seconds())
+        now = int(self._unix_seconds())
         try:
-            return await self._store.run(rows.files, owner, purpose, after, limit, now, ascending=ascending)
+            return await self._store.list_files(owner, purpose, after, limit, now, ascending=ascending)
         except KeyError:
             raise InvalidRequest("The parameter `after` is not the id of a file.", param="after") from None
 
     async def delete(self, file: StoredFile) -> None:
-        await self._store.run(self._store.rows.delete_file, file.id)
+        await self._store.delete_file(file.id)
         await asyncio.to_thread(self.path(file.id).unlink, missing_ok=True)
         self.forget(file.id, file.owner.key)
 
-    async def delete_expired(self, in_use: Callable[[], set[str]]) -> None:
+    async def delete_expired(self, in_use: Callable[[], Awaitable[set[str]]]) -> None:
         """Delete files whose time has come; the input of a batch that runs stays until that has ended."""
         now = self._unix_seconds()
-        for file_id, key, _, expires_at in await self._store.run(self._store.rows.all_files):
-            if expires_at <= now and file_id not in in_use():
-                await self._store.run(self._store.rows.delete_file, file_id)
+        for file_id, key, _, expires_at in await self._store.all_files():
+            if expires_at <= now and file_id not in await in_use():
+                await self._store.delete_file(file_id)
                 await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
                 self.forget(file_id, key)
+        if self._is_shared:
+            kept = await self._recount()
+            await asyncio.to_thread(_delete_all_but, self._store.files, kept, now - _STRAY_SECONDS)
 
     async def send(self, file: StoredFile, reply: ClientResponse) -> None:
         """Pass the content on as fast as the client reads it. Raises FileNotFound."""
@@ -244,8 +272,20 @@ def sync_folder(folder: Path) -> None:
         os.close(number)
 
 
-def _delete_all_but(folder: Path, kept: set[str]) -> None:
+def _delete_all_but(folder: Path, kept: set[str], before: float) -> None:
+    """Delete other files, if they were last changed before this time in Unix seconds."""
     for path in folder.iterdir():
         if path.name not in kept:
             with suppress(OSError):
-                path.unlink()
+                if path.stat().st_mtime < before:
+                    path.unlink()
+
+
+async def to_its_end(do: Callable[..., Result], *args: Any) -> Result:
+    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next."""
+    doing = asyncio.get_running_loop().run_in_executor(None, partial(do, *args))
+    try:
+        return await asyncio.shield(doing)
+    except asyncio.CancelledError:
+        await asyncio.wait([doing])
+        raise

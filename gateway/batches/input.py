@@ -57,6 +57,12 @@ class LineIndex(Sequence[Line]):
         self._offsets.append(offset)
         self._lengths.append(length)
 
+    def part(self, first: int, end: int) -> "LineIndex":
+        """Some of the lines, whose places are counted from 0 again."""
+        part = LineIndex()
+        part._offsets, part._lengths = self._offsets[first:end], self._lengths[first:end]
+        return part
+
     def __len__(self) -> int:
         return len(self._offsets)
 
@@ -95,6 +101,10 @@ class CheckedInput:
     embedding_inputs: int = 0
     model: str = ""
     places: dict[int, int] = field(default_factory=dict)
+
+    def part(self, first: int, end: int) -> "CheckedInput":
+        """Some of the lines, whose places are counted from 0 again."""
+        return CheckedInput(self.index.part(first, end), self.order.part(first, end), model=self.model)
 
 
 def parse_line(line: bytes, limits: InputLimits, breathe: Breathe) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 import orjson
 
-from gateway.batches.batch import LineUsage
+from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.files import has_no_room
 
 GROUP_LINES = 64
@@ -79,6 +79,14 @@ def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body
     return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":null}\n' % (*named, response)
 
 
+def why_unexecuted(batch: Batch) -> tuple[str, str, str]:
+    """State, code and message of lines that were never executed, of a batch that is being finalized."""
+    if batch.ends_as == "cancelled":
+        return "cancelled", "batch_cancelled", "This request was not executed before the batch was cancelled."
+    message = "This request could not be executed before the completion window expired."
+    return "expired", "batch_expired", message
+
+
 def unexecuted_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
     """The line of a request that was never executed."""
     error = orjson.dumps({"code": code, "message": message})
@@ -126,6 +134,16 @@ def _tokens(fields: Any, name: str) -> int:
     return value if type(value) is int and 0 <= value < 1 << 40 else 0
 
 
+def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[str, bytes]]:
+    """The custom id and text of each line of a journal's file, up to the first line that is not whole."""
+    while line := source.readline():
+        breathe()
+        custom_id = _custom_id(line)
+        if custom_id is None:
+            return
+        yield custom_id, line
+
+
 def recover(path: Path, breathe: Breathe) -> Iterator[tuple[str, LineUsage]]:
     """The custom id and usage of each line of a journal's file. The first line that is not whole, and what follows it,
     is cut off.
@@ -133,11 +151,7 @@ def recover(path: Path, breathe: Breathe) -> Iterator[tuple[str, LineUsage]]:
     with open(path, "a+b") as source:
         source.seek(0)
         good_bytes = 0
-        while line := source.readline():
-            breathe()
-            custom_id = _custom_id(line)
-            if custom_id is None:
-                break
+        for custom_id, line in whole_lines(source, breathe):
             good_bytes += len(line)
             yield custom_id, usage_in(line)
         _cut(source, good_bytes)
@@ -225,6 +239,13 @@ class Journal:
         if not self._is_closing:
             self._full.clear()
         self._room.set()
+
+    async def flush(self) -> None:
+        """Wait until all that was accepted is durable."""
+        while self._accepted:
+            self._full.set()
+            self._room.clear()
+            await self._room.wait()
 
     async def close(self, *, most_seconds: float | None = None) -> None:
         """Write what was accepted, and close the files. Gives up after this time if the disk is full."""

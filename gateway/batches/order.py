@@ -61,6 +61,14 @@ class PrefixOrder:
         self._prompt_tokens.append(max(1, prompt_tokens))
         self._output_tokens.append(output_tokens)
 
+    def part(self, first: int, end: int) -> "PrefixOrder":
+        """An order of some of the lines, counted from 0 again, before these are arranged."""
+        part, begin = PrefixOrder(), self._ends[first]
+        part._keys = self._keys[begin : self._ends[end]]
+        part._ends = array("Q", [each - begin for each in self._ends[first : end + 1]])
+        part._prompt_tokens, part._output_tokens = self._prompt_tokens[first:end], self._output_tokens[first:end]
+        return part
+
     def arrange(self, engines: int) -> Iterator[None]:
         """Put the lines in order, in steps of a few milliseconds between which the caller may do other work."""
         runs, count = [], len(self._prompt_tokens)

@@ -19,6 +19,7 @@ from gateway.batches.journal import (
     on_one_line,
     unexecuted_line,
     usage_in,
+    why_unexecuted,
 )
 from gateway.batches.order import PrefixOrder
 from gateway.batches.sender import LineAnswer, LinePaused, LineSender, error_answer
@@ -43,8 +44,6 @@ _CANCELLING_SECONDS = 600.0  # most time for what is in flight
 _FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
 _MOST_ATTEMPTS = 3  # of a line that a backend fails at: the line may be what makes it fail
 _PASSING = frozenset({429, 503, 504})
-_EXPIRED = "batch_expired", "This request could not be executed before the completion window expired."
-_CANCELLED = "batch_cancelled", "This request was not executed before the batch was cancelled."
 
 
 def _passes(error: GatewayError) -> bool:
@@ -111,11 +110,23 @@ class Backoff:
             await asyncio.sleep(seconds)
 
 
+def new_pace(batch: Batch, lines: int, parts: RunParts) -> BatchPace:
+    """The pace of a batch from now on, with so many lines left."""
+    now = parts.sender.now()
+    return BatchPace(now, now + batch.expires_at - parts.unix_seconds(), lines)
+
+
 class BatchRun:
     """Runs a batch whose input is checked. It owns the lines' states; the batch's own state changes by its methods."""
 
     def __init__(
-        self, batch: Batch, checked: CheckedInput, journal: Journal, source: InputFile, parts: RunParts
+        self,
+        batch: Batch,
+        checked: CheckedInput,
+        journal: Journal,
+        source: InputFile,
+        parts: RunParts,
+        pace: BatchPace | None = None,
     ) -> None:
         self.batch = batch
         self._index: LineIndex = checked.index
@@ -129,7 +140,8 @@ class BatchRun:
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._backoff = Backoff(parts.random)
-        self._pace = self._new_pace()
+        self._pace = new_pace(batch, self._left, parts) if pace is None else pace
+        self._paces_itself = pace is None
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
@@ -140,10 +152,6 @@ class BatchRun:
         """The journal has an answer to this line."""
         self._left -= not self._done[place]
         self._done[place] = 1
-
-    def _new_pace(self) -> BatchPace:
-        now = self._parts.sender.now()
-        return BatchPace(now, now + self.batch.expires_at - self._parts.unix_seconds(), self._left)
 
     def stop_feeding(self) -> None:
         """Start no more lines; `run` ends when those in flight have ended."""
@@ -156,7 +164,8 @@ class BatchRun:
         parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
         try:
             if not self._is_stopping and self._left and seconds > 0:
-                self._pace = self._new_pace()
+                if self._paces_itself:  # without the time until now, and without lines that have an answer
+                    self._pace = new_pace(self.batch, self._left, parts)
                 self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
                 await self._watch(self._feeding)
             if self._tasks and self._is_stopping:
@@ -306,15 +315,14 @@ class BatchRun:
 
     async def write_unexecuted(self) -> None:
         """Write an error for each line that has no answer."""
-        is_cancelled = self.batch.ends_as == "cancelled"
-        code, message = _CANCELLED if is_cancelled else _EXPIRED
+        state, code, message = why_unexecuted(self.batch)
         left = iter(self._index)
         self._again.clear()
         self._last.clear()
         while lines := self._next_group(left):
             for line, custom_id, _ in await asyncio.to_thread(self._source.read, lines):
                 await self._journal.append(unexecuted_line(self._parts.new_id(), custom_id, code, message), failed=True)
-                self._count(line, LineUsage(), "cancelled" if is_cancelled else "expired")
+                self._count(line, LineUsage(), state)
 
     @property
     def is_done(self) -> bool:

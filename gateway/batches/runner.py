@@ -1,24 +1,22 @@
 """All batches that have not ended: each is checked, run, finalized, and taken up again after a restart."""
 
 import asyncio
-import sys
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
 
 import structlog
 
-from gateway.batches.batch import OUTPUT, Batch, StoredFile, Tally, batch_error
-from gateway.batches.files import Files, has_no_room
-from gateway.batches.input import Breathe, CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.batches.batch import Batch, StoredFile, Tally, result_file
+from gateway.batches.checks import InputChecks, arrange
+from gateway.batches.files import Files, has_no_room, to_its_end
+from gateway.batches.input import CheckedInput, InputFile, InvalidInput
 from gateway.batches.journal import Journal, recover
 from gateway.batches.run import BatchRun, RunParts
 from gateway.batches.store import Store
 from gateway.config import Config
 
-Result = TypeVar("Result")
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # most time for the last answers, if the disk is full
 _NAMES = ("output", "error")
@@ -36,22 +34,24 @@ class _Running:
 class Runner:
     """Owner of the batches that have not ended. The others are in the store only."""
 
-    def __init__(self, store: Store, files: Files, parts: RunParts, knows_model: Callable[[str], bool]) -> None:
+    def __init__(self, store: Store, files: Files, parts: RunParts, checks: InputChecks) -> None:
         self._store = store
         self._files = files
         self._parts = parts
-        self._knows_model = knows_model
+        self._checks = checks
         self._running: dict[str, _Running] = {}
-        self._checking = asyncio.Lock()  # one file at a time
         self._log = structlog.get_logger("gateway")
 
     def follow(self, config: Config) -> None:
         """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
-        batches, server = config.batches, config.server
-        self._limits = InputLimits.of(batches, server)
-        self._most_enqueued = batches.max_enqueued_lines_per_key
-        self._lifetime_seconds = batches.lifetime_seconds
-        self._parts.slots.follow(batches.lines_in_flight)
+        self._checks.follow(config)
+        self._lifetime_seconds = config.batches.lifetime_seconds
+        self._parts.slots.follow(config.batches.lines_in_flight)
+
+    async def open(self, batches: Iterable[Batch]) -> None:
+        """Take up batches that have not ended."""
+        for batch in batches:
+            self.start(batch)
 
     def states(self) -> dict[str, int]:
         """How many batches are in each state; one that is paused is in no other."""
@@ -74,7 +74,12 @@ class Runner:
         """How many batches of this key have not ended."""
         return sum(running.batch.owner.key == key for running in self._running.values())
 
-    def files_in_use(self) -> set[str]:
+    def _enqueued(self, batch: Batch) -> int:
+        """Lines without an answer in the other batches of the same key."""
+        others = [running.batch for running in self._running.values() if running.batch is not batch]
+        return sum(other.total - other.tally.lines for other in others if other.owner.key == batch.owner.key)
+
+    async def files_in_use(self) -> set[str]:
         """Files that batches read or write."""
         batches = [running.batch for running in self._running.values()]
         return {name for batch in batches for name in (batch.input_file_id, batch.output_id, batch.error_id)}
@@ -84,15 +89,18 @@ class Runner:
         running = self._running[batch.id] = _Running(batch)
         running.task = asyncio.get_running_loop().create_task(self._live(running), name=batch.id)
 
-    async def cancel(self, batch: Batch) -> None:
+    async def cancel(self, batch: Batch) -> Batch:
         """Start no more of its lines. It ends when those in flight have ended."""
         running = self._running.get(batch.id)
-        if running is None or batch.status not in ("validating", "in_progress"):
-            return
-        batch.cancel(self._now())
-        if running.run is not None:
-            running.run.stop_feeding()
-        await self._save(batch)
+        if running is not None and batch.status in ("validating", "in_progress"):
+            batch.cancel(self._now())
+            if running.run is not None:
+                running.run.stop_feeding()
+            await self._save(batch)
+        return batch
+
+    async def sweep(self) -> None:
+        """Nothing is left over: the files of batches are deleted when they expire."""
 
     async def stop(self) -> None:
         """Abort what is in flight, and make the answers durable. Every batch keeps its state."""
@@ -146,13 +154,13 @@ class Runner:
 
     async def _attempt(self, running: _Running) -> None:
         batch, is_new = running.batch, running.batch.status == "validating"
-        checked = await self._check(batch, is_new=is_new)
+        checked = await self._checks.check(batch, partial(self._enqueued, batch) if is_new else None)
         if batch.status == "validating":
             batch.begin(checked.model, len(checked.index), self._now())
             await self._save(batch)
         elif not batch.total:  # cancelled while it was checked
             batch.begin(checked.model, len(checked.index), self._now())
-        await asyncio.to_thread(_arrange, checked, self._parts.engines_of(checked.model), self._parts.breather())
+        await asyncio.to_thread(arrange, checked, self._parts)
         run = running.run = await self._open(batch, checked)
         checked.places.clear()
         if batch.status != "in_progress":
@@ -166,50 +174,16 @@ class Runner:
         finally:
             running.run = None
 
-    async def _check(self, batch: Batch, *, is_new: bool) -> CheckedInput:
-        """Check the input file. Raises InvalidInput."""
-        path, breathe, limits = self._files.path(batch.input_file_id), self._parts.breather(), self._limits
-        if not is_new:  # it was within the limits of then
-            limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
-        async with self._checking:
-            try:
-                checked = await asyncio.to_thread(check_input, path, batch.endpoint, limits, breathe)
-            except FileNotFoundError:
-                raise InvalidInput([batch_error("input_file_missing", "The input file has been deleted.")]) from None
-        if not is_new:
-            return checked
-        if not self._knows_model(checked.model):
-            message = f"The model {checked.model[:200]!r} does not exist. GET /v1/models lists the available models."
-            raise InvalidInput([batch_error("model_not_found", message, 1, "body.model")])
-        others = (running.batch for running in self._running.values())
-        enqueued = sum(
-            other.total - other.tally.lines
-            for other in others
-            if other.owner.key == batch.owner.key and other is not batch
-        )
-        if enqueued + len(checked.index) > self._most_enqueued:
-            raise InvalidInput(
-                [
-                    batch_error(
-                        "enqueued_request_limit_exceeded",
-                        f"The running batches of this API key have {enqueued} requests, and this one has"
-                        f" {len(checked.index)} more; the limit is {self._most_enqueued}"
-                        " (batches.max_enqueued_lines_per_key). Retry when others have ended.",
-                    )
-                ]
-            )
-        return checked
-
     async def _open(self, batch: Batch, checked: CheckedInput) -> BatchRun:
         """The run of a batch, which knows the answers that its journal has."""
         tally = Tally()
         answered: set[int] = set()
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
-            await _to_its_end(self._recover, file_id, checked, failed, tally, answered)
-        answers = await _to_its_end(self._parts.open_answers, batch.output_id)
-        errors = await _to_its_end(self._parts.open_answers, batch.error_id)
+            await to_its_end(self._recover, file_id, checked, failed, tally, answered)
+        answers = await to_its_end(self._parts.open_answers, batch.output_id)
+        errors = await to_its_end(self._parts.open_answers, batch.error_id)
         journal = Journal(answers, errors, lambda reason: self._pause(batch, reason))
-        source = await _to_its_end(InputFile, self._files.path(batch.input_file_id))
+        source = await to_its_end(InputFile, self._files.path(batch.input_file_id))
         run = BatchRun(batch, checked, journal, source, self._parts)
         batch.recount(tally)
         for place in answered:
@@ -240,10 +214,7 @@ class Runner:
                 await asyncio.to_thread(path.unlink)
                 shown.append(None)
                 continue
-            expires_at = now + (batch.output_lifetime_seconds or self._lifetime_seconds)
-            shown.append(
-                StoredFile(file_id, batch.owner, f"{batch.id}_{name}.jsonl", OUTPUT, size_bytes, now, expires_at)
-            )
+            shown.append(result_file(batch, name, file_id, size_bytes, now, self._lifetime_seconds))
         output_file_id, error_file_id = (None if each is None else each.id for each in shown)
         batch.end(output_file_id, error_file_id, self._now())
         written = tuple(each for each in shown if each is not None)
@@ -251,18 +222,3 @@ class Runner:
         for each in written:
             self._files.count(each.id, each.owner.key, each.size_bytes)
         self._parts.metrics.batches.add((batch.status,))
-
-
-def _arrange(checked: CheckedInput, engines: int, breathe: Breathe) -> None:
-    for _ in checked.order.arrange(max(1, engines)):
-        breathe()
-
-
-async def _to_its_end(do: Callable[..., Result], *args: Any) -> Result:
-    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next."""
-    doing = asyncio.get_running_loop().run_in_executor(None, partial(do, *args))
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        await asyncio.wait([doing])
-        raise

@@ -14,14 +14,17 @@ import structlog
 
 from gateway._native import json_object
 from gateway.batches.batch import ENDPOINTS, Batch, Owner
+from gateway.batches.checks import InputChecks
 from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id, sync_folder
 from gateway.batches.input import Breathe
 from gateway.batches.journal import AnswerFile, DurableFile
 from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
 from gateway.batches.sender import LineSender
+from gateway.batches.shared import SharedRunner
 from gateway.batches.slots import Slots
-from gateway.batches.store import Store
+from gateway.batches.sqlite import SqliteStore
+from gateway.batches.store import SharedStore, Store
 from gateway.config import Config
 from gateway.config.keys import KeyConfig
 from gateway.errors import BatchConflict, BatchNotFound, InvalidRequest, RateLimited, StorageFull
@@ -60,8 +63,8 @@ class Batches:
 
     def __init__(self, folder: Path, config: Config, reader: RequestReader, setting: BatchSetting) -> None:
         self._setting = setting
-        self._store = Store(folder)
-        self._files = Files(self._store, config.batches, setting.unix_seconds)
+        self._store, shared = _new_stores(folder, config.batches.database)
+        self._files = Files(self._store, config.batches, setting.unix_seconds, is_shared=shared is not None)
         parts = RunParts(
             self._files,
             setting.sender,
@@ -75,7 +78,13 @@ class Batches:
             setting.engines_of,
             setting.supervisor.caught,
         )
-        self._runner = Runner(self._store, self._files, parts, setting.knows_model)
+        checks = InputChecks(self._files, setting.breather, setting.knows_model)
+        self._runner: Runner | SharedRunner
+        if shared is None:
+            self._runner = Runner(self._store, self._files, parts, checks)
+        else:
+            parts_folder = folder / "parts"
+            self._runner = SharedRunner(shared, self._files, parts_folder, parts, checks, setting.open_answers)
         self._is_open = False
         self._sweeping: asyncio.Task[None] | None = None
         self.follow(config, reader)
@@ -105,12 +114,11 @@ class Batches:
         return self._files.size_bytes
 
     async def open(self) -> None:
-        """Open the folder, and take up the batches that have not ended. Raises FolderInUse or OSError."""
+        """Open the folder, and take up the batches that have not ended. Raises StoreUnusable or OSError."""
         await self._store.open()
-        batches = await self._store.run(self._store.rows.running_batches)
+        batches = await self._store.running_batches()
         await self._files.open(each for batch in batches for each in (batch.output_id, batch.error_id))
-        for batch in batches:
-            self._runner.start(batch)
+        await self._runner.open(batches)
         self._is_open = True
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="batch_sweep")
         structlog.get_logger("gateway").info("batches_opened", running=len(batches), files_bytes=self.used_bytes)
@@ -137,7 +145,8 @@ class Batches:
             with self._setting.supervisor.guard("batch_sweep"):
                 await self._files.delete_expired(self._runner.files_in_use)
                 before = int(self._setting.unix_seconds()) - self._lifetime_seconds
-                await self._store.run(self._store.rows.forget_batches, before)
+                await self._store.forget_batches(before)
+                await self._runner.sweep()
             await asyncio.sleep(_SWEEP_SECONDS)
 
     async def answer(self, incoming: HttpRequest, owner: tuple[str, str], reply: ClientResponse) -> None:
@@ -155,7 +164,7 @@ class Batches:
         elif target:
             batch = await self._find(target, of)
             if action:
-                await self._cancel(batch)
+                batch = await self._cancel(batch)
             document = batch.document()
         elif incoming.method == b"POST":
             document = await self._create(incoming.body, of)
@@ -171,7 +180,7 @@ class Batches:
             file = await files.find(file_id, owner)
             if incoming.method == b"GET":
                 return file.document()
-            if file_id in self._runner.files_in_use():
+            if file_id in await self._runner.files_in_use():
                 raise BatchConflict(f"File {file_id!r} is the input of a batch that has not ended; cancel that first.")
             await files.delete(file)
             return {"id": file_id, "object": "file", "deleted": True}
@@ -189,7 +198,7 @@ class Batches:
     async def _list_batches(self, owner: Owner, parameters: dict[str, str]) -> dict[str, Any]:
         limit, after = _limit(parameters, 20, 100), parameters.get("after")
         try:
-            found = await self._store.run(self._store.rows.batches, owner, after, limit)
+            found = await self._store.list_batches(owner, after, limit)
         except KeyError:
             raise InvalidRequest("The parameter `after` is not the id of a batch.", param="after") from None
         shown = [(self._runner.find(batch.id) or batch).document() for batch in found[:limit]]
@@ -199,17 +208,17 @@ class Batches:
         """The batch as it is now. Raises BatchNotFound, also for batches of others."""
         batch = self._runner.find(batch_id)
         if batch is None:
-            batch = await self._store.run(self._store.rows.batch, batch_id, owner)
+            batch = await self._store.batch(batch_id, owner)
         if batch is None or batch.owner != owner:
             raise BatchNotFound(f"No such batch: {batch_id[:64]!r}.", param="batch_id")
         return batch
 
-    async def _cancel(self, batch: Batch) -> None:
+    async def _cancel(self, batch: Batch) -> Batch:
         if batch.status in ("cancelling", "cancelled"):
-            return
+            return batch
         if batch.status not in ("validating", "in_progress"):
             raise BatchConflict(f"A batch with status {batch.status!r} cannot be cancelled.")
-        await self._runner.cancel(batch)
+        return await self._runner.cancel(batch)
 
     async def _create(self, body: bytes, owner: Owner) -> dict[str, Any]:
         document = json_object(body, _DEPTH)
@@ -244,6 +253,16 @@ class Batches:
         created = batch.document()
         self._runner.start(batch)
         return created
+
+
+def _new_stores(folder: Path, database: str | None) -> tuple[Store, SharedStore | None]:
+    """The store, and the same again if other gateways share it. The client of PostgreSQL is an extra."""
+    if database is None:
+        return SqliteStore(folder), None
+    from gateway.batches.postgres import PostgresStore
+
+    shared = PostgresStore(database, folder)
+    return shared, shared
 
 
 def _page(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

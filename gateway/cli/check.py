@@ -3,6 +3,7 @@
 import asyncio
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gateway.backends import vllm_api
@@ -34,7 +35,18 @@ async def examine(config: Config) -> dict[str, list[Any]]:
     config, problems = await with_discovered(config)
     reports = await asyncio.gather(*map(report, await survey(config)))
     names = await several_addresses(config.backends)
+    problems += [problem] if (problem := await _database_problem(config)) else []
     return {"backends": reports, "warnings": [*problems, *names, *fleet_warnings(config, reports)]}
+
+
+async def _database_problem(config: Config) -> str:
+    """What is wrong with the database that gateways share; "" = nothing, or there is none."""
+    path, database = config.batches.path, config.batches.database
+    if path is None or database is None:
+        return ""
+    from gateway.batches import schema
+
+    return await schema.check(database, Path(path))
 
 
 async def with_discovered(config: Config) -> tuple[Config, list[str]]:

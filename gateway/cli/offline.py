@@ -29,9 +29,12 @@ def offline_config(config: Config, folder: Path, api_key: str) -> Config:
     own = {"host": "127.0.0.1", "port": 0, "admin": None, "metrics": None, "tls": None, "access_log": False}
     limits = dict.fromkeys(("max_file_bytes", "max_bytes_per_key"), _NO_LIMIT)
     limits |= dict.fromkeys(("max_lines", "max_embedding_inputs", "max_enqueued_lines_per_key"), _MOST_LINES)
+    only_here = {"path": str(folder), "database": None, "idle_only": False}
     changes: dict[str, Any] = {
         "server": config.server.model_copy(update=own),
-        "batches": config.batches.model_copy(update={"path": str(folder), "idle_only": False, **limits}),
+        "batches": config.batches.model_copy(
+            update={"path": str(folder), "database": None, "idle_only": False, **limits}
+        ),
         "auth": AuthConfig(
             keys=(KeyConfig(name="offline", key=api_key),), cache_salt_secret=config.auth.cache_salt_secret
         ),

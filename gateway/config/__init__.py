@@ -40,6 +40,7 @@ SECRETS = (
     "token",
     "password",
     "sentinel_password",
+    "database",
 )  # keys whose values are never shown
 
 

@@ -1,10 +1,11 @@
 """The configuration of files and offline batches."""
 
-from typing import Annotated
+from typing import Annotated, Self
+from urllib.parse import urlsplit
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, model_validator
 
-from gateway.config.values import Count, Seconds, Section, default
+from gateway.config.values import Count, Seconds, Section, check_installed, default
 
 _MONTH_SECONDS = 30.0 * 86400
 
@@ -15,13 +16,34 @@ def _checked_folder(path: str) -> str:
     return path
 
 
+def _checked_database(url: str) -> str:
+    """The URL. Its text is not in the errors: it has a password."""
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("postgresql", "postgres") and url.isprintable() and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError("must look like postgresql://user:password@host:5432/name")
+    check_installed("psycopg_pool", "batches-postgres")
+    return url
+
+
 Folder = Annotated[str, AfterValidator(_checked_folder)]
+Database = Annotated[str, AfterValidator(_checked_database)]
 
 
 class BatchesConfig(Section):
     """Files and offline batches (`/v1/files`, `/v1/batches`)."""
 
-    path: Folder | None = default(None, "Folder of files and batches, for one gateway alone; null = no batches.")
+    path: Folder | None = default(
+        None,
+        "Folder of files and batches, for one gateway alone, or with `database` shared by several; null = no batches.",
+    )
+    database: Database | None = default(
+        None,
+        "PostgreSQL of several gateways that share batches (`postgresql://user:password@host/name`); null = none.",
+    )
     max_file_bytes: Count = default(209715200, "Maximum size of an uploaded file; larger ones get 413.")
     max_bytes_per_key: Count = default(
         10737418240, "Maximum size of all files of an API key; uploads beyond it get 413. Results are always kept."
@@ -39,6 +61,12 @@ class BatchesConfig(Section):
     expire_after_seconds: Seconds = default(
         _MONTH_SECONDS, "Lifetime of files for which the client sets none; ended batches are listed as long."
     )
+
+    @model_validator(mode="after")
+    def _has_folder(self) -> Self:
+        if self.database is not None and self.path is None:
+            raise ValueError("database needs path: the folder of the files, which all gateways of the database share")
+        return self
 
     @property
     def lifetime_seconds(self) -> int:

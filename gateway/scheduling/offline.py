@@ -61,6 +61,10 @@ class BatchPace:
         self._at = now
         self.left -= 1
 
+    def remain(self, lines: int) -> None:
+        """So many lines are left: other gateways have run some."""
+        self.left = lines
+
     def laxity_seconds(self, now: float) -> float:
         """Time left less the remaining work; the work counts as nothing until the pace is known."""
         left_seconds, passed = self.expires_seconds - now, now - self._began

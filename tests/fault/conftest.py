@@ -1,11 +1,12 @@
 """Fault tests run on the event loop that the gateway runs on."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 
 import pytest
 import uvloop
 
+from tests.postgres import PostgresServer, postgres_server
 from tests.scripted import ScriptedBackend
 
 
@@ -28,3 +29,10 @@ async def other() -> AsyncIterator[ScriptedBackend]:
     """Another backend of the same model."""
     async with ScriptedBackend() as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server of PostgreSQL; each test makes a database of its own."""
+    with postgres_server() as server:
+        yield server

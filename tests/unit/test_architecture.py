@@ -182,7 +182,7 @@ LAYERS: dict[str, set[str]] = {
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "backends"},
-    "cli": {"app", "config", "backends", "discovery", "kv_events.endpoints"},
+    "cli": {"app", "batches.schema", "config", "backends", "discovery", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
@@ -196,14 +196,20 @@ EDGES = {
     "backends.reachability",
     "backends.vllm_api",
     "background",
+    "batches.checks",
     "batches.files",
     "batches.journal",
+    "batches.parts",
+    "batches.postgres",
     "batches.run",
     "batches.runner",
+    "batches.schema",
     "batches.sender",
     "batches.service",
+    "batches.share",
+    "batches.shared",
     "batches.slots",
-    "batches.store",
+    "batches.sqlite",
     "cli.batch",
     "cli.batch_client",
     "cli.check",
@@ -260,7 +266,7 @@ EDGES = {
     "tokenization.tokenizer",
     "usage_page",
 }
-IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp"}
+IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp", "psycopg"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
 MIN_FILE_LINES = 40
 SHORT_WITH_A_REASON = {

@@ -6,21 +6,25 @@ import pytest
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.files import Files, expiry_of
-from gateway.batches.store import Store
+from gateway.batches.sqlite import SqliteStore
 from gateway.config.batches import BatchesConfig
 from gateway.errors import FileNotFound, InvalidRequest
 
 OWNER = Owner("a", "a")
 
 
+async def in_use() -> set[str]:
+    return {"used"}
+
+
 async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
-    now, store = [1000.0], Store(tmp_path)
+    now, store = [1000.0], SqliteStore(tmp_path)
     files = Files(store, BatchesConfig(), lambda: now[0])
     await store.open()
     for name in ("used", "unused", "later"):
         files.path(name).write_bytes(b"content")
         expires_at = 2000 if name == "later" else 1500
-        await store.run(store.rows.add_file, StoredFile(name, OWNER, name, "batch", 7, 1000, expires_at))
+        await store.add_file(StoredFile(name, OWNER, name, "batch", 7, 1000, expires_at))
     files.path("journal").write_bytes(b"line\n")
     files.path("stray").write_bytes(b"left by a crash")
     files.path("file-1.part").write_bytes(b"left by a crash")
@@ -31,7 +35,7 @@ async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFound):
         await files.find("unused", OWNER)
     assert [each.id for each in await files.list(OWNER, None, None, 10, ascending=True)] == ["later"]
-    await files.delete_expired(lambda: {"used"})
+    await files.delete_expired(in_use)
     assert sorted(path.name for path in store.files.iterdir()) == ["journal", "later", "used"]
     assert files.size_bytes == 14
     await store.close()

@@ -22,3 +22,25 @@ def test_each_error_names_its_key(document: object, lines: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(document)
     assert str(caught.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("batches", "line"),
+    [
+        ({"database": "postgresql://u:pass@h/d"},
+         "batches: database needs path: the folder of the files, which all gateways of the database share"),
+        ({"path": "/b", "database": "mysql://u:pass@h/d"},
+         "batches.database: must look like postgresql://user:password@host:5432/name"),
+        ({"path": "/b", "database": "postgresql://u:pass@h:0/d"},
+         "batches.database: must look like postgresql://user:password@host:5432/name"),
+        ({"path": "/b", "database": "postgresql://u:pass@[h/d"},
+         "batches.database: must look like postgresql://user:password@host:5432/name"),
+    ],
+)  # fmt: skip
+def test_a_database_without_a_folder_or_of_another_kind_is_refused_without_its_password(
+    batches: dict[str, str], line: str
+) -> None:
+    pytest.importorskip("psycopg_pool")
+    with pytest.raises(ConfigError) as caught:
+        parse({"backends": [{"url": "http://a:1"}], "batches": batches})
+    assert str(caught.value).splitlines() == [line]

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.batch import Batch, LineUsage, Owner, StoredFile, batch_error
-from gateway.batches.store import FolderInUse, Store
+from gateway.batches.sqlite import SqliteStore
+from gateway.batches.store import FolderInUse
 
 A, B = Owner("a", "a"), Owner("b", "b")
 
@@ -19,14 +20,13 @@ def batch(name: str, owner: Owner = A) -> Batch:
 
 
 async def test_files_are_listed_in_order_page_by_page(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     await store.open()
-    rows = store.rows
     for each in [*map(file, "abcd"), file("e", B), file("f", expires_at=10), file("g", purpose="batch_output")]:
-        await store.run(rows.add_file, each)
+        await store.add_file(each)
 
     async def names(after: str | None, limit: int, *, ascending: bool, purpose: str | None = None) -> str:
-        found = await store.run(rows.files, A, purpose, after, limit, 50, ascending=ascending)
+        found = await store.list_files(A, purpose, after, limit, 50, ascending=ascending)
         return "".join(each.id for each in found)
 
     assert await names(None, 10, ascending=True) == "abcdg"
@@ -35,15 +35,15 @@ async def test_files_are_listed_in_order_page_by_page(tmp_path: Path) -> None:
     assert await names("b", 10, ascending=True, purpose="batch") == "cd"
     with pytest.raises(KeyError):
         await names("e", 10, ascending=True)
-    assert await store.run(rows.file, "a", B) is None
-    assert await store.run(rows.file, "a", A) == file("a")
-    await store.run(rows.delete_file, "a")
-    assert await store.run(rows.file, "a", A) is None
+    assert await store.file("a", B) is None
+    assert await store.file("a", A) == file("a")
+    await store.delete_file("a")
+    assert await store.file("a", A) is None
     await store.close()
 
 
 async def test_a_batch_is_restored_as_it_was(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     await store.open()
     one = batch("batch_1")
     one.begin("m", 5, 2)
@@ -56,20 +56,20 @@ async def test_a_batch_is_restored_as_it_was(tmp_path: Path) -> None:
     await store.close()
     with pytest.raises(Exception, match="not available"):
         store.check_open()
-    store = Store(tmp_path)
+    store = SqliteStore(tmp_path)
     await store.open()
-    assert await store.run(store.rows.batches, A, None, 10) == [two, one]
-    assert await store.run(store.rows.batches, A, "batch_2", 10) == [one]
-    assert await store.run(store.rows.batch, "batch_3", A) is None
-    assert await store.run(store.rows.running_batches) == [one, other]
-    assert await store.run(store.rows.file, "out", A) == file("out")
-    await store.run(store.rows.forget_batches, 1 << 40)
-    assert await store.run(store.rows.batches, A, None, 10) == [one]
+    assert await store.list_batches(A, None, 10) == [two, one]
+    assert await store.list_batches(A, "batch_2", 10) == [one]
+    assert await store.batch("batch_3", A) is None
+    assert await store.running_batches() == [one, other]
+    assert await store.file("out", A) == file("out")
+    await store.forget_batches(1 << 40)
+    assert await store.list_batches(A, None, 10) == [one]
     await store.close()
 
 
 async def test_a_folder_is_open_once(tmp_path: Path) -> None:
-    store, second = Store(tmp_path / "new" / "folder"), Store(tmp_path / "new" / "folder")
+    store, second = SqliteStore(tmp_path / "new" / "folder"), SqliteStore(tmp_path / "new" / "folder")
     await store.open()
     with pytest.raises(FolderInUse, match="in use by another gateway"):
         await second.open()
@@ -81,4 +81,4 @@ async def test_a_folder_is_open_once(tmp_path: Path) -> None:
 async def test_what_is_no_database_is_reported(tmp_path: Path) -> None:
     (tmp_path / "batches.sqlite3").write_bytes(b"no database" * 1000)
     with pytest.raises(OSError, match="cannot be used"):
-        await Store(tmp_path).open()
+        await SqliteStore(tmp_path).open()

@@ -1,0 +1,66 @@
+"""Checks input files, one at a time: their lines, the model, and how many lines a key may have enqueued."""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+from gateway.batches.batch import Batch, batch_error
+from gateway.batches.files import Files
+from gateway.batches.input import Breathe, CheckedInput, InputLimits, InvalidInput, check_input
+from gateway.batches.run import RunParts
+from gateway.config import Config
+
+MISSING = "input_file_missing"
+
+
+class InputChecks:
+    """Checks the input files of batches. A large one takes tenths of a second in a thread."""
+
+    def __init__(self, files: Files, breather: Callable[[], Breathe], knows_model: Callable[[str], bool]) -> None:
+        self._files = files
+        self._breather = breather
+        self._knows_model = knows_model
+        self._checking = asyncio.Lock()
+
+    def follow(self, config: Config) -> None:
+        """Take over limits, for files that are checked from now on."""
+        self._limits = InputLimits.of(config.batches, config.server)
+        self._most_enqueued = config.batches.max_enqueued_lines_per_key
+
+    async def check(self, batch: Batch, enqueued: Callable[[], int] | None) -> CheckedInput:
+        """Check the input file. Raises InvalidInput.
+
+        `enqueued`: counts the lines of the key's other batches; None = the file was accepted before, within the limits
+        of then.
+        """
+        path, breathe, limits = self._files.path(batch.input_file_id), self._breather(), self._limits
+        if enqueued is None:
+            limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
+        async with self._checking:
+            try:
+                checked = await asyncio.to_thread(check_input, path, batch.endpoint, limits, breathe)
+            except FileNotFoundError:
+                raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
+        if enqueued is not None:
+            self._admit(checked, enqueued())
+        return checked
+
+    def _admit(self, checked: CheckedInput, enqueued: int) -> None:
+        if not self._knows_model(checked.model):
+            message = f"The model {checked.model[:200]!r} does not exist. GET /v1/models lists the available models."
+            raise InvalidInput([batch_error("model_not_found", message, 1, "body.model")])
+        if enqueued + len(checked.index) > self._most_enqueued:
+            message = (
+                f"The running batches of this API key have {enqueued} requests, and this one has {len(checked.index)}"
+                f" more; the limit is {self._most_enqueued} (batches.max_enqueued_lines_per_key). Retry when others"
+                " have ended."
+            )
+            raise InvalidInput([batch_error("enqueued_request_limit_exceeded", message)])
+
+
+def arrange(checked: CheckedInput, parts: RunParts) -> None:
+    """Put the lines in the order of their prefixes, in a thread."""
+    breathe = parts.breather()
+    for _ in checked.order.arrange(max(1, parts.engines_of(checked.model))):
+        breathe()

@@ -1,0 +1,192 @@
+"""The rows of files and batches in PostgreSQL, and the claims of several gateways; a database that cannot be used."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from gateway.batches import schema
+from gateway.batches.batch import Batch, LineUsage, Owner, StoredFile
+from gateway.batches.store import StoreUnusable
+from gateway.errors import Draining
+from tests.postgres import PostgresServer
+
+psycopg = pytest.importorskip("psycopg")
+from gateway.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
+
+A, B = Owner("a", "a"), Owner("b", "b")
+FAR = 1 << 33
+
+
+@pytest.fixture
+def url(postgres: PostgresServer) -> str:
+    return postgres.new_database()
+
+
+@pytest.fixture
+async def store(url: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
+    one = PostgresStore(url, tmp_path)
+    await one.open()
+    yield one
+    await one.close()
+
+
+def file(name: str, owner: Owner = A, expires_at: int = 100, purpose: str = "batch") -> StoredFile:
+    return StoredFile(name, owner, f"{name}.jsonl", purpose, 7, 1, expires_at)
+
+
+def batch(name: str, owner: Owner = A, total: int = 0, expires_at: int = FAR) -> Batch:
+    made = Batch(name, owner, "/v1/embeddings", "file-1", "24h", {"a": "b"}, 0, 1, expires_at, "out", "err")
+    if total:
+        made.begin("m", total, 2)
+    return made
+
+
+async def test_files_are_listed_in_order_page_by_page(store: PostgresStore) -> None:
+    for each in [*map(file, "abcd"), file("e", B), file("f", expires_at=10), file("g", purpose="batch_output")]:
+        await store.add_file(each)
+
+    async def names(after: str | None, limit: int, *, ascending: bool, purpose: str | None = None) -> str:
+        found = await store.list_files(A, purpose, after, limit, 50, ascending=ascending)
+        return "".join(each.id for each in found)
+
+    assert await names(None, 10, ascending=True) == "abcdg"
+    assert await names(None, 2, ascending=False) == "gdc"  # one more says that there are more
+    assert await names("b", 10, ascending=True, purpose="batch") == "cd"
+    assert await names(None, 10, ascending=True, purpose="\0") == ""
+    for unknown in ("e", "\0"):
+        with pytest.raises(KeyError):
+            await names(unknown, 10, ascending=True)
+        assert await store.file(unknown, A) is None
+    assert await store.file("a", A) == file("a")
+    await store.delete_file("a")
+    assert await store.file("a", A) is None
+    assert ("b", "a", 7, 100) in await store.all_files()
+
+
+async def test_a_batch_has_the_counts_of_all_gateways(store: PostgresStore) -> None:
+    one, two, other = batch("batch_1", total=200), batch("batch_2"), batch("batch_3", B)
+    for each in (one, two, other):
+        await store.put_batch(each)
+    for holder in "xy":
+        claimed = await store.claim("batch_1", holder)
+        assert claimed is not None
+        own = batch("batch_1", total=200)
+        own.tally.add(LineUsage(1, 2, 3, 4), failed=holder == "y")
+        own.pause("full" if holder == "y" else "")
+        kept, running = await store.tick(holder, [("batch_1", claimed.claim.first)], {"batch_1": own.report()})
+        assert kept == {("batch_1", claimed.claim.first)}
+        assert [each.id for each in running] == ["batch_1", "batch_2", "batch_3"]
+    found = await store.batch("batch_1", A)
+    assert found is not None
+    assert (found.tally.completed, found.tally.failed, found.tally.input_tokens, found.paused) == (1, 1, 2, "full")
+    assert await store.holders("batch_1") == ["x", "y"]
+    assert [each.id for each in await store.list_batches(A, None, 10)] == ["batch_2", "batch_1"]
+    assert await store.list_batches(A, "batch_1", 10) == []
+    assert await store.batch("batch_3", A) is None
+    assert await store.change("batch_9", lambda _: True) is None
+
+
+async def test_claims_are_kept_lost_and_finished(store: PostgresStore) -> None:
+    await store.put_batch(batch("b", total=1000))
+    await store.tick("x", [], {})
+    await store.tick("y", [], {})
+    first, second = await store.claim("b", "x"), await store.claim("b", "y")
+    assert first is not None
+    assert second is not None
+    assert (first.claim.first, first.claim.end, first.is_again) == (0, 250, False)
+    assert (second.claim.first, second.claim.end, second.is_again) == (250, 437, False)
+    await store.release("x")
+    again = await store.claim("b", "y")
+    assert again is not None
+    assert (again.claim.first, again.is_again) == (0, True)
+    assert await store.tick("x", [("b", 0)], {}) == (set(), await store.running_batches())
+    await store.finish("b", 0, "x", is_done=True)  # x has lost it
+    assert (await store.tick("y", [("b", 0), ("b", 250)], {}))[0] == {("b", 0), ("b", 250)}
+    await store.finish("b", 250, "y", is_done=True)
+    assert (await store.tick("y", [("b", 0), ("b", 250)], {}))[0] == {("b", 0)}
+
+
+async def test_one_gateway_ends_a_batch(store: PostgresStore) -> None:
+    await store.put_batch(batch("b", total=10))
+    lines = await store.claim("b", "x")
+    assert lines is not None
+    assert await store.claim("b", "y") is None
+    await store.finish("b", 0, "x", is_done=True)
+    end = await store.claim("b", "y")
+    assert end is not None
+    assert end.claim.is_last
+    assert end.is_complete
+    await store.reopen("b", "x")  # not the holder
+    await store.reopen("b", "y")
+    missing = await store.claim("b", "y")
+    assert missing is not None
+    assert (missing.claim.first, missing.claim.end, missing.is_again) == (0, 10, True)
+    await store.finish("b", 0, "y", is_done=True)
+    assert await store.claim("b", "y") is not None
+    done = batch("b", total=10)
+    done.finalize("completed", 3)
+    done.end("out", None, 4)
+    assert not await store.end(done, "x", ())
+    assert await store.end(done, "y", (file("out", expires_at=FAR),))
+    assert await store.end(done, "y", ())  # as if the first answer had been lost
+    assert await store.batch("b", A) == done
+    assert await store.file("out", A) is not None
+    assert await store.claim("b", "x") is None
+    assert await store.holders("b") == []
+    await store.forget_batches(FAR + 1)
+    assert await store.batch("b", A) is None
+
+
+async def test_an_expired_batch_has_no_lines_to_claim(store: PostgresStore) -> None:
+    await store.put_batch(batch("b", total=10, expires_at=5))
+    end = await store.claim("b", "x")
+    assert end is not None
+    assert end.claim.is_last
+    assert not end.is_complete
+
+
+async def test_lines_are_claimed_once_by_many_at_the_same_time(store: PostgresStore) -> None:
+    await store.put_batch(batch("b", total=2000))
+    found = await asyncio.gather(*(store.claim("b", f"holder {number}") for number in range(20)))
+    claims = sorted(each.claim for each in found if each is not None)
+    assert [claim.first for claim in claims] == [0, *(claim.end for claim in claims[:-1])]
+
+
+async def test_a_closed_store_refuses(store: PostgresStore) -> None:
+    await store.close()
+    with pytest.raises(Draining):
+        await store.all_files()
+
+
+async def test_a_database_belongs_to_one_folder(url: str, tmp_path: Path) -> None:
+    right, other = tmp_path / "right", tmp_path / "other"
+    assert await schema.check(url, right) == ""
+    for _ in range(2):
+        await schema.prepare(url, right)
+    assert await schema.check(url, right) == ""
+    with pytest.raises(StoreUnusable, match="not the folder of batches"):
+        await schema.prepare(url, other)
+    assert "not the folder of batches.database" in await schema.check(url, other)
+
+
+async def test_a_folder_with_files_belongs_to_one_database(postgres: PostgresServer, url: str, tmp_path: Path) -> None:
+    await schema.prepare(url, tmp_path)
+    (tmp_path / "files" / "file-1").touch()
+    with pytest.raises(StoreUnusable, match="no other database may use it"):
+        await schema.prepare(postgres.new_database(), tmp_path)
+
+
+async def test_gateways_that_start_together_create_the_tables_once(url: str, tmp_path: Path) -> None:
+    await asyncio.gather(*(schema.prepare(url, tmp_path) for _ in range(5)))
+    assert await schema.check(url, tmp_path) == ""
+
+
+async def test_what_is_no_database_is_reported_without_its_password(postgres: PostgresServer, tmp_path: Path) -> None:
+    for url in (f"postgresql://u:pass@127.0.0.1:{postgres.port}/none", "postgresql://u:pass@127.0.0.1:1/none"):
+        problem = await schema.check(url, tmp_path)
+        assert problem.startswith("batches.database cannot be used: ")
+        assert "pass" not in problem
+        with pytest.raises(StoreUnusable, match="cannot be used"):
+            await PostgresStore(url, tmp_path).open()
