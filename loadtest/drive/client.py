@@ -199,7 +199,7 @@ def open_session(plan: Plan) -> Connections:
     headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "loadtest"}
     if plan.api_key:
         headers["authorization"] = f"Bearer {plan.api_key}"
-    return Connections(plan.url, headers, time.monotonic)
+    return Connections(headers, time.monotonic)
 
 
 @dataclass(slots=True)
@@ -219,7 +219,7 @@ class Client:
     def __init__(self, plan: Plan, session: Connections, clock: Callable[[], float]) -> None:
         self._session = session
         self._clock = clock
-        self._path = plan.endpoint.path
+        self._url, self._path = plan.url, plan.endpoint.path
         self._stream = plan.stream
         self._keeps_text = plan.keeps_text
         self._timeout_seconds = plan.timeout_seconds
@@ -259,7 +259,7 @@ class Client:
         self, record: Record, body: bytes, watch: StreamWatch, answer: Answer
     ) -> tuple[RequestEnd, float | None]:
         """How it ended, and when its last byte came."""
-        async with self._session.post(self._path, body, self._clock) as received:
+        async with self._session.post(self._url, self._path, body, self._clock) as received:
             whole: list[bytes] = []
             try:
                 while not received.is_over:

@@ -1,4 +1,4 @@
-"""Connections to one server: a request out, an answer in, with the moment of every read.
+"""Connections to servers: a request out, an answer in, with the moment of every read.
 
 While an answer arrives, a read costs its HTTP framing and a note of when it came; who sent the request looks into the
 bytes afterwards. That is what lets one process follow thousands of streams without delaying their clocks.
@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Self, cast
 from urllib.parse import unquote, urlsplit
 
@@ -177,10 +177,32 @@ class ServerConnection(asyncio.Protocol):
 
 
 class Connections:
-    """All connections to one server, without a limit of their own; closed at the end of the block.
+    """All connections to any number of servers, without a limit of their own; closed at the end of the block."""
 
-    Addresses are looked up once, and used in turns.
-    """
+    def __init__(self, headers: Mapping[str, str], clock: Callable[[], float]) -> None:
+        self._headers = headers
+        self._clock = clock
+        self._servers: dict[str, ServerConnections] = {}
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for server in self._servers.values():
+            server.close()
+
+    def post(
+        self, url: str, path: str, body: bytes, clock: Callable[[], float]
+    ) -> AbstractAsyncContextManager[Received]:
+        """Sends it to the server of the URL; `clock` gives the moments of reads."""
+        server = self._servers.get(url)
+        if server is None:
+            server = self._servers[url] = ServerConnections(url, self._headers, self._clock)
+        return server.post(path, body, clock)
+
+
+class ServerConnections:
+    """The connections to one server. Its addresses are looked up once, and used in turns."""
 
     def __init__(
         self, url: str, headers: Mapping[str, str], clock: Callable[[], float], tls: ssl.SSLContext | None = None
@@ -198,10 +220,7 @@ class Connections:
         self._idle: deque[ServerConnection] = deque()
         self._open: set[ServerConnection] = set()
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    def close(self) -> None:
         for connection in self._open:
             connection.close()
 

@@ -81,14 +81,9 @@ async def capacity(plans: Sequence[Plan], requests: Iterator[tuple[Row, bytes]],
                 raise RuntimeError(f"an engine does not answer: {record.outcome}: {record.detail}")
             ends.append(record.end)
 
-    sessions = [open_session(plan) for plan in plans]
-    try:
-        clients = [Client(plan, session, clock) for plan, session in zip(plans, sessions, strict=True)]
-        async with asyncio.TaskGroup() as group:
-            for _, client in zip(range(users), cycle(clients), strict=False):
-                group.create_task(user(client))
-    finally:
-        for session in sessions:
-            await session.close()
+    async with open_session(plans[0]) as session, asyncio.TaskGroup() as group:
+        clients = [Client(plan, session, clock) for plan in plans]
+        for _, client in zip(range(users), cycle(clients), strict=False):
+            group.create_task(user(client))
     counted = [end for end in ends if seconds / 4 <= end <= seconds]
     return len(counted) / (seconds * 3 / 4)

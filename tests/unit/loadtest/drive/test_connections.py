@@ -52,8 +52,8 @@ def _saying(*answers: bytes, closes: bool = False) -> Talk:
     return talk
 
 
-async def _ask(connections: Connections, body: bytes = b"") -> Received:
-    async with asyncio.timeout(10), connections.post("/x", body, time.monotonic) as received:
+async def _ask(connections: Connections, url: str, body: bytes = b"") -> Received:
+    async with asyncio.timeout(10), connections.post(url, "/x", body, time.monotonic) as received:
         while not received.is_over:
             await received.more()
     return received
@@ -106,28 +106,28 @@ async def test_a_connection_is_used_again_after_a_whole_answer_and_not_after_hal
         made += 1
         await _saying(_CHUNKED, _COUNTED, _CHUNKED[:-10])(reader, writer)
 
-    async with _server(talk) as url, Connections(url, {}, time.monotonic) as connections:
-        assert [_text(await _ask(connections)) for _ in range(2)] == [b"hello world"] * 2
+    async with _server(talk) as url, Connections({}, time.monotonic) as connections:
+        assert [_text(await _ask(connections, url)) for _ in range(2)] == [b"hello world"] * 2
         assert made == 1
-        async with asyncio.timeout(10), connections.post("/x", b"", time.monotonic) as received:
+        async with asyncio.timeout(10), connections.post(url, "/x", b"", time.monotonic) as received:
             while not received.reads:
                 await asyncio.sleep(0)
-        assert _text(await _ask(connections)) == b"hello world"
+        assert _text(await _ask(connections, url)) == b"hello world"
         assert made == 2
 
 
 async def test_an_answer_without_a_length_ends_with_its_connection() -> None:
-    async with _server(_saying(_OK + b"\r\nhello", closes=True)) as url, Connections(url, {}, time.monotonic) as ones:
-        received = await _ask(ones)
+    async with _server(_saying(_OK + b"\r\nhello", closes=True)) as url, Connections({}, time.monotonic) as ones:
+        received = await _ask(ones, url)
     assert received.ended_at is not None
     assert _text(received) == b"hello"
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.2\r\n\r\n", _CHUNKED[:-10] + b"zz\r\nmore"])
 async def test_what_is_not_http_breaks_the_answer_off(answer: bytes) -> None:
-    async with _server(_saying(answer)) as url, Connections(url, {}, time.monotonic) as connections:
+    async with _server(_saying(answer)) as url, Connections({}, time.monotonic) as connections:
         with pytest.raises(BadAnswer):
-            await _ask(connections)
+            await _ask(connections, url)
 
 
 async def test_an_answer_that_is_read_late_wakes_its_reader_before_its_end() -> None:
@@ -136,9 +136,9 @@ async def test_an_answer_that_is_read_late_wakes_its_reader_before_its_end() -> 
 
     async with (
         _server(_saying(_OK + b"content-length: %d\r\n\r\n" % length + 16 * part)) as url,
-        Connections(url, {}, time.monotonic) as connections,
+        Connections({}, time.monotonic) as connections,
         asyncio.timeout(10),
-        connections.post("/x", b"", time.monotonic) as received,
+        connections.post(url, "/x", b"", time.monotonic) as received,
     ):
         await received.more()
         first = len(_text(received))
@@ -158,8 +158,8 @@ async def test_a_user_in_the_url_is_sent_as_such_and_other_headers_as_they_are()
 
     async with _server(talk) as url:
         with_user = url.replace("http://", "http://me:a%40b@") + "/base"
-        async with Connections(with_user, {"x-one": "1"}, time.monotonic) as connections:
-            await _ask(connections, b"body")
+        async with Connections({"x-one": "1"}, time.monotonic) as connections:
+            await _ask(connections, with_user, b"body")
     (head,) = heads
     assert head.startswith(b"POST /base/x HTTP/1.1\r\nhost: 127.0.0.1:")
     assert b"authorization: Basic bWU6YUBi\r\n" in head
@@ -168,6 +168,17 @@ async def test_a_user_in_the_url_is_sent_as_such_and_other_headers_as_they_are()
 
 
 async def test_a_host_without_an_address_is_no_connection() -> None:
-    async with Connections("http://no-such-host.invalid:80", {}, time.monotonic) as connections:
+    async with Connections({}, time.monotonic) as connections:
         with pytest.raises(NoConnection, match=r"no-such-host\.invalid"):
-            await _ask(connections)
+            await _ask(connections, "http://no-such-host.invalid:80")
+
+
+async def test_each_server_gets_the_requests_of_its_own_url() -> None:
+    first, other = (_OK + b"content-length: 1\r\n\r\n" + name for name in (b"a", b"b"))
+    async with (
+        _server(_saying(first, first)) as one,
+        _server(_saying(other)) as two,
+        Connections({}, time.monotonic) as connections,
+    ):
+        said = [_text(await _ask(connections, url)) for url in (one, two, one)]
+    assert said == [b"a", b"b", b"a"]
