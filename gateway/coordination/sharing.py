@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 UPDATE_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
 _SILENCE_SECONDS = 5.0  # a gateway hears its own updates every second: the connection is dead
+_LONG_BYTES = 2048  # of a message that takes a while; of shorter ones a few are read in a row
+_LOOK_SECONDS = 0.25  # for questions
 _PART_SECONDS = 0.002  # between parts of a snapshot
 _SECRET_SECONDS = 10.0  # a server that restarted empty has lost it
 _LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 16, 1024
@@ -121,10 +123,11 @@ class CacheSharing:
                 limit.reschedule(loop.time() + _SILENCE_SECONDS)
                 if message["type"] == "message":
                     self.exchange.receive(message["data"], self._clock())
-                await asyncio.sleep(0)  # there may be more already, and requests come between
+                    if len(message["data"]) > _LONG_BYTES:
+                        await asyncio.sleep(0)  # there may be more already, and requests come between
 
     async def _answer(self, client: "Redis") -> None:
-        await asyncio.sleep(UPDATE_SECONDS)
+        await asyncio.sleep(_LOOK_SECONDS)
         if (answer := self.exchange.next_answer()) is None:
             return
         asker, parts = answer
