@@ -32,7 +32,6 @@ from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
 from gateway.supervisor import running
 
-COLLECTION_THRESHOLDS = (50_000, 20, 50)  # of the garbage collector: requests make little garbage in cycles
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _SNAPSHOT_SECONDS = 60.0
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
@@ -336,7 +335,7 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
     """
     for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
-    gc.set_threshold(*COLLECTION_THRESHOLDS)
+    gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
     with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, EventLog(errors) as log:
         log.follow(config.log.level, config.log.format)
         limit = raise_limit()

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from rich.console import Group, RenderableType
+from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 _MOST_ROWS: Final = 200
 _LEAST_REQUESTS: Final = 4  # lines, however many engines there are
 _BAR_CELLS: Final = 10
+_LEAST_FIRST: Final = 16  # characters of names that a narrow terminal does not cut
 _STATES: Final = {"up": "green", "down": "red", "ejected": "red"}
 Cell = str | Text
 
@@ -73,11 +74,15 @@ class Top:
 
 
 def _table(names: Sequence[str], rows: Iterable[Sequence[Cell]], first_text: int = 99) -> Table:
-    """Columns are numbers, but the first two, and those from `first_text` on."""
+    """Columns are numbers, but the first two, and those from `first_text` on. The first one is cut last."""
+    rows = [*rows]
+    longest = max((len(row[0]) for row in rows), default=0)
     table = Table(box=None, pad_edge=False, expand=True, header_style="dim", show_edge=False)
     for place, name in enumerate(names):
         is_text = place < 2 or place >= first_text
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=True, overflow="ellipsis")
+        justify: JustifyMethod = "left" if is_text else "right"
+        least = min(longest, _LEAST_FIRST) if place == 0 else None
+        table.add_column(name, justify=justify, no_wrap=True, overflow="ellipsis", min_width=least)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
     return table

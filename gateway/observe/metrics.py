@@ -1,7 +1,6 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Protocol, cast
@@ -91,9 +90,13 @@ class Histogram(Live):
         known = self.values.get(labels)
         if known is None:
             known = self.values[labels] = ([0] * (len(self._bounds) + 1), [0.0])
-        (counts, total), bounds, amount = known, self._bounds, 0.0
+        (counts, total), bounds = known, self._bounds
+        most, amount = len(bounds), 0.0
         for value in values:
-            counts[bisect_left(bounds, value)] += 1
+            place = 0
+            while place < most and bounds[place] < value:  # most values are low
+                place += 1
+            counts[place] += 1
             amount += value
         total[0] += amount
 

@@ -72,7 +72,7 @@ export const fleet = () => {
       const sum = (key) => all.reduce((total, one) => total + (one[key] || 0), 0);
       const rate = Object.values(traffic.outcomes).reduce((total, each) => total + each, 0);
       sums.set(0, `${up.length} / ${state.fleet.engines}`);
-      sums.set(1, `${sum("in_flight")} / ${sum("slots")}`, `${sum("prefilling")} in prefill`);
+      sums.set(1, `${sum("in_flight")} / ${up.reduce((total, one) => total + one.slots, 0)}`, `${sum("prefilling")} in prefill`);
       sums.set(2, number(state.queue.waiting), `limit ${number(state.queue.limit)}`);
       sums.set(3, `${number(rate)} /s`, rate ? `${percent((traffic.outcomes.completed || 0) / rate)} completed` : "");
       sums.set(4, `${short(traffic.output_tokens)} /s`);

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from gateway.process import COLLECTION_THRESHOLDS
 from tests.bench.instructions import workloads
 from tests.bench.instructions.workloads import Counter
 
@@ -101,7 +100,6 @@ class Callgrind:
         self._calls = ctypes.CDLL(str(library))
 
     def begin(self) -> None:
-        gc.set_threshold(*COLLECTION_THRESHOLDS)
         gc.collect()
         gc.freeze()  # as the gateway does: else what it is made of decides when a collection comes, and what it costs
         self._calls.counting_begin()

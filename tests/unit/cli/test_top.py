@@ -34,8 +34,8 @@ def messages(house: House, requests: int = 30) -> list[tuple[str, Any]]:
     return [(kind, orjson.loads(orjson.dumps(document))) for kind, document in sent]
 
 
-def shown(top: Top, lines: int = 40) -> str:
-    console = Console(width=160, file=StringIO())
+def shown(top: Top, lines: int = 40, width: int = 160) -> str:
+    console = Console(width=width, file=StringIO())
     console.print(top.screen(lines))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
 
@@ -123,3 +123,11 @@ async def test_the_command_shows_one_page_of_a_gateway() -> None:
 async def test_a_gateway_that_is_not_there_is_said() -> None:
     result = await run("http://127.0.0.1:1", "--once")
     assert (result.exit_code, "is unreachable" in result.output) == (1, True)
+
+
+def test_names_of_engines_are_whole_in_a_narrow_terminal() -> None:
+    top = Top()
+    for kind, document in messages(House(12)):
+        top.take(kind, document)
+    page = shown(top, width=56)
+    assert all(f"gpu-{number} " in page for number in range(12))
