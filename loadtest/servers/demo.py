@@ -128,8 +128,9 @@ for chunk in client.chat.completions.create(model="{model}", messages=messages, 
 print()
 PY
 {answers}
-metrics   http://{HOST}:{admin_port}/metrics
-backends  http://{HOST}:{admin_port}/admin/backends
+dashboard  http://{HOST}:{admin_port}/
+metrics    http://{HOST}:{admin_port}/metrics
+backends   http://{HOST}:{admin_port}/admin/backends
 
 Ctrl-C stops all of them.
 """
