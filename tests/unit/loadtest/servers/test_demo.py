@@ -177,6 +177,8 @@ def test_the_whole_demonstration_runs_and_one_signal_stops_all_of_it(number: sig
             assert len(urls) == 3, "".join(lines)
             assert all(serves(f"{url}/v1/models") for url in urls)
             assert demo.all_up(get(f"http://{demo.HOST}:{port + 1}/admin/backends"))
+            [dashboard] = [line.split()[-1] for line in lines if line.startswith("dashboard")]
+            assert serves(dashboard)
             [curl] = [line for line in lines if line.startswith("curl")]
             answer = subprocess.run(shlex.split(curl), capture_output=True, text=True, check=True, timeout=20)
             assert answer.stdout.startswith("HTTP/1.1 200")
