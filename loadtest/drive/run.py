@@ -20,6 +20,7 @@ from rich.console import Console
 from loadtest.checkpoint.keep import Keeping, prepared
 from loadtest.checkpoint.machine import environment
 from loadtest.console import fail, say, say_written
+from loadtest.drive.fallback import adapted
 from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied, WorkerFleet
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -189,6 +190,7 @@ def run(options: RunOptions) -> None:
         options.check_files()
         urls = options.target_urls
         looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
+        options = adapted(options, looked, console)
         looked, keeping = prepared(options, looked, console)
         passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
     except (TraceError, DatasetError) as error:
