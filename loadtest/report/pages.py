@@ -37,6 +37,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         results=results,
         head=_verdict(results.verdict),
         tiles=_tiles(results),
+        tested=_tested(results),
         latencies=_latencies(results),
         mix_head=("part", *PART_COLUMNS),
         mix=[part_cells(part) for part in results.parts],
@@ -49,6 +50,25 @@ def page(results: Results, records: Sequence[Record]) -> str:
         facts=facts.items(),
         counters=[(name, number(value)) for name, value in results.metrics_delta.items()],
     )
+
+
+def _tested(results: Results) -> list[tuple[str, str]]:
+    """What the figures are of: server, model, load, prompts, GPUs, client."""
+    plan, environment = results.plan, results.environment
+    server = ", ".join(f"{name} {value}" for name, value in environment.server.items()) or "it reports no version"
+    gpus = [gpu.name for gpu in results.samples.gpus] if results.samples is not None else []
+    lengths = f"{number(results.tokens.prompt / max(1, results.requests.succeeded))} prompt tokens a request, " + (
+        f"{number(results.tokens.completion / max(1, results.requests.succeeded))} output tokens"
+    )
+    return [
+        ("server", f"{plan['url']}: {server}"),
+        ("model", str(plan["model"])),
+        ("load", load_text(plan)),
+        ("requests", f"{requested_text(plan)}; {lengths}"),
+        ("GPUs of this machine", ", ".join(gpus) or "none"),
+        ("client", ", ".join(f"{name} {value}" for name, value in environment.versions.items())),
+        ("started", environment.started_at),
+    ]
 
 
 def _verdict(verdict: Verdict) -> str:
