@@ -25,12 +25,23 @@ def samples_rows(samples: Samples) -> list[tuple[str, str]]:
     return rows + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
 
 
+def tokens_per_joule(gpus: Sequence[GpuSeries], tokens_per_second: float) -> float | None:
+    """By the mean power of all GPUs; None if one of them does not report its power."""
+    watts = [_mean(known) for gpu in gpus if (known := _known(gpu.power_watts))]
+    return tokens_per_second / sum(watts) if len(watts) == len(gpus) and sum(watts) > 0 else None
+
+
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
         yield from _chart(
-            "GPU utilisation", "from NVML", time, lines, unit=" %", bounds=[(_BUSY_PERCENT, "target: 85 %")]
+            "GPU utilisation",
+            "from NVML, or exporters",
+            time,
+            lines,
+            unit=" %",
+            bounds=[(_BUSY_PERCENT, "target: 85 %")],
         )
     requests: list[_Line] = []
     for page in samples.pages:
