@@ -29,7 +29,6 @@ def offline_config(config: Config, folder: Path, api_key: str) -> Config:
     own = {"host": "127.0.0.1", "port": 0, "admin": None, "metrics": None, "tls": None, "access_log": False}
     limits = dict.fromkeys(("max_file_bytes", "max_bytes_per_key"), _NO_LIMIT)
     limits |= dict.fromkeys(("max_lines", "max_embedding_inputs", "max_enqueued_lines_per_key"), _MOST_LINES)
-    only_here = {"path": str(folder), "database": None, "idle_only": False}
     changes: dict[str, Any] = {
         "server": config.server.model_copy(update=own),
         "batches": config.batches.model_copy(

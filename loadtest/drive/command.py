@@ -10,6 +10,7 @@ from rich.console import Console
 
 from loadtest.checkpoint.keep import Keeping, prepared
 from loadtest.console import fail
+from loadtest.drive.fallback import adapted
 from loadtest.drive.finding import find
 from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.options import RunOptions
@@ -30,6 +31,7 @@ def run(options: RunOptions) -> None:
         options.check_files()
         urls = options.target_urls
         looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
+        options = adapted(options, looked, console)
         looked, keeping = prepared(options, looked, console)
         passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)
     except (TraceError, DatasetError) as error:

@@ -13,8 +13,9 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from loadtest.checkpoint import redaction
+from loadtest.drive.gpu_pages import gpu_readings, keep_gpus
 from loadtest.gpus import GpuSampler
-from loadtest.report.schema import BackendGauges, PageSeries, Samples
+from loadtest.report.schema import BackendGauges, GpuSeries, PageSeries, Samples
 
 _INTERVAL_SECONDS = 1.0
 _TIMEOUT_SECONDS = 2.0
@@ -47,6 +48,7 @@ class PageSampler:
         self._clock = clock
         self._over = threading.Event()
         self._series = [PageSeries(name=name, url=url) for name, url in pages.items()]
+        self._gpus: dict[str, dict[str, GpuSeries]] = {name: {} for name in pages}
         self._threads = ThreadPoolExecutor(max(1, len(pages)), thread_name_prefix="metrics")
 
     def __enter__(self) -> Self:
@@ -68,6 +70,11 @@ class PageSampler:
             for series in self._series
         ]
 
+    def gpus(self, origin: float) -> list[GpuSeries]:
+        """Those that exporters reported on the pages; call it after the block."""
+        found = [gpu for by_name in self._gpus.values() for gpu in by_name.values()]
+        return [gpu.model_copy(update={"at": [round(moment - origin, 3) for moment in gpu.at]}) for gpu in found]
+
     def _read(self, series: PageSeries) -> None:
         due = self._clock()
         while not self._over.wait(max(0.0, due - self._clock())):
@@ -75,11 +82,13 @@ class PageSampler:
             try:
                 with urlopen(series.url, timeout=_TIMEOUT_SECONDS) as answer:
                     page = answer.read().decode("utf-8", "replace")
-                whole, backends = page_values(page), backend_values(page)
+                whole, backends, gpus = page_values(page), backend_values(page), gpu_readings(page)
             except (URLError, OSError, ValueError):
                 series.failures += 1
                 continue
-            keep(series, self._clock(), whole, backends)
+            now = self._clock()
+            keep(series, now, whole, backends)
+            keep_gpus(self._gpus[series.name], now, series.name, gpus)
 
 
 def keep(
@@ -138,4 +147,6 @@ class Sampling:
 
     def samples(self, origin: float) -> Samples:
         """What was seen, in seconds from `origin` on the monotonic clock; call it after the block."""
-        return Samples(gpus=self._gpus.series(origin), no_gpu=self._gpus.missing, pages=self._pages.series(origin))
+        elsewhere = self._pages.gpus(origin)
+        missing = None if elsewhere else self._gpus.missing
+        return Samples(gpus=self._gpus.series(origin) + elsewhere, no_gpu=missing, pages=self._pages.series(origin))

@@ -41,16 +41,20 @@ def base_url(url: str) -> str:
 
 
 async def look_at(url: str, api_key: str | None, model: str | None = None) -> Target:
-    """The models the target serves, and, where it reports them, its version and how it cuts our prose into tokens."""
+    """The models the target serves, and, where it reports them, its version and how it cuts our prose into tokens.
+
+    A target without a list of models has the one that is given.
+    """
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers) as session:
             async with session.get(f"{url}/v1/models") as response:
                 body, status = await response.read(), response.status
                 server = {"server": response.headers["server"]} if "server" in response.headers else {}
-            if status != 200:
-                raise TargetError(f"{url}/v1/models answers {status}: {body[:200].decode('utf-8', 'replace')}")
-            models = _model_names(body)
+            if status != 200 and model is None:
+                reason = body[:200].decode("utf-8", "replace")
+                raise TargetError(f"{url}/v1/models answers {status}: {reason}. Give --model to do without it.")
+            models = _model_names(body) if status == 200 or model is None else [model]
             return Target(
                 models,
                 server | await _version(session, url),

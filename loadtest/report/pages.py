@@ -17,7 +17,7 @@ from loadtest.report.formatting import (
     requested_text,
 )
 from loadtest.report.run_charts import pictures
-from loadtest.report.samples import samples_rows
+from loadtest.report.samples import samples_rows, tokens_per_joule
 from loadtest.report.schema import Results, Verdict
 from loadtest.report.series import Series
 from loadtest.report.series_charts import series_charts
@@ -37,6 +37,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         results=results,
         head=_verdict(results.verdict),
         tiles=_tiles(results),
+        tested=_tested(results),
         latencies=_latencies(results),
         mix_head=("part", *PART_COLUMNS),
         mix=[part_cells(part) for part in results.parts],
@@ -49,6 +50,25 @@ def page(results: Results, records: Sequence[Record]) -> str:
         facts=facts.items(),
         counters=[(name, number(value)) for name, value in results.metrics_delta.items()],
     )
+
+
+def _tested(results: Results) -> list[tuple[str, str]]:
+    """What the figures are of: server, model, load, prompts, GPUs, client."""
+    plan, environment = results.plan, results.environment
+    server = ", ".join(f"{name} {value}" for name, value in environment.server.items()) or "it reports no version"
+    gpus = [gpu.name for gpu in results.samples.gpus] if results.samples is not None else []
+    lengths = f"{number(results.tokens.prompt / max(1, results.requests.succeeded))} prompt tokens a request, " + (
+        f"{number(results.tokens.completion / max(1, results.requests.succeeded))} output tokens"
+    )
+    return [
+        ("server", f"{plan['url']}: {server}"),
+        ("model", str(plan["model"])),
+        ("load", load_text(plan)),
+        ("requests", f"{requested_text(plan)}; {lengths}"),
+        ("GPUs", ", ".join(gpus) or "none"),
+        ("client", ", ".join(f"{name} {value}" for name, value in environment.versions.items())),
+        ("started", environment.started_at),
+    ]
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -83,6 +103,9 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
         ideal = results.routing.ideal_hit_ratio
         facts = f"ideal {percent(ideal)}" if ideal is not None else "of prompt tokens"
         tiles.append(("prefix cache hits", percent(results.routing.hit_ratio), facts))
+    gpus = results.samples.gpus if results.samples is not None else []
+    if gpus and (joule := tokens_per_joule(gpus, rates.output_tokens_per_second)) is not None:
+        tiles.append(("tokens per joule", number(joule), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"))
     if results.slo is not None:
         tiles.append(
             ("goodput", percent(results.slo.attainment), f"{number(results.slo.goodput_per_second)} requests/s")

@@ -22,6 +22,7 @@ from loadtest.report.chart import (
     percentiles,
 )
 from loadtest.report.formatting import milliseconds, number
+from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
 from loadtest.report.samples import sample_charts
 from loadtest.report.schema import BackendGauges, Bucket, PageSeries, Results
 from loadtest.report.statistics import percentile
@@ -51,6 +52,8 @@ def latency_over_time(results: Results, records: Sequence[Record], kind: str) ->
     dots = [(record.due, latency) for record in records if (latency := _latency_ms(record, kind))]
     failed = [record.due for record in records if not record.ok and record.outcome != INTERRUPTED]
     values = [value for one in series for _, value in one.points if value is not None] + [value for _, value in dots]
+    bounds = _slo_bound(results, key)
+    values += [bound for bound, _ in bounds]
     measured_from = "a request's mean time between tokens" if kind == "TPOT" else "from the intended send"
     return Chart(
         title=f"{kind} over time",
@@ -62,7 +65,15 @@ def latency_over_time(results: Results, records: Sequence[Record], kind: str) ->
         series=series,
         dots=_thinned(dots),
         marks=_evenly(failed),
+        y_title=kind,
+        bounds=bounds,
     )
+
+
+def _slo_bound(results: Results, key: str) -> list[tuple[float, str]]:
+    """The limit of that latency in milliseconds, if the run had one."""
+    bound = None if results.slo is None else getattr(results.slo, f"{key}_ms")
+    return [] if bound is None else [(bound, f"SLO: {milliseconds(bound)}")]
 
 
 def tokens_over_time(results: Results) -> Chart | None:
@@ -86,7 +97,8 @@ def endings_over_time(results: Results) -> Chart | None:
 
 def _rates(results: Results, title: str, note: str, series: list[ChartSeries]) -> Chart:
     top = max(value for one in series for _, value in one.points if value is not None)
-    return Chart(title, note, time_axis(results), linear(0, nice_top(top), Y_START, Y_END, 4), series)
+    y = linear(0, nice_top(top), Y_START, Y_END, 4)
+    return Chart(title, note, time_axis(results), y, series, y_title="per second")
 
 
 def _rate(buckets: Sequence[Bucket], values: Sequence[float], name: str, style: str, *, area: bool) -> ChartSeries:
@@ -136,6 +148,7 @@ def in_flight(results: Results, records: Sequence[Record]) -> Chart:
         x=time_axis(results),
         y=linear(0, nice_top(top), Y_START, Y_END, 4),
         series=[ChartSeries("in flight", "s1", points, steps=True, area=True)],
+        y_title="requests",
     )
 
 
@@ -180,6 +193,7 @@ def _on_backend(
         x=time_axis(results),
         y=linear(0, nice_top(highest), Y_START, Y_END, 4),
         series=series,
+        y_title="requests",
     )
 
 
@@ -219,6 +233,7 @@ def pictures(results: Results, records: Sequence[Record]) -> list[Chart]:
     """Every chart there is data for; some need the records."""
     charts = [latency_over_time(results, records, kind) for kind in ("TTFT", "TPOT", "E2E")]
     charts += [tokens_over_time(results), endings_over_time(results), latency_curve(records)]
+    charts += [latency_histogram(records), ttft_by_prompt(results, records)]
     if records:
         charts += [in_flight(results, records), *on_backends(results, records)]
     if results.samples is not None:
@@ -256,6 +271,8 @@ def curves(named: Sequence[tuple[str, str, Sequence[float]]], note: str) -> Char
         y=logarithmic(min(everything), max(everything), Y_START, Y_END),
         series=[_percentile_series(name, style, values, percents) for name, style, values in filled],
         x_shown=["max" if percent == 100 else f"p{percent:g}" for percent in percents],
+        x_title="share of the requests",
+        y_title="latency",
     )
 
 

@@ -13,6 +13,7 @@ _STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in
 _LEAST_SECONDS = 1.0
 _MOST_POINTS = 500
 _RECENT_SECONDS = 5.0
+_BUSY_PERCENT = 85.0  # below it, the GPU waits for requests or for its host
 _Line = tuple[str, Sequence[float], Sequence[float | None]]
 
 
@@ -24,11 +25,24 @@ def samples_rows(samples: Samples) -> list[tuple[str, str]]:
     return rows + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
 
 
+def tokens_per_joule(gpus: Sequence[GpuSeries], tokens_per_second: float) -> float | None:
+    """By the mean power of all GPUs; None if one of them does not report its power."""
+    watts = [_mean(known) for gpu in gpus if (known := _known(gpu.power_watts))]
+    return tokens_per_second / sum(watts) if len(watts) == len(gpus) and sum(watts) > 0 else None
+
+
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
-        yield from _chart("GPU utilisation", "from NVML", time, lines, unit=" %")
+        yield from _chart(
+            "GPU utilisation",
+            "from NVML, or exporters",
+            time,
+            lines,
+            unit=" %",
+            bounds=[(_BUSY_PERCENT, "target: 85 %")],
+        )
     requests: list[_Line] = []
     for page in samples.pages:
         requests += [(f"{page.name} running", page.at, page.running), (f"{page.name} waiting", page.at, page.waiting)]
@@ -43,7 +57,14 @@ def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     yield from _chart("Prefix cache hits", note, time, hits, unit=" %")
 
 
-def _chart(title: str, note: str, time: Axis, lines: Sequence[_Line], unit: str = "") -> Iterator[Chart]:
+def _chart(
+    title: str,
+    note: str,
+    time: Axis,
+    lines: Sequence[_Line],
+    unit: str = "",
+    bounds: Sequence[tuple[float, str]] = (),
+) -> Iterator[Chart]:
     known = [line for line in lines if _known(line[2])]
     if not known:
         return
@@ -58,6 +79,8 @@ def _chart(title: str, note: str, time: Axis, lines: Sequence[_Line], unit: str 
             ChartSeries(name, _STYLES[number % len(_STYLES)], points)
             for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))
         ],
+        y_title="" if unit else "requests",
+        bounds=bounds,
     )
 
 

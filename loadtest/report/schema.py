@@ -193,7 +193,7 @@ class ClientLoad(StrictModel):
 
 
 class GpuSeries(StrictModel):
-    """One GPU of the machine that the client ran on. None: not reported."""
+    """One GPU of the client's machine, or of an exporter's page. None: not reported."""
 
     name: str
     driver: str

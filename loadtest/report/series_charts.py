@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from loadtest.report.chart import (
     X_END,
@@ -47,7 +48,52 @@ def series_charts(series: Runs) -> list[Chart]:
     shown = [name for name in ("ttft_p95", "tpot_p95", "e2e_p95") if any(name in p.figures for p in series.points)]
     for name in shown:
         charts += _by_load(series, name, f"{name[:-4].upper()} p95 by {offered}", latency=True)
-    return charts
+    return [replace(chart, x_title=offered) for chart in charts] + trade_off(series)
+
+
+def trade_off(series: Runs) -> list[Chart]:
+    """Throughput against latency, a point a load: up and to the left is better. The note has the best load."""
+    rate = next(
+        (name for name in _TOTALS if any(_median(point, name) for point in series.points)), "requests_per_second"
+    )
+    latency = next((name for name in ("e2e_p95", "e2e_p50") if any(name in one.figures for one in series.points)), None)
+    if latency is None:
+        return []
+    known = [one for one in series.points if rate in one.figures and latency in one.figures]
+    by_target = {one.target: [each for each in known if each.target == one.target] for one in known}
+    places = [(one.figures[latency].median, one.figures[rate].median) for one in known]
+    lines = []
+    for number, (target, points) in enumerate(by_target.items()):
+        its = sorted((one.figures[latency].median, one.figures[rate].median) for one in points)
+        ends = [(value, value) for _, value in its]
+        lines.append(ChartSeries(target or "measured", _STYLES[number % len(_STYLES)], its, spread=ends))
+    unit, best = _TOTALS.get(rate, "requests").lower(), _best(known)
+    return [
+        Chart(
+            title="Throughput against latency",
+            note=_note_of(best),
+            x=linear(0, nice_top(max(x for x, _ in places)), X_START, X_END, 6, " ms"),
+            y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
+            series=lines,
+            x_title=f"E2E {latency[-3:]}",
+            y_title=f"{unit}/s",
+            bounds=[(best.figures[rate].median, f"most goodput: {best.load}")] if best else [],
+        )
+    ]
+
+
+def _best(points: Sequence[Measured]) -> Measured | None:
+    """The load with the most goodput; without an SLO, no load is better than all others."""
+    good = [one for one in points if _median(one, "goodput_per_second")]
+    return max(good, key=lambda one: _median(one, "goodput_per_second"), default=None)
+
+
+def _note_of(best: Measured | None) -> str:
+    if best is None:
+        return "a point for each load"
+    where = f"{best.target}, " if best.target else ""
+    rate = f"{_median(best, 'goodput_per_second'):.3g} requests/s"
+    return f"a point for each load; most goodput: {where}{best.load}, {rate} within the SLO"
 
 
 def batch_size_curve(series: Runs) -> list[Chart]:

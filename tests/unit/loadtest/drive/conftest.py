@@ -27,6 +27,7 @@ class Fake:
     peak: int = 0
     url: str = ""
     act: str | None = None  # whatever the body says
+    refuses: tuple[str, ...] = ()  # fields, if it is strict
     loses_its_metrics: bool = False  # once it was asked anything
     most_open: int | None = None  # requests at once; it refuses more
 
@@ -161,6 +162,14 @@ async def _dropped(fake: Fake, request: web.Request, body: dict[str, Any]) -> we
     return web.Response()
 
 
+async def _strict(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    unknown = [name for name in ("ignore_eos", "min_tokens", "cache_salt") if name in body and name in fake.refuses]
+    if unknown:
+        message = f"Unrecognized request arguments supplied: {', '.join(unknown)}"
+        return web.json_response({"error": {"message": message}}, status=400)
+    return await (_stream if body.get("stream") else _whole)(fake, request, body)
+
+
 async def _held(fake: Fake, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     await fake.release.wait()
     return await _stream(fake, request, body)
@@ -178,6 +187,7 @@ _ACTS: dict[str, Callable[[Fake, web.Request, dict[str, Any]], Awaitable[web.Str
     "nonsense": _nonsense,
     "odd_usage": _odd_usage,
     "refused": _refused,
+    "strict": _strict,
     "refused_otherwise": _refused_otherwise,
     "dropped": _dropped,
     "held": _held,

@@ -87,13 +87,14 @@ def test_the_page_shows_every_picture_and_backend() -> None:
         "Output tokens per second",
         "Requests ended per second",
         "Distribution of latency",
+        "Histogram of latency",
         "Requests in flight",
         "In flight on gpu-0",
         "In flight on gpu-1",
     ]
     for page_series in ("gpu-0", "gpu-1", "hits_total", "cap not known"):
         assert page_series in html
-    assert html.count("data-plot=") == 9
+    assert html.count("data-plot=") == 10
     assert read(html).tags["svg"] == 0
 
 

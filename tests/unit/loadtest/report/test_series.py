@@ -98,6 +98,7 @@ def test_goodput_by_offered_load_is_drawn_and_every_run_is_linked() -> None:
         "TTFT p95 by requests/s offered",
         "TPOT p95 by requests/s offered",
         "E2E p95 by requests/s offered",
+        "Throughput against latency",
     ]
     assert "<gw>" not in html
     goodput = {point.offered: point.figures["goodput_per_second"].median for point in series.points}

@@ -1,0 +1,120 @@
+"""What a page answers at a glance: limits in its charts, what was tested, the best load; and that nothing is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from loadtest.drive.record import Record
+from loadtest.report.pages import page, series_page
+from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
+from loadtest.report.schema import Bounds, GpuSeries, Samples
+from loadtest.report.series import Ran, series_of
+from tests.browser import browser_page, needs_browser
+from tests.unit.loadtest.report.pages import plots_of
+from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
+
+BOUNDS = Bounds(ttft_ms=150, e2e_ms=900)
+BUSY = Samples(
+    gpus=[GpuSeries(name="0 H100", driver="1", memory_total_mib=81559.0, at=[0.0, 1.0],
+                    utilization_percent=[40.0, 60.0], memory_used_mib=[1.0, 1.0], power_watts=[300.0, 300.0])],
+    no_gpu=None,
+    pages=[],
+)  # fmt: skip
+
+
+def of_lengths() -> list[Record]:
+    """One token a millisecond of prefill."""
+    random, made = Random(3), []
+    for index in range(200):
+        length, start = random.randrange(10, 4000), float(index)
+        made.append(
+            Record(index, 0, start, start, start + length / 1000 + 0.1, "ok", first_token=start + length / 1000,
+                   completion_tokens=5, prompt_tokens=length, events=5, reads=5, backend="a")
+        )  # fmt: skip
+    return made
+
+
+def test_the_limits_of_the_slo_and_the_target_of_gpus_are_lines() -> None:
+    records = records_of(0.1)
+    results = run_of(records, BOUNDS).model_copy(update={"samples": BUSY})
+    plots = {plot["title"]: plot for plot in plots_of(page(results, records))}
+    assert plots["TTFT over time"]["bounds"] == [[150, "SLO: 150 ms"]]
+    assert plots["E2E over time"]["bounds"] == [[900, "SLO: 900 ms"]]
+    assert plots["TPOT over time"]["bounds"] == []
+    assert plots["GPU utilisation"]["bounds"] == [[85, "target: 85 %"]]
+    low, high = plots["TTFT over time"]["y"]["range"]
+    assert low <= 150 <= high
+
+
+def test_what_was_tested_comes_before_the_charts() -> None:
+    records = records_of(0.1)
+    html = page(run_of(records).model_copy(update={"samples": BUSY}), records)
+    tested = html.index("What was tested")
+    assert html.index("0 H100") > tested
+    assert tested < html.index("Over the run")
+    assert "50 prompt tokens a request, 5 output tokens" in html
+
+
+def test_the_first_token_is_drawn_by_the_length_of_the_prompt() -> None:
+    records = of_lengths()
+    chart = ttft_by_prompt(run_of(records, BOUNDS), records)
+    assert chart
+    [median] = chart.series
+    for length, milliseconds in median.points:
+        assert milliseconds == pytest.approx(length, rel=0.2)
+    assert len(chart.dots) == 200
+    assert chart.bounds == [(150, "SLO")]
+    equal = records_of(0.1, count=40)
+    assert ttft_by_prompt(run_of(equal), equal) is None
+
+
+def test_a_histogram_counts_every_request_once() -> None:
+    records = of_lengths()
+    chart = latency_histogram(records)
+    assert chart
+    assert [sum(count or 0 for _, count in line.points) for line in chart.series] == [200, 200]
+    assert latency_histogram(records[:10]) is None
+
+
+def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> None:
+    ran = [
+        Ran("", f"c{users}", 0, run_of(records_of(ttft, seconds=0.4 / users), BOUNDS, concurrency=users))
+        for users, ttft in ((1, 0.05), (2, 0.1), (4, 0.2))
+    ]
+    [chart] = [plot for plot in plots_of(series_page(series_of(ran, ENVIRONMENT), [])) if "against" in plot["title"]]
+    assert chart["title"] == "Throughput against latency"
+    assert (chart["x"]["title"], chart["y"]["title"]) == ("E2E p95", "output tokens/s")
+    assert len(chart["data"][1]) == 3
+    [[rate, marked]] = chart["bounds"]
+    assert marked == "most goodput: c2"
+    assert rate == pytest.approx(chart["data"][1][1])
+
+
+@needs_browser
+@pytest.mark.timeout(180)
+async def test_nothing_of_a_page_is_cut(tmp_path: Path) -> None:
+    records = of_lengths()
+    ran = [
+        Ran(target, f"c{users}", n, run_of(records_of(0.1, seconds=0.4 / users + n / 100), BOUNDS, concurrency=users))
+        for n in range(3)
+        for users in (1, 8, 32)
+        for target in ("direct", "gateway")
+    ]
+    pages = {
+        "run": page(run_of(records, BOUNDS).model_copy(update={"samples": BUSY}), records),
+        "series": series_page(series_of(ran, ENVIRONMENT), []),
+    }
+    cut = "[...document.querySelectorAll('.card')].filter((each) => each.scrollWidth > each.clientWidth + 1).length"
+    for name, html in pages.items():
+        file = tmp_path / f"{name}.html"
+        file.write_text(html, encoding="utf-8")
+        async with browser_page(tmp_path / name) as tab:
+            await tab.resize(1360, 900)
+            await tab.open(file.as_uri())
+            await tab.until(f"document.documentElement.dataset.drawn == {html.count('data-plot=')}")
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
+            assert await tab.run(cut) == 0, name
+            assert tab.complaints == []
