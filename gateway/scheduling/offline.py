@@ -40,6 +40,8 @@ def urgency(laxity_seconds: float) -> Urgency:
     return Urgency.BATCH if laxity_seconds > _INTERACTIVE_LAXITY_SECONDS else Urgency.INTERACTIVE
 
 
+_URGENCY_SECONDS: Final = 0.05
+_PAUSE_SECONDS: Final = 0.02
 _PACE_SECONDS: Final = 600.0  # over which the pace is averaged: longer than bursts of interactive requests
 _LEAST_PACE_SECONDS: Final = 60.0  # before, the pace is unknown
 
@@ -134,6 +136,10 @@ class IdleCapacity(Capacity):
             return False
         return self._has_no_effect(engine, slots_of(demand, engine), demand.prompt_tokens, now)
 
+    def is_closed(self, now: float) -> bool:
+        """Whether no engine takes a line now."""
+        return True not in self.are_open(self.engines, now)
+
     def opens_seconds(self, engine: Engine, now: float) -> float:
         """When it may be open to the next line by time alone: a prefill ends, or its share of the time has passed."""
         ahead_seconds = engine.load.prefill_ahead_seconds(now)
@@ -199,6 +205,22 @@ def victims(leases: Iterable[Lease], slots: int, tokens: int, now: float) -> lis
     return chosen
 
 
+class Every:
+    """Says at most once in so many seconds that something is due."""
+
+    __slots__ = ("_seconds", "_until")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until = -inf
+
+    def is_due(self, now: float) -> bool:
+        if now < self._until:
+            return False
+        self._until = now + self._seconds
+        return True
+
+
 class OfflineQueue:
     """Owner of the offline lines that wait for idle capacity, in the order of their batches, and of those that use it.
 
@@ -212,6 +234,8 @@ class OfflineQueue:
         self._tenants: dict[str, Tenants] = {}
         self._prefills: dict[str, Prefills] = {}
         self._count = 0  # of all that wait or hold leases
+        self.urgency_check = Every(_URGENCY_SECONDS)
+        self.pause_check = Every(_PAUSE_SECONDS)  # while no interactive request waits
 
     def __len__(self) -> int:
         return self._count

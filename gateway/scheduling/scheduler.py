@@ -294,13 +294,16 @@ class Scheduler:
 
     def scan_offline(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
         """Bind offline lines to idle capacity, as `scan_queue` does. Those of urgent batches join the queue."""
-        granted: list[tuple[Ticket, Lease | GatewayError]] = []
+        granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), self.offline.urgency_check.is_due(now)
         for model in self.offline.models():
+            view = self._views.get(model)
+            if not is_due and view is not None and (self._queue.waiting(model) or view.idle.is_closed(now)):
+                continue  # the usual case
             tickets = [*islice(self.offline.waiting(model), self._settings.scan)]
-            tickets = [ticket for ticket in tickets if not self._joins_queue(ticket, now)]
+            tickets = [ticket for ticket in tickets if not is_due or not self._joins_queue(ticket, now)]
             if not tickets or self._queue.waiting(model):
                 continue
-            refused: list[tuple[Ticket, Lease | GatewayError]] = []
+            refused = list[tuple[Ticket, Lease | GatewayError]]()
             tickets, eligible = self._eligible(tickets, now, refused)
             self.offline.refused(refused)
             granted += refused
@@ -356,11 +359,11 @@ class Scheduler:
 
     def pause_offline(self, now: float) -> list[Lease]:
         """Revoke offline leases: for interactive requests that wait for what these hold, or that they slow down."""
-        chosen: list[Lease] = []
+        chosen, is_due = list[Lease](), self.offline.pause_check.is_due(now)
         for model, view in self._views.items():
-            engines = [engine for engine in view.engines if self.offline.held(engine)]
+            queue = self._queue.of_model(model)
+            engines = [it for it in view.engines if (is_due or queue is not None) and self.offline.held(it)]
             if engines:
-                queue = self._queue.of_model(model)
                 waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
                 chosen += Pause(engines, self._policy, view.capacity, view.idle, self.offline, now).run(waiting)
         return chosen

@@ -51,6 +51,8 @@ from tests.bench.instructions.command import instructions
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
 from tests.bench.offline import compare as offline
+from tests.bench.offline import day as offline_day
+from tests.bench.offline import live as offline_live
 from tests.bench.overload import report as overload
 from tests.bench.overload.load import MULTIPLES, scenario
 from tests.bench.place import SOURCES, Cores, Place, choose_cores, hardware_siblings
@@ -185,9 +187,16 @@ def limits_command(
 def offline_command(
     seconds: Annotated[float, typer.Option(min=60, help="Virtual time of a run: bursts come once a minute.")] = 240.0,
     seed: Annotated[int, typer.Option(help="Of the interactive requests' arrivals.")] = 1,
+    live: Annotated[bool, typer.Option("--live", help="Real time and sockets, by the API; needs idle cores.")] = False,
+    picture: Annotated[Path | None, typer.Option(help="Draw a day instead, as SVG; takes 3 min.")] = None,
 ) -> None:
     """Compare ways to run an endless offline batch beside bursts of interactive requests, on modelled engines."""
-    typer.echo(offline.table(*offline.compared(seconds, seed)))
+    if picture is not None:
+        picture.write_text(offline_day.drawn(), encoding="utf-8")
+    elif live:
+        typer.echo(offline.table(*offline_live.compared(seconds, seed)))
+    else:
+        typer.echo(offline.table(*offline.compared(seconds, seed)))
 
 
 @app.command("overload")
