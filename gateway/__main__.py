@@ -322,9 +322,8 @@ def reload(
         return
     for what, title in (("changed", "changed"), ("needs_restart", "needs a restart")):
         for each in done[what]:
-            values = (
-                each["after"] or each["before"] if None in each.values() else f"{each['before']} -> {each['after']}"
-            )
+            before, after = each["before"], each["after"]
+            values = after or before if None in each.values() else f"{before} -> {after}"
             typer.echo(f"{title}: {each['path']}: {values}")
     for warning in done["deprecated"]:
         typer.echo(warning)
@@ -476,7 +475,6 @@ def _reader(
 
 
 def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":
-    """The same, and its keys file is checked, too."""
     from gateway.config.keys_file import checked
 
     return lambda: checked(read())

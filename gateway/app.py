@@ -29,8 +29,7 @@ from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
-from gateway.coordination.sharing import CacheSharing
-from gateway.coordination.sharing import add_gauges as add_sharing_gauges
+from gateway.coordination.sharing import configured_sharing
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -227,16 +226,13 @@ class Gateway:
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
         realtime = self._build_realtime(retries, new_id)
-        folder, self.batches = config.batches.path, None
-        if folder is not None:
-            self.batches = self._new_batches(Path(folder), new_id, fallbacks)
+        folder = config.batches.path
+        self.batches = None if folder is None else self._new_batches(Path(folder), new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         finished = self.finished.add
         self.handler = Handler(
             config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
-            self._unix_seconds,
-            self.tracing.tracer,
-            self.batches,
+            self._unix_seconds, self.tracing.tracer, self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
@@ -288,9 +284,8 @@ class Gateway:
             lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
         )  # fmt: skip
         self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
-        self._dashboard_pages = DashboardPages(
-            self.dashboard, decisions, lambda: self.config, lambda: self.server.port, self.reloads.preview
-        )
+        config, port = lambda: self.config, lambda: self.server.port
+        self._dashboard_pages = DashboardPages(self.dashboard, decisions, config, port, self.reloads.preview)
 
     def _own_gauges(self) -> dict[str, Any]:
         parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
@@ -385,13 +380,9 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
-        self._cache_sharing: CacheSharing | None = None
-        index, exact = self.cache_state.index, self.cache_state.exact
-        if isinstance(index, AnnouncedIndex):
-            follow_secret = None if self.config.auth.cache_salt_secret else self._follow_secret
-            parts = self.clock, self.supervisor, self._random_secret, follow_secret
-            self._cache_sharing = CacheSharing(self.config.coordination, self.fleet, index, exact.live, *parts)
-        add_sharing_gauges(self.metrics, self._cache_sharing)
+        index, is_followed = self.cache_state.index, self.cache_state.exact.live
+        parts = self.metrics, self.clock, self.supervisor, self._random_secret, self._follow_secret
+        self._cache_sharing = configured_sharing(self.config, self.fleet, index, is_followed, *parts)
 
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
@@ -497,12 +488,8 @@ def _cost_model(routing: RoutingConfig) -> CostModel:
 
 
 def _scheduler_settings(config: Config) -> SchedulerSettings:
-    routing, admission, window_seconds = config.routing, config.admission, config.routing.prefill_window_seconds
+    routing, admission = config.routing, config.admission
+    window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
     waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
-    return SchedulerSettings(
-        routing.aging,
-        admission.kv_headroom,
-        *waits,
-        math.inf if window_seconds is None else window_seconds,
-        admission.itl_objective_seconds,
-    )
+    more = window_seconds, admission.itl_objective_seconds
+    return SchedulerSettings(routing.aging, admission.kv_headroom, *waits, *more)

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
+from gateway.config import Config
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.exchange import Exchange
 from gateway.coordination.redis_client import CALL_SECONDS, open_client
 from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
+from gateway.routing.cache_view import PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.supervisor import Supervisor
 
@@ -148,7 +150,28 @@ def _named_engines(fleet: Fleet) -> Iterable[tuple[str, Engine]]:
             yield f"{backend.config.url} {'' if engine.rank is None else engine.rank}", engine
 
 
-def add_gauges(metrics: Metrics, sharing: CacheSharing | None) -> None:
+def configured_sharing(
+    config: Config,
+    fleet: Fleet,
+    index: PrefixIndex,
+    is_followed: Callable[[int], bool],
+    metrics: Metrics,
+    clock: Callable[[], float],
+    supervisor: Supervisor,
+    secret: bytes,
+    follow_secret: Callable[[bytes], None],
+) -> CacheSharing | None:
+    """None: the index is not one that announces its changes."""
+    sharing = None
+    if isinstance(index, AnnouncedIndex):
+        follow = None if config.auth.cache_salt_secret else follow_secret
+        parts = clock, supervisor, secret, follow
+        sharing = CacheSharing(config.coordination, fleet, index, is_followed, *parts)
+    _add_gauges(metrics, sharing)
+    return sharing
+
+
+def _add_gauges(metrics: Metrics, sharing: CacheSharing | None) -> None:
     metrics.counter(
         "gateway_cache_updates_total",
         "Messages of gateways about prefix caches and loads, by what was done with them.",
