@@ -32,7 +32,8 @@ def sdk_of(gateway: Restartable) -> AsyncOpenAI:
 
 
 def sections(folder: Path, **more: Any) -> dict[str, Any]:
-    return {"batches": {"path": str(folder / "batches"), "lines_in_flight": IN_FLIGHT}, "cap": IN_FLIGHT, **more}
+    batches = {"path": str(folder / "batches"), "lines_in_flight": IN_FLIGHT, "idle_only": False}
+    return {"batches": batches, "cap": IN_FLIGHT, **more}
 
 
 async def submit(sdk: AsyncOpenAI, names: Iterable[str], window: Any = "24h") -> Batch:
