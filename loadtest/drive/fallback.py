@@ -22,6 +22,7 @@ from loadtest.workloads.prompts import NO_GROUP, Endpoint, Prompt
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60.0)
 _REFUSED = (400, 422)
+ASKED = "Which fields are accepted?"
 _NO_SALT: Final = MappingProxyType[str, Any]({"cache_salt": "off"})
 _NO_LENGTH: Final = MappingProxyType[str, Any]({"ignore_eos": False})
 _WORDS: Final = MappingProxyType(
@@ -72,7 +73,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
 async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
     if plan.endpoint is Endpoint.EMBEDDINGS and plan.cache_salt is None:
         return False
-    body = plan.body_maker().body(Prompt(NO_GROUP, "", "Which fields are accepted?", 1))
+    body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, 1))
     async with session.post(plan.url + plan.endpoint.path, data=body, allow_redirects=False) as response:
         await response.read()
         return response.status in _REFUSED

@@ -22,6 +22,7 @@ from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.engine import scheduler as simulated
 from loadtest.engine.kv_cache import SequenceState
+from loadtest.engine.step_time import PRESETS, Preset
 
 ENGINES = 4
 MODEL = "m"
@@ -72,9 +73,7 @@ class _Site:
     """One engine: simulated, and as the scheduler knows it."""
 
     known: Engine
-    engine: simulated.Scheduler = field(
-        default_factory=lambda: simulated.Scheduler(_LIMITS, simulated.PRESETS[simulated.Preset.H100_8B])
-    )
+    engine: simulated.Scheduler = field(default_factory=lambda: simulated.Scheduler(_LIMITS, PRESETS[Preset.H100_8B]))
     running: dict[int, Request] = field(default_factory=dict)
     step: simulated.Step | None = None
     ends_seconds: float = math.inf
