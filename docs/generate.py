@@ -9,6 +9,7 @@ from gateway import errors
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
+from gateway.config.coordination import CoordinationConfig
 from gateway.errors import BackendError, GatewayError
 from gateway.front.routes import ROUTES
 from gateway.observe.metrics import ProcessMetrics
@@ -127,7 +128,8 @@ def _value(default: object) -> str:
 
 def metrics() -> str:
     """Every metric of the admin port."""
-    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),)), None)
+    several = CoordinationConfig(url="redis://127.0.0.1:6379")
+    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),), coordination=several), None)
     rows = [
         (
             f"`{metric.name}`",

@@ -29,6 +29,7 @@ from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
+from gateway.coordination import configured_coordinators
 from gateway.coordination.sharing import configured_sharing
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
@@ -138,6 +139,9 @@ class Gateway:
             fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
         )
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
+        several = fleet, queue, cache_state.output_lengths, lambda: self.config.admission.kv_headroom
+        around = self.lease_broker, self._follow_keys, partial(secrets.token_hex, 8), clock, supervisor
+        self.coordinators = configured_coordinators(config.coordination, several, *around)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
         self._build_records(log_out)
@@ -359,7 +363,8 @@ class Gateway:
 
     def _follow_keys(self) -> None:
         keys = self.client_keys
-        self.handler.follow_keys(keys.keys, are_needed=keys.are_needed)
+        replicas = max((each.blocks.live for each in self.coordinators), default=1)
+        self.handler.follow_keys([key.divided(replicas) for key in keys.keys], are_needed=keys.are_needed)
         self.queue_view.follow(keys.names)
         self.usage.follow(has_keys=keys.are_needed)
         if self.batches is not None:
@@ -416,7 +421,7 @@ class Gateway:
                     self.timeline.look()
 
     def _add_gauges(self) -> None:
-        for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing):
+        for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing, *self.coordinators):
             owner.add_gauges(self.metrics)
         self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
@@ -453,6 +458,8 @@ class Gateway:
             await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
             stack.callback(self.finished.settle)
             await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
+            for coordinator in self.coordinators:
+                await enter(coordinator.taking_part())
             if ready is not None:
                 await ready()
             if self._cache_sharing is not None:
@@ -460,10 +467,8 @@ class Gateway:
             if self.batches is not None:
                 await self.batches.open()
                 stack.push_async_callback(self.batches.stop)
-            pages = self._metrics_pages.routes()
-            await enter(self.metrics_port.listening(pages, listeners.metrics))
-            pages = [*self.admin_routes(), *routes]
-            admin = await enter(self.admin_port.listening(pages, listeners.admin))
+            await enter(self.metrics_port.listening(self._metrics_pages.routes(), listeners.metrics))
+            admin = await enter(self.admin_port.listening([*self.admin_routes(), *routes], listeners.admin))
             stack.callback(self.dashboard.stop)
             await enter(self.server.listening(listeners.main))
             yield admin

@@ -163,6 +163,14 @@ class Fleet:
                 if (slots, tokens) != (engine.slots, engine.kv_cache_tokens):
                     self._notify("backend_limit", self.on_limit, backend, None)
 
+    def grant(self, blocks: Mapping[int, EngineUse]) -> None:
+        """Use these blocks of engines, by number: other gateways use the rest."""
+        for index, block in blocks.items():
+            if (owner := self._owners.get(index)) is not None:
+                for engine in owner.all_engines:
+                    if engine.index == index:
+                        engine.grant(block)
+
     def owner(self, index: int) -> Backend:
         """The backend of the engine with this number, while it exists."""
         return self._owners[index]

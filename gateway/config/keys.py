@@ -70,6 +70,17 @@ class KeyConfig(Section):
     def digest(self) -> bytes:
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
+    def divided(self, replicas: int) -> "KeyConfig":
+        """The limits for one of so many gateways: an equal part of each rate, at least 1. Budgets are divided, too."""
+        limits = (
+            "requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "tokens_per_day", "tokens_per_month",
+        )  # fmt: skip
+        if replicas == 1:
+            return self
+        found = {limit: getattr(self, limit) for limit in limits}
+        parts = {limit: max(1, most // replicas) for limit, most in found.items() if most is not None}
+        return self.model_copy(update=parts) if parts else self
+
     @property
     def is_limited(self) -> bool:
         """Whether anything is to be counted for this key."""

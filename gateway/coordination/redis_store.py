@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, new_client
-from gateway.coordination.store import Change, Stamp, StoreLost, Table
+from gateway.coordination.store import Stamp, StoreLost, Table, TableChange
 from gateway.supervisor import Supervisor
 
 _RETRY_SECONDS = 0.25
@@ -19,7 +19,6 @@ local key, prefix, me = KEYS[1], ARGV[1], ARGV[2]
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local is_same = redis.call('HGET', key, ':run') == run
 local version = is_same and redis.call('HGET', key, ':version') or ''
-local applied = 0
 if ARGV[3] == run and ARGV[4] == version then
   if not is_same then redis.call('DEL', key) end
   local count, at = tonumber(ARGV[7]), 8
@@ -31,8 +30,9 @@ if ARGV[3] == run and ARGV[4] == version then
     redis.call('HDEL', key, ARGV[at])
     at = at + 1
   end
-  version, is_same, applied = ARGV[5], true, 1
-  redis.call('HSET', key, ':run', run, ':version', version, ':settled', ARGV[6])
+  if not is_same then redis.call('HSET', key, ':era', ARGV[5]) end
+  redis.call('HSET', key, ':run', run, ':version', ARGV[5], ':settled', ARGV[6])
+  version, is_same = ARGV[5], true
   redis.call('PEXPIRE', key, 86400000)
 end
 local fields = is_same and redis.call('HGETALL', key) or {}
@@ -46,7 +46,7 @@ local subscribed, present = redis.call('PUBSUB', 'NUMSUB', unpack(channels)), {}
 for i = 1, #names do
   if tonumber(subscribed[2 * i]) > 0 then present[#present + 1] = names[i] end
 end
-return {applied, run, version, fields, present}
+return {run, version, fields, present}
 """
 
 
@@ -113,34 +113,35 @@ class RedisStore:
         await self._is_subscribed.wait()
 
     async def read(self) -> Table:
-        _, table = await self._run([*_READ, "", 0, 0])
-        return table
+        return await self._run([*_READ, "", 0, 0])
 
-    async def swap(self, change: Change) -> tuple[bool, Table]:
+    async def swap(self, change: TableChange) -> tuple[bool, Table]:
         records = [each for pair in change.records.items() for each in pair]
         count = len(change.records)
-        return await self._run(
+        table = await self._run(
             [*change.expected, change.version, int(change.settled), count, *records, *change.removed]
         )
+        return table.stamp.version == change.version, table  # whatever call was answered
 
     async def call_others(self) -> None:
         await self._guarded(lambda: self._client.publish(self._channel("call"), self._replica))
 
-    async def _run(self, arguments: Sequence[Any]) -> tuple[bool, Table]:
+    async def _run(self, arguments: Sequence[Any]) -> Table:
         keys, given = [self._channel("table")], [self._channel("here:"), self._replica, *arguments]
-        applied, run, version, fields, present = await self._guarded(lambda: self._script(keys=keys, args=given))
+        run, version, fields, present = await self._guarded(lambda: self._script(keys=keys, args=given))
         records = {key.decode(): value for key, value in zip(fields[::2], fields[1::2], strict=True)}
-        settled = records.pop(":settled", b"0") == b"1"
+        settled, era = records.pop(":settled", b"0") == b"1", records.pop(":era", b"").decode()
         here = frozenset(each.decode() for each in present)
         if self._replica not in here and self._is_subscribed.is_set():
             self._renewal.set()  # the server has closed that connection, which this end does not know
         table = Table(
             Stamp(run.decode(), version.decode()),
+            era,
             settled,
             {key: value for key, value in records.items() if not key.startswith(":")},
             here,
         )
-        return bool(applied), table
+        return table
 
     def _channel(self, what: str) -> str:
         """A key or a channel of this fleet; all have one hash tag."""

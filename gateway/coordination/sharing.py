@@ -18,7 +18,7 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.exchange import Exchange
-from gateway.coordination.redis_client import CALL_SECONDS, open_client
+from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, open_client
 from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.cache_view import PrefixIndex
@@ -91,6 +91,7 @@ class CacheSharing:
         try:
             await step(client)
         except (RedisError, OSError):
+            heed_cancellation()
             self.exchange.counts["disconnects"] += 1
             await asyncio.sleep(_RETRY_SECONDS)
 

@@ -25,16 +25,18 @@ class Stamp(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Table:
     """The table at one moment. `present`: the replicas that have a connection open to this very process, kept for
-    nothing else; the operating system closes it when the replica's process ends."""
+    nothing else; the operating system closes it when the replica's process ends. `era`: the version of its first
+    change, by which a table that was lost is told from one that went on; empty = it is new."""
 
     stamp: Stamp
+    era: str = ""
     settled: bool = False  # long enough in use for every replica to be in it, or not to use anything
     records: Mapping[str, bytes] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class TableChange:
     """A replica's change of the table: records to set, and replicas to remove. `version`: never used before."""
 
     expected: Stamp
@@ -50,7 +52,7 @@ class FleetStore(Protocol):
     async def read(self) -> Table:
         """The table now, after a round trip."""
 
-    async def swap(self, change: Change) -> tuple[bool, Table]:
+    async def swap(self, change: TableChange) -> tuple[bool, Table]:
         """Apply the change if the table is as expected; returns whether it was, and the table afterwards."""
 
     async def call_others(self) -> None:

@@ -249,7 +249,7 @@ class EngineUse(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine. `index` is unique among those that exist; `configure`, `resize` and `share` change its sizes."""
+    """An engine. `index` is unique among those that exist; its own methods change its sizes."""
 
     index: int
     name: str  # of the backend
@@ -266,7 +266,8 @@ class Engine:
     placed: int = 0
     adapters: AdapterSlots | None = None  # None = it lists none
     _whole: tuple[int, int | None] = (256, None)  # slots and KV tokens without another process
-    _part: EngineUse | None = None
+    _part: EngineUse | None = None  # beside another process, in a handover
+    _block: EngineUse | None = None  # beside other gateways
     _log_cost: float = 0.0  # logarithm of its relative cost, as learned
     _paces: int = 0
     _terms: Terms | None = None
@@ -303,15 +304,26 @@ class Engine:
 
         Who has all slots, or all of the KV cache, leaves the other process nothing.
         """
-        self._part, tokens = part, self._whole[1]
-        self.is_shared = part is not None and part.slots < self.cap and (tokens is None or part.kv_tokens < tokens)
+        self._part = part
+        self._fit()
+
+    def grant(self, block: EngineUse) -> None:
+        """Use at most this block of it: other gateways have the rest, unless the block is all of it."""
+        self._block = block
         self._fit()
 
     def _fit(self) -> None:
-        (slots, kv_cache_tokens), part = self._whole, self._part
+        (slots, kv_cache_tokens), part, block = self._whole, self._part, self._block
+        tokens, self.is_shared = kv_cache_tokens, False
         if part is not None:
+            self.is_shared = part.slots < self.cap and (tokens is None or part.kv_tokens < tokens)
             slots = min(slots, part.slots)
             kv_cache_tokens = None if kv_cache_tokens is None else max(1, min(kv_cache_tokens, part.kv_tokens))
+        if block is not None:
+            if block.slots < self._whole[0] or (tokens is not None and block.kv_tokens < tokens):
+                self.is_shared = True
+            slots = min(slots, block.slots)
+            kv_cache_tokens = None if kv_cache_tokens is None else max(1, min(kv_cache_tokens, block.kv_tokens))
         if slots != self.slots or kv_cache_tokens != self.kv_cache_tokens:
             self.slots, self.kv_cache_tokens = slots, kv_cache_tokens
             self.load.changed()

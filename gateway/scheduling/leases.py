@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from math import inf
 from types import TracebackType
 
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
@@ -74,6 +75,8 @@ class LeaseBroker:
         self._clock = clock
         self._changed = asyncio.Event()
         self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
+        self._lapses_seconds = inf  # when parts of engines lapse that are shared with other gateways
+        self._lapsed: Callable[[], None] | None = None
         self._wake: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
 
@@ -84,6 +87,10 @@ class LeaseBroker:
         """Take over other settings, for requests that begin to wait."""
         self.max_wait_seconds = max_wait_seconds
         self._keep_alive_seconds = keep_alive_seconds
+
+    def lapse_at(self, seconds: float, lapsed: Callable[[], None]) -> None:
+        """Call `lapsed` before anything is placed at this time or later, however long the process was paused."""
+        self._lapses_seconds, self._lapsed = seconds, lapsed
 
     @property
     def waiting(self) -> int:
@@ -113,7 +120,10 @@ class LeaseBroker:
         Raises ModelNotFound, NoBackend, InvalidRequest, QueueFull, WaitExpired or DeadlineUnmeetable. A caller that is
         cancelled while it waits has taken nothing.
         """
-        placed = self._scheduler.place(demand, self._clock(), avoid, holds)
+        now = self._clock()
+        if now >= self._lapses_seconds and self._lapsed is not None:
+            self._lapsed()
+        placed = self._scheduler.place(demand, now, avoid, holds)
         if isinstance(placed, Ticket):
             line, seconds = demand.offline, self.max_wait_seconds - already_waited_seconds
             if line is not None:
@@ -206,6 +216,8 @@ class LeaseBroker:
     def _scan_queue(self) -> None:
         self._wake = None
         now = self._clock()
+        if now >= self._lapses_seconds and self._lapsed is not None:
+            self._lapsed()
         for model in self._queue.models():
             for ticket, granted in self._scheduler.scan_queue(model, now):
                 self._grant(ticket, granted)

@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.redis_store import RedisStore
-from gateway.coordination.store import Change, Stamp, StoreLost
+from gateway.coordination.store import Stamp, StoreLost, TableChange
 from gateway.supervisor import Supervisor
 from tests.redis_server import RedisServer, redis_server
 
@@ -38,7 +38,7 @@ async def replicas(server: RedisServer, *names: str, calls: list[str] | None = N
 
 
 async def put(store: RedisStore, expected: Stamp, *removed: str, settled: bool = False, **records: bytes) -> bool:
-    change = Change(expected, str(_CHOICE.getrandbits(64)), settled, records, removed)
+    change = TableChange(expected, str(_CHOICE.getrandbits(64)), settled, records, removed)
     applied, table = await store.swap(change)
     assert not applied or table.stamp.version == change.version
     return applied

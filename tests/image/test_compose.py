@@ -108,3 +108,15 @@ def test_the_admin_port_answers_to_the_name_that_prometheus_scrapes() -> None:
     assert admin is not None
     assert f"gateway:{admin.port}" in targets
     assert "gateway" in admin.allowed_hosts
+
+
+def test_two_gateways_share_the_same_engines_through_valkey(config: Config) -> None:
+    replica = load(FOLDER / "compose-replica.yaml", [])
+    assert (replica.backends, replica.server) == (config.backends, config.server)
+    text = VARIABLE.sub(lambda match: match[1], (FOLDER / "compose-replicas.yaml").read_text())
+    services = yaml.safe_load(text)["services"]
+    assert replica.coordination.address.hosts == (("valkey", 6379),)
+    assert {*services} == {"valkey", "gateway", "gateway-b"}
+    for name in ("gateway", "gateway-b"):
+        assert "./compose-replica.yaml:/etc/gateway/gateway.yaml:ro" in services[name]["volumes"]
+        assert services[name]["build"]["args"] == {"EXTRAS": "coordination"}

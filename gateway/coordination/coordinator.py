@@ -1,0 +1,208 @@
+"""Keeps this replica's blocks renewed: calls the store, and sets what may be in flight on each engine."""
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+import structlog
+
+from gateway.backends.fleet import Fleet
+from gateway.config.coordination import CoordinationConfig
+from gateway.coordination.demand import Demands
+from gateway.coordination.redis_store import RedisStore
+from gateway.coordination.replica import ReplicaBlocks
+from gateway.coordination.store import StoreLost
+from gateway.handover.slots import engines_by_key
+from gateway.observe.metrics import Metrics
+from gateway.routing.engine import EngineUse
+from gateway.routing.estimates import OutputLengths
+from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.wait_queue import Queue
+from gateway.supervisor import Supervisor
+
+_USUAL_SECONDS: Final = 1.0  # between two calls
+_WAITING_SECONDS: Final = 0.1  # while requests wait
+_LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
+_ATTEMPTS: Final = 8  # at a change, while others change the table
+_READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an even part
+
+
+class Coordinator:
+    """One replica's part in a fleet of several. `counted` is called when the number of replicas has changed."""
+
+    def __init__(
+        self,
+        config: CoordinationConfig,
+        replica: str,
+        fleet: Fleet,
+        demands: Demands,
+        broker: LeaseBroker,
+        counted: Callable[[], None],
+        new_version: Callable[[], str],
+        clock: Callable[[], float],
+        supervisor: Supervisor,
+    ) -> None:
+        self.replica = replica
+        self.failures = 0  # calls that failed
+        self.blocks = ReplicaBlocks(replica, config.expected_replicas, new_version)
+        self._store = RedisStore(config, replica, self.call_soon, supervisor)
+        self._fleet, self._demands, self._broker = fleet, demands, broker
+        self._counted, self._clock, self._supervisor = counted, clock, supervisor
+        self._wake = asyncio.Event()
+        self._has_ended_call = asyncio.Event()
+        self._count = 1
+        self._is_lost = False
+        self._asked_seconds = -math.inf
+        self._log = structlog.get_logger("gateway")
+        fleet.on_change.insert(0, self.obey)
+        self.obey()
+
+    def call_soon(self) -> None:
+        """Another replica wants more, or the fleet has changed."""
+        self._wake.set()
+
+    def obey(self) -> None:
+        """Set what may be in flight on each engine from now on."""
+        now, parts = self._clock(), dict[int, EngineUse]()
+        engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
+        all_used: dict[str, int] = {}
+        for key, _, engine in engines:
+            all_used[key] = all_used.get(key, 0) + engine.load.in_flight
+        for key, _, engine in engines:
+            limit = self.blocks.limit(key, engine.whole, now)
+            elsewhere = all_used[key] - engine.load.in_flight  # on a backend of the same URL, which leaves
+            parts[engine.index] = EngineUse(max(0, limit.slots - elsewhere), limit.kv_tokens)
+        self._fleet.grant(parts)
+        until = self.blocks.lapses_seconds if self.blocks.is_current(now) else math.inf
+        self._broker.lapse_at(until, self.obey)
+        self._broker.scan_soon()
+
+    @asynccontextmanager
+    async def taking_part(self) -> AsyncIterator[None]:
+        """Take part while the block runs, once there are blocks; at its end, leave if nothing is in flight."""
+        async with self._store.present():
+            try:
+                async with self._supervisor.repeating("coordination", self._step, _USUAL_SECONDS):
+                    await self._ready()
+                    yield
+            finally:
+                if not any(engine.load.in_flight for engine in self._fleet.engines()):
+                    with suppress(StoreLost):
+                        await self._leave()
+
+    async def _ready(self) -> None:
+        """Wait until this replica has blocks, or has found that the store cannot be reached."""
+        until = self._clock() + _READY_SECONDS
+        while self._clock() < until and not self._has_blocks():
+            self._has_ended_call.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_USUAL_SECONDS):
+                    await self._has_ended_call.wait()
+
+    def _has_blocks(self) -> bool:
+        if self.blocks.is_failing:
+            return True
+        now = self._clock()
+        engines = engines_by_key(self._fleet.backends)
+        return self.blocks.is_current(now) and all(
+            self.blocks.limit(key, engine.whole, now).slots for key, _, engine in engines
+        )
+
+    async def _step(self) -> None:
+        await self.call()
+        began = self._clock()
+        await asyncio.sleep(_LEAST_SECONDS)
+        while (left := began + self._pause_seconds() - self._clock()) > 0 and not self._wake.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, _WAITING_SECONDS)):
+                    await self._wake.wait()
+        self._wake.clear()
+
+    def _pause_seconds(self) -> float:
+        return _WAITING_SECONDS if self._broker.waiting and not self.blocks.is_failing else _USUAL_SECONDS
+
+    async def call(self) -> None:
+        """Renew the blocks, and state what is wished. A store that fails costs no request anything."""
+        try:
+            await self._exchange()
+        except StoreLost as error:
+            self.failures += 1
+            self.blocks.failed()
+            if not self._is_lost:
+                self._is_lost = True
+                self._log.warning(
+                    "coordination_lost", reason=str(error), replicas=self._count,
+                    hint="blocks are used until they lapse, then an even part of each cap",
+                )  # fmt: skip
+        else:
+            if self._is_lost:
+                self._is_lost = False
+                self._log.info("coordination_restored", replicas=self.blocks.live)
+        finally:
+            self.obey()
+            self._has_ended_call.set()
+        if self.blocks.live != self._count:
+            self._count = self.blocks.live
+            self._log.info("replicas_changed", replicas=self._count, silent=self.blocks.missing)
+            self._counted()
+
+    async def _exchange(self) -> None:
+        blocks, clock = self.blocks, self._clock
+        if not blocks.knows_table:
+            blocks.saw(await self._store.read(), clock())
+        for _ in range(_ATTEMPTS):
+            sent = clock()
+            change = blocks.propose(*self._demands.wishes(sent), sent)
+            self.obey()  # what the change gives up
+            applied, table = await self._store.swap(change)
+            blocks.answered(table, sent, clock(), applied=applied)
+            if applied:
+                break
+        else:
+            raise StoreLost("other gateways changed the table at the same time")
+        if blocks.is_short and clock() - self._asked_seconds > _WAITING_SECONDS:
+            self._asked_seconds = clock()
+            await self._store.call_others()
+
+    async def _leave(self) -> None:
+        for _ in range(_ATTEMPTS):
+            self.blocks.saw(await self._store.read(), self._clock())
+            change = self.blocks.leave()
+            if change is None or (await self._store.swap(change))[0]:
+                return
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        metrics.gauge(
+            "gateway_replicas", "Gateways that share the fleet, as last known.", (), lambda: [((), self.blocks.live)]
+        )
+        metrics.gauge(
+            "gateway_silent_replicas",
+            "Gateways that are cut off or paused; their parts of the caps are kept free.",
+            (),
+            lambda: [((), self.blocks.missing)],
+        )
+        metrics.gauge(
+            "gateway_coordination_up",
+            "Whether the parts of the caps are current (1), or even parts are used because Redis is lost (0).",
+            (),
+            lambda: [((), int(self.blocks.is_current(self._clock())))],
+        )
+        metrics.counter(
+            "gateway_coordination_failures_total", "Failed calls of Redis.", (), lambda: [((), self.failures)]
+        )
+
+
+def new_coordinator(
+    config: CoordinationConfig,
+    demands: tuple[Fleet, Queue, OutputLengths, Callable[[], float]],
+    broker: LeaseBroker,
+    counted: Callable[[], None],
+    new_name: Callable[[], str],
+    clock: Callable[[], float],
+    supervisor: Supervisor,
+) -> Coordinator:
+    """A replica with a new name. `new_name` never gives the same one twice."""
+    parts = demands[0], Demands(*demands), broker, counted, new_name, clock, supervisor
+    return Coordinator(config, new_name(), *parts)

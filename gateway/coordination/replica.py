@@ -1,0 +1,198 @@
+"""One replica among those of the fleet: what it may use now, and how it changes its record in the table. Pure.
+
+The caller reads the table, proposes a change, obeys `limit` from then on, and sends the change; then it reports what
+became of it. It does so once a second, and sooner when requests wait.
+"""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from gateway.coordination.blocks import (
+    CLOSED_SECONDS,
+    HOLD_SECONDS,
+    MISSING_SECONDS,
+    NONE,
+    SILENT_SECONDS,
+    EngineRecord,
+    Records,
+    ReplicaRecord,
+    Wish,
+    blocks_of,
+    both,
+    carried,
+    targets,
+)
+from gateway.coordination.store import Table, TableChange
+from gateway.routing.engine import EngineUse
+
+_DECODER = msgspec.msgpack.Decoder(ReplicaRecord)
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class ReplicaBlocks:
+    """The blocks of one replica. `new_version` makes a name for a change, never the same twice."""
+
+    def __init__(self, replica: str, expected_replicas: int, new_version: Callable[[], str]) -> None:
+        self.replica = replica
+        self.live = 1  # replicas, this one included, when the table was last read
+        self.missing = 0  # silent ones, whose blocks are kept free
+        self.is_short = False  # more is wanted than was free
+        self.is_failing = False  # no call succeeded since the last one that failed
+        self._new_version = new_version
+        self._count, self._place = expected_replicas, 0  # of replicas for even parts; the own place among them
+        self._renewed_seconds: float | None = None
+        self._held: dict[str, EngineUse] = {}  # what may be used until it lapses
+        self._number = 0
+        self._table: Table | None = None
+        self._records: Records = {}  # of the table, with those that it lost
+        self._memory: Records = {}  # the last records of the era in which this replica last wrote
+        self._era = ""  # that era
+        self._seen_era, self._era_since = "", 0.0
+        self._silent: dict[str, tuple[int, float]] = {}  # by replica: the number of its record, and since when
+
+    @property
+    def lapses_seconds(self) -> float:
+        """When the blocks lapse, by the own clock."""
+        return 0.0 if self._renewed_seconds is None else self._renewed_seconds + HOLD_SECONDS
+
+    @property
+    def knows_table(self) -> bool:
+        return self._table is not None
+
+    @property
+    def known(self) -> set[str]:
+        """The replicas of which this one knows."""
+        return {*self._records}
+
+    def is_current(self, now: float) -> bool:
+        """Whether the blocks are renewed, and have not lapsed."""
+        return now < self.lapses_seconds
+
+    def limit(self, key: str, whole: EngineUse, now: float) -> EngineUse:
+        """What may be in flight on an engine. After a lapse, nothing new until a call has failed since: this process
+        may have been paused."""
+        if self.is_current(now):
+            return self._held.get(key, NONE)
+        if not self.is_failing:
+            return NONE
+        even = EngineUse(*[amount // self._count + (self._place < amount % self._count) for amount in whole])
+        since = self._renewed_seconds
+        if since is None or now - since >= MISSING_SECONDS or key not in self._held:
+            return even
+        return both(self._held[key], even, min)
+
+    def failed(self) -> None:
+        """A call failed; whether it had an effect is not known."""
+        self.is_failing, self._table = True, None
+
+    def saw(self, table: Table, received: float) -> None:
+        """The table was read. `received`: when the answer had come."""
+        self._table = table
+        found = {replica: _DECODER.decode(record) for replica, record in table.records.items()}
+        if not table.era or table.era != self._seen_era:
+            self._seen_era, self._era_since = table.era, received
+        if table.era == self._era:
+            self._memory = self._records = found
+        else:
+            self._records = found | carried(self._memory, found, self.replica)
+        silent = self._silent
+        for replica, record in self._records.items():
+            if replica not in silent or silent[replica][0] != record.number:
+                silent[replica] = record.number, received
+        self._silent = {replica: since for replica, since in silent.items() if replica in self._records}
+        others = [each for each in self._records if each != self.replica]
+        living = sorted([self.replica, *(each for each in others if self._silence(each, received) < SILENT_SECONDS)])
+        self.live, self.missing = len(living), len(others) + 1 - len(living)
+        self._count, self._place = len(living), living.index(self.replica)
+
+    def _silence(self, replica: str, now: float) -> float:
+        return now - self._silent[replica][1]
+
+    def _has_ended(self, replica: str, now: float) -> bool:
+        """Whether its block is free for certain, or as certainly as can be known."""
+        silence, table = self._silence(replica, now), self._table
+        if replica == self.replica or silence < SILENT_SECONDS or table is None:
+            return False
+        is_closed = self._records[replica].shown == table.stamp.run and replica not in table.present
+        return (is_closed and silence < CLOSED_SECONDS) or silence >= MISSING_SECONDS
+
+    def propose(self, wishes: Mapping[str, Wish], age_seconds: float, now: float) -> TableChange:
+        """The change to send now; what it gives up must not be used any more. The table must have been read."""
+        table = self._table
+        assert table is not None
+        removed = [replica for replica in self._records if self._has_ended(replica, now)]
+        for replica in removed:
+            del self._records[replica]
+        is_settled = table.settled or (table.era != "" and now - self._era_since >= SILENT_SECONDS)
+        own = self._records.get(self.replica) if table.era == self._era else None  # else another replica wrote it
+        shares: dict[str, EngineRecord] = {}
+        self.is_short = False
+        for key in dict.fromkeys((*wishes, *(own.shares if own else self._held))):
+            wish = wishes.get(key) or Wish(NONE, NONE, NONE, NONE)
+            if own is not None:
+                before = own.shares[key].block if key in own.shares else NONE
+            elif self._era not in ("", table.era) and key in self._held:  # the table was lost, and not the block
+                before = self.limit(key, wish.whole, now)
+            else:  # it is new, or others took it for ended
+                before = NONE
+            block, target = self._sized(key, wish, age_seconds, before, now, grows=is_settled)
+            self.is_short = self.is_short or block.slots < target.slots or block.kv_tokens < target.kv_tokens
+            if key in self._held or block != NONE:
+                self._held[key] = both(self._held.get(key, NONE), block, min)
+            if key in wishes or block != NONE:
+                shares[key] = EngineRecord(block, wish.wanted, wish.need, wish.whole)
+        self._number += 1
+        run = table.stamp.run
+        shown = run if self.replica in table.present else own.shown if own is not None else ""
+        self._records[self.replica] = ReplicaRecord(self._number, shown, age_seconds, shares)
+        changed = self._records if table.era != self._era else {self.replica: self._records[self.replica]}
+        written = {replica: _ENCODER.encode(record) for replica, record in changed.items()}
+        return TableChange(table.stamp, self._new_version(), is_settled, written, tuple(removed))
+
+    def _sized(
+        self, key: str, wish: Wish, age_seconds: float, before: EngineUse, now: float, *, grows: bool
+    ) -> tuple[EngineUse, EngineUse]:
+        """The block to write, and the one that would be right."""
+        rows: list[tuple[float, str, EngineUse, EngineUse]] = [(-age_seconds, self.replica, wish.need, wish.wanted)]
+        whole, fixed = wish.whole, NONE
+        for replica, record in self._records.items():
+            share = record.shares.get(key)
+            if replica == self.replica:
+                continue
+            if self._silence(replica, now) >= SILENT_SECONDS:
+                fixed = fixed if share is None else both(fixed, share.block, int.__add__)
+            else:
+                share = share or EngineRecord(NONE, NONE, NONE, whole)
+                rows.append((-record.age_seconds, replica, share.need, share.wanted))
+                whole = both(whole, share.whole, _least_known)
+        rows.sort()
+        place = [row[1] for row in rows].index(self.replica)
+        taken = blocks_of(self._records, key, self.replica)
+        block, target = [], []
+        for at, total in enumerate(whole):
+            fit = targets(total - fixed[at], [(need[at], wanted[at]) for _, _, need, wanted in rows])[place]
+            room = max(before[at], total - taken[at]) if grows else before[at]
+            block.append(max(wish.used[at], min(fit, room)))
+            target.append(fit)
+        return EngineUse(*block), EngineUse(*target)
+
+    def leave(self) -> TableChange | None:
+        """The change that removes this replica, which has nothing in flight any more; None = the table is not known."""
+        table = self._table
+        if table is None or table.era != self._era:
+            return None
+        return TableChange(table.stamp, self._new_version(), table.settled, {}, (self.replica,))
+
+    def answered(self, table: Table, sent: float, received: float, *, applied: bool) -> None:
+        """The change was answered with the table as it is now. `sent`: a time before it was sent."""
+        if applied:
+            self._era = table.era
+        self.saw(table, received)
+        if applied:
+            self._renewed_seconds, self.is_failing = sent, False
+            self._held = {key: share.block for key, share in self._records[self.replica].shares.items()}
+
+
+def _least_known(one: int, other: int) -> int:
+    return min(one or other, other or one)
