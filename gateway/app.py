@@ -233,9 +233,8 @@ class Gateway:
         folder = config.batches.path
         self.batches = None if folder is None else self._new_batches(Path(folder), new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
-        finished = self.finished.add
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, finished, clock, new_id, tokenization.complete, self.random,
+            config, fleet, *dispatchers, reader, self.finished.add, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds, self.tracing.tracer, self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
@@ -421,7 +420,8 @@ class Gateway:
                     self.timeline.look()
 
     def _add_gauges(self) -> None:
-        for owner in (self.overview, self.queue_view, self.background, self.usage, self.tracing, *self.coordinators):
+        owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
+        for owner in [*owners, *self.coordinators]:
             owner.add_gauges(self.metrics)
         self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
