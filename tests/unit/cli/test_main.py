@@ -68,7 +68,9 @@ def closed_url() -> str:
 
 def gateway_examples() -> list[Path]:
     """Those of config/ that are not other programs' files."""
-    return [file for file in sorted(EXAMPLES.glob("*.yaml")) if file.name not in ("compose.yaml", "compose-replicas.yaml")]
+    return [
+        file for file in sorted(EXAMPLES.glob("*.yaml")) if file.name not in ("compose.yaml", "compose-replicas.yaml")
+    ]
 
 
 @pytest.mark.parametrize("file", gateway_examples(), ids=lambda file: file.name)
