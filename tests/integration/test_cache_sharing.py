@@ -20,6 +20,13 @@ pytest.importorskip("redis")
 KEYS = [{"name": name, "key": f"sk-{name}", "isolate_cache": True} for name in ("ann", "bob")]
 
 
+@pytest.fixture(autouse=True)
+def simulated_only(request: pytest.FixtureRequest) -> None:
+    """Which engine has a prefix is read from the simulated engines' exact hits."""
+    if request.config.getoption("--engine") == "vllm":
+        pytest.skip("needs simulated engines")
+
+
 @contextmanager
 def two_gateways(fleet: Fleet, folder: Path, server: RedisServer, sections: dict[str, Any]) -> Iterator[list[Gateway]]:
     config = config_for(fleet, {"coordination": {"url": server.url}, **sections}, {})
