@@ -384,7 +384,7 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
-        index, is_followed = self.cache_state.index, self.cache_state.exact.live
+        index, is_followed = self.cache_state.index, self.tokenization.covers
         parts = self.metrics, self.clock, self.supervisor, self._random_secret, self._follow_secret
         self._cache_sharing = configured_sharing(self.config, self.fleet, index, is_followed, *parts)
 

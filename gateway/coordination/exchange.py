@@ -63,8 +63,8 @@ class Question:
 
 
 class Exchange:
-    """Owner of what is known of other gateways. `engines` has each engine with its URL and rank; `is_followed`: its KV
-    events are, so its cache is known without others. `own`: a name that no other process has, of any start.
+    """Owner of what is known of other gateways. `engines` has each engine with its URL and rank; `is_followed`: its
+    cache is known without others, from its KV events. `own`: a name that no other process has, of any start.
     """
 
     def __init__(

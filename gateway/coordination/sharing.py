@@ -39,7 +39,7 @@ _LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 16, 1024
 
 
 class CacheSharing:
-    """The exchange of one gateway, over the network. `is_followed`: whether the KV events of an engine are.
+    """The exchange of one gateway, over the network. `is_followed`: see `Exchange`.
 
     `secret`: of cache salts, until others have one in common; `follow_secret` takes that over, None = it is configured.
     """

@@ -227,6 +227,14 @@ class Tokenization:
         state = self._models.get(str(model))
         return state is not None and bool(state.features)
 
+    def covers(self, engine: int) -> bool:
+        """Whether hits on an engine are predicted from its KV events alone: they are followed, and the prompts of all
+        its models are tokenized."""
+        if not self._exact.live(engine):
+            return False
+        backend = self._fleet.owner(engine)
+        return all(self.accepted(card.id, backend.name) for card in backend.facts.models)
+
     async def complete(self, request: InferenceRequest) -> InferenceRequest:
         """The request with the length of its prompt and its block keys, as far as known, and without its document."""
         document, demand = request.document, request.demand

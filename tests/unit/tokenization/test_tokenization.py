@@ -92,6 +92,17 @@ async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_tokenized()
     assert [log["event"] for log in logs] == ["tokenizer_loaded", "tokens_verified"]
 
 
+async def test_an_engine_is_covered_once_its_events_are_followed_and_its_prompts_tokenized() -> None:
+    async with tokenizing(tokenizes()) as (tokenization, fleet):
+        [engine] = fleet.backends[0].engines
+        tokenization._exact.set_live(engine.index, True)
+        assert not tokenization.covers(engine.index), "no backend is verified yet"
+        await until_judged(tokenization)
+        assert tokenization.covers(engine.index)
+        tokenization._exact.set_live(engine.index, False)
+        assert not tokenization.covers(engine.index)
+
+
 async def test_a_backend_that_does_otherwise_is_refused_for_all_to_see() -> None:
     with capture_logs() as logs:
         async with tokenizing(tokenizes(shift=1), tokenizes()) as (tokenization, _):
