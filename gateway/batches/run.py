@@ -126,7 +126,7 @@ class BatchRun:
         journal: Journal,
         source: InputFile,
         parts: RunParts,
-        pace: BatchPace | None = None,
+        pace: BatchPace,
     ) -> None:
         self.batch = batch
         self._index: LineIndex = checked.index
@@ -140,8 +140,7 @@ class BatchRun:
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._backoff = Backoff(parts.random)
-        self._pace = new_pace(batch, self._left, parts) if pace is None else pace
-        self._paces_itself = pace is None
+        self._pace = pace
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
@@ -164,8 +163,6 @@ class BatchRun:
         parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
         try:
             if not self._is_stopping and self._left and seconds > 0:
-                if self._paces_itself:  # without the time until now, and without lines that have an answer
-                    self._pace = new_pace(self.batch, self._left, parts)
                 self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
                 await self._watch(self._feeding)
             if self._tasks and self._is_stopping:

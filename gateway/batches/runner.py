@@ -1,8 +1,6 @@
 """All batches that have not ended: each is checked, run, finalized, and taken up again after a restart."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -13,9 +11,9 @@ from gateway.batches.checks import InputChecks, arrange
 from gateway.batches.files import Files, has_no_room, to_its_end
 from gateway.batches.input import CheckedInput, InputFile, InvalidInput
 from gateway.batches.journal import Journal, recover
-from gateway.batches.run import BatchRun, RunParts
+from gateway.batches.run import BatchRun, RunParts, new_pace
+from gateway.batches.running import BatchRunner, pause
 from gateway.batches.store import Store
-from gateway.config import Config
 
 _RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # most time for the last answers, if the disk is full
@@ -31,66 +29,32 @@ class _Running:
     run: BatchRun | None = None
 
 
-class Runner:
-    """Owner of the batches that have not ended. The others are in the store only."""
+class Runner(BatchRunner):
+    """The batches of a gateway that shares them with no other."""
 
     def __init__(self, store: Store, files: Files, parts: RunParts, checks: InputChecks) -> None:
+        super().__init__(parts, checks)
         self._store = store
         self._files = files
-        self._parts = parts
-        self._checks = checks
         self._running: dict[str, _Running] = {}
         self._log = structlog.get_logger("gateway")
 
-    def follow(self, config: Config) -> None:
-        """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
-        self._checks.follow(config)
-        self._lifetime_seconds = config.batches.lifetime_seconds
-        self._parts.slots.follow(config.batches.lines_in_flight)
-
-    async def open(self, batches: Iterable[Batch]) -> None:
-        """Take up batches that have not ended."""
-        for batch in batches:
-            self.start(batch)
-
-    def states(self) -> dict[str, int]:
-        """How many batches are in each state; one that is paused is in no other."""
-        counts: dict[str, int] = {}
-        for running in self._running.values():
-            state = "paused" if running.batch.paused else running.batch.status
-            counts[state] = counts.get(state, 0) + 1
-        return counts
-
-    def promoted(self) -> dict[str, int]:
-        """How many batches use more than idle capacity, by the class of their lines."""
-        return Counter(running.batch.promoted for running in self._running.values() if running.batch.promoted)
+    def batches(self) -> list[Batch]:
+        return [running.batch for running in self._running.values()]
 
     def find(self, batch_id: str) -> Batch | None:
-        """The batch as it is now, if it has not ended."""
         running = self._running.get(batch_id)
         return None if running is None else running.batch
 
-    def count(self, key: str) -> int:
-        """How many batches of this key have not ended."""
-        return sum(running.batch.owner.key == key for running in self._running.values())
-
-    def _enqueued(self, batch: Batch) -> int:
-        """Lines without an answer in the other batches of the same key."""
-        others = [running.batch for running in self._running.values() if running.batch is not batch]
-        return sum(other.total - other.tally.lines for other in others if other.owner.key == batch.owner.key)
-
     async def files_in_use(self) -> set[str]:
         """Files that batches read or write."""
-        batches = [running.batch for running in self._running.values()]
-        return {name for batch in batches for name in (batch.input_file_id, batch.output_id, batch.error_id)}
+        return {name for batch in self.batches() for name in (batch.input_file_id, batch.output_id, batch.error_id)}
 
     def start(self, batch: Batch) -> None:
-        """Run a batch that is in the store, from the state that it has reached."""
         running = self._running[batch.id] = _Running(batch)
         running.task = asyncio.get_running_loop().create_task(self._live(running), name=batch.id)
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Start no more of its lines. It ends when those in flight have ended."""
         running = self._running.get(batch.id)
         if running is not None and batch.status in ("validating", "in_progress"):
             batch.cancel(self._now())
@@ -103,7 +67,6 @@ class Runner:
         """Nothing is left over: the files of batches are deleted when they expire."""
 
     async def stop(self) -> None:
-        """Abort what is in flight, and make the answers durable. Every batch keeps its state."""
         tasks = [running.task for running in self._running.values() if running.task is not None]
         for task in tasks:
             task.cancel()
@@ -122,18 +85,9 @@ class Runner:
             except Exception as error:
                 if not has_no_room(error):
                     raise
-                self._pause(batch, "no space is left on the disk")
+                pause(batch, "no space is left on the disk")
                 await asyncio.sleep(_RETRY_SECONDS)
-        self._pause(batch, "")
-
-    def _pause(self, batch: Batch, reason: str) -> None:
-        if reason and not batch.paused:
-            self._log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on when there is room")
-        if batch.paused and not reason:
-            self._log.info("batch_goes_on", batch=batch.id)
-            batch.go_on()
-        elif reason:
-            batch.pause(reason)
+        pause(batch, "")
 
     async def _live(self, running: _Running) -> None:
         """Run a batch to its end. After an unexpected exception it is taken up again, as after a restart."""
@@ -147,14 +101,14 @@ class Runner:
             except Exception as error:
                 self._parts.caught("batch", error)
                 if has_no_room(error):
-                    self._pause(batch, "no space is left on the disk")
+                    pause(batch, "no space is left on the disk")
                 await asyncio.sleep(_RETRY_SECONDS)
         self._log.info("batch_ended", batch=batch.id, status=batch.status, lines=batch.total, failed=batch.tally.failed)
         self._running.pop(batch.id, None)
 
     async def _attempt(self, running: _Running) -> None:
         batch, is_new = running.batch, running.batch.status == "validating"
-        checked = await self._checks.check(batch, partial(self._enqueued, batch) if is_new else None)
+        checked = await self._checks.check(batch, partial(self.enqueued, batch) if is_new else None)
         if batch.status == "validating":
             batch.begin(checked.model, len(checked.index), self._now())
             await self._save(batch)
@@ -182,9 +136,10 @@ class Runner:
             await to_its_end(self._recover, file_id, checked, failed, tally, answered)
         answers = await to_its_end(self._parts.open_answers, batch.output_id)
         errors = await to_its_end(self._parts.open_answers, batch.error_id)
-        journal = Journal(answers, errors, lambda reason: self._pause(batch, reason))
+        journal = Journal(answers, errors, partial(pause, batch))
         source = await to_its_end(InputFile, self._files.path(batch.input_file_id))
-        run = BatchRun(batch, checked, journal, source, self._parts)
+        pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
+        run = BatchRun(batch, checked, journal, source, self._parts, pace)
         batch.recount(tally)
         for place in answered:
             run.answered(place)

@@ -20,6 +20,7 @@ from gateway.batches.input import Breathe
 from gateway.batches.journal import AnswerFile, DurableFile
 from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
+from gateway.batches.running import BatchRunner
 from gateway.batches.sender import LineSender
 from gateway.batches.shared import SharedRunner
 from gateway.batches.slots import Slots
@@ -79,7 +80,7 @@ class Batches:
             setting.supervisor.caught,
         )
         checks = InputChecks(self._files, setting.breather, setting.knows_model)
-        self._runner: Runner | SharedRunner
+        self._runner: BatchRunner
         if shared is None:
             self._runner = Runner(self._store, self._files, parts, checks)
         else:

@@ -18,9 +18,9 @@ from gateway.batches.input import CheckedInput, InputFile
 from gateway.batches.journal import AnswerFile, Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, AnswerParts, finished, new_result
 from gateway.batches.run import BatchRun, RunParts, new_pace
+from gateway.batches.running import pause
 from gateway.batches.store import ClaimedLines, SharedStore
 from gateway.errors import StorageUnavailable
-from gateway.scheduling.offline import BatchPace
 
 Result = TypeVar("Result")
 _POLL_SECONDS = 1.0
@@ -63,7 +63,7 @@ class SharedBatch:
         self._folder = AnswerParts(setting.parts_folder / batch.id, setting.parts.breather())
         self._claims: dict[int, asyncio.Task[None]] = {}  # by their first line
         self._runs: dict[int, BatchRun] = {}
-        self._pace: BatchPace | None = None  # as if this gateway had to run all the lines that are left
+        self._pace = new_pace(batch, 0, setting.parts)  # as if this gateway had to run all the lines that are left
         self._log = structlog.get_logger("gateway")
 
     @property
@@ -74,20 +74,10 @@ class SharedBatch:
     def follow(self, batch: Batch) -> None:
         """Take over the batch as the store has it now."""
         self.batch = batch
-        if self._pace is not None:
-            self._pace.remain(batch.total - batch.tally.lines)
+        self._pace.remain(batch.total - batch.tally.lines)
         if batch.status == "cancelling":
             for run in self._runs.values():
                 run.stop_feeding()
-
-    def pause(self, reason: str) -> None:
-        """Note why nothing can be written here at the moment; "" = it can."""
-        if reason and not self.own.paused:
-            hint = "it goes on when there is room"
-            self._log.error("batch_paused", batch=self.own.id, reason=reason, hint=hint)
-        if self.own.paused and not reason:
-            self._log.info("batch_goes_on", batch=self.own.id)
-        self.own.pause(reason)
 
     async def work(self, enqueued: Callable[[], int]) -> None:
         """Work at the batch until it has ended. Raises InvalidInput, and what goes wrong, with nothing in flight."""
@@ -98,7 +88,7 @@ class SharedBatch:
         if found is None or not found.is_running:
             return
         checked.places.clear()
-        self._pace = new_pace(found, found.total - found.tally.lines, self._setting.parts)
+        self._pace.remain(found.total - found.tally.lines)
         async with _LazyJournal(self, self._setting, self._folder) as journal:
             while self.batch.is_running:
                 await self._claim_more(checked, journal)
@@ -276,7 +266,7 @@ class _LazyJournal:
             sync_folder(folder)
             sync_folder(folder.parent)
             stack.pop_all()
-        return Journal(answers, errors, self._share.pause)
+        return Journal(answers, errors, partial(pause, self._share.own))
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self._close())

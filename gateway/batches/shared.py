@@ -5,7 +5,6 @@ them. One that is killed is not heard of any more, and the others take over its 
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -20,17 +19,17 @@ from gateway.batches.input import InvalidInput
 from gateway.batches.journal import AnswerFile
 from gateway.batches.parts import delete_parts
 from gateway.batches.run import RunParts
+from gateway.batches.running import BatchRunner, pause
 from gateway.batches.share import SharedBatch, ShareSetting, patiently
 from gateway.batches.store import SharedStore
-from gateway.config import Config
 from gateway.errors import StorageUnavailable
 
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 
 
-class SharedRunner:
-    """Owner of what this gateway does of all batches. It is `Runner` for several gateways."""
+class SharedRunner(BatchRunner):
+    """What this gateway does of the batches of several gateways."""
 
     def __init__(
         self,
@@ -41,10 +40,9 @@ class SharedRunner:
         checks: InputChecks,
         open_part: Callable[[Path], AnswerFile],
     ) -> None:
+        super().__init__(parts, checks)
         self._store = store
         self._parts_folder = parts_folder
-        self._parts = parts
-        self._checks = checks
         holder, lifetime = f"gateway_{parts.new_id()}", lambda: self._lifetime_seconds
         self._setting = ShareSetting(holder, store, files, parts_folder, parts, checks, open_part, lifetime)
         self._shares: dict[str, SharedBatch] = {}
@@ -55,37 +53,20 @@ class SharedRunner:
         self._is_reachable = True  # the database
         self._log = structlog.get_logger("gateway")
 
-    def follow(self, config: Config) -> None:
-        """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
-        self._checks.follow(config)
-        self._lifetime_seconds = config.batches.lifetime_seconds
-        self._parts.slots.follow(config.batches.lines_in_flight)
+    def batches(self) -> list[Batch]:
+        return [share.batch for share in self._shares.values()]
+
+    def batches_here(self) -> list[Batch]:
+        return [share.own for share in self._shares.values()]
 
     async def open(self, batches: Iterable[Batch]) -> None:
         """Begin to work at batches, those of other gateways, too."""
-        for batch in batches:
-            self.start(batch)
+        await super().open(batches)
         self._following = asyncio.get_running_loop().create_task(self._follow(), name="batches_shared")
 
-    def states(self) -> dict[str, int]:
-        """How many batches of all gateways are in each state; one that is paused is in no other."""
-        counts: dict[str, int] = {}
-        for share in self._shares.values():
-            state = "paused" if share.batch.paused else share.batch.status
-            counts[state] = counts.get(state, 0) + 1
-        return counts
-
-    def promoted(self) -> dict[str, int]:
-        """How many batches use more than idle capacity here, by the class of their lines."""
-        return Counter(share.own.promoted for share in self._shares.values() if share.own.promoted)
-
-    def find(self, batch_id: str) -> Batch | None:  # noqa: ARG002 - as of `Runner`
+    def find(self, batch_id: str) -> Batch | None:  # noqa: ARG002
         """None: the store has the batch as it is now."""
         return None
-
-    def count(self, key: str) -> int:
-        """How many batches of this key have not ended."""
-        return sum(share.batch.owner.key == key for share in self._shares.values())
 
     async def files_in_use(self) -> set[str]:
         """Files that batches read, of all gateways."""
@@ -97,7 +78,6 @@ class SharedRunner:
         self._tasks[batch.id] = asyncio.get_running_loop().create_task(self._live(share), name=batch.id)
 
     async def cancel(self, batch: Batch) -> Batch:
-        """Start no more of its lines, on any gateway. It ends when those in flight have ended."""
         await self._store.change(batch.id, partial(_cancel, int(self._parts.unix_seconds())))
         found = await self._store.batch(batch.id, batch.owner) or batch
         if (share := self._shares.get(batch.id)) is not None:
@@ -173,16 +153,11 @@ class SharedRunner:
             else:
                 self.start(batch)
 
-    def _enqueued(self, batch: Batch) -> int:
-        """Lines without an answer in the other batches of the same key."""
-        others = [share.batch for share in self._shares.values() if share.batch.id != batch.id]
-        return sum(other.total - other.tally.lines for other in others if other.owner.key == batch.owner.key)
-
     async def _live(self, share: SharedBatch) -> None:
         """Work at a batch until it has ended. After an unexpected exception, begin again."""
         while share.batch.is_running:
             try:
-                await share.work(partial(self._enqueued, share.batch))
+                await share.work(partial(self.enqueued, share.batch))
                 return
             except InvalidInput as invalid:
                 if await self._refuse(share, invalid):
@@ -192,7 +167,7 @@ class SharedRunner:
             except Exception as error:
                 self._parts.caught("batch", error)
                 if has_no_room(error):
-                    share.pause("no space is left on the disk")
+                    pause(share.own, "no space is left on the disk")
             await asyncio.sleep(_TICK_SECONDS)
 
     async def _refuse(self, share: SharedBatch, invalid: InvalidInput) -> bool:
