@@ -21,6 +21,11 @@ def heed_cancellation() -> None:
         raise asyncio.CancelledError
 
 
+def shared_name(config: CoordinationConfig, what: str) -> str:
+    """A key or a channel of the fleet; all have one hash tag."""
+    return f"{{{config.name}}}:{what}"
+
+
 def new_client(config: CoordinationConfig, name: str, answer_seconds: float | None = None) -> "Redis":
     """A client with connections of its own, which retries nothing. `name` is shown in the server's list of clients;
     `answer_seconds`: the most that it waits for an answer."""

@@ -3,10 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from gateway.config.coordination import CoordinationConfig
-from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, new_client
+from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, new_client, shared_name
 from gateway.coordination.store import Stamp, StoreLost, Table, TableChange
 from gateway.supervisor import Supervisor
 
@@ -60,7 +61,8 @@ class RedisStore:
         called: Callable[[], None],
         supervisor: Supervisor,
     ) -> None:
-        self._name, self._replica, self._called = config.name, replica, called
+        self._channel = partial(shared_name, config)
+        self._replica, self._called = replica, called
         self._supervisor = supervisor
         self._client = new_client(config, f"{config.name}:{replica}", answer_seconds=CALL_SECONDS)
         self._presence = new_client(config, f"{config.name}:{replica}:presence")
@@ -127,7 +129,10 @@ class RedisStore:
         await self._guarded(lambda: self._client.publish(self._channel("call"), self._replica))
 
     async def _run(self, arguments: Sequence[Any]) -> Table:
-        keys, given = [self._channel("table")], [self._channel("here:"), self._replica, *arguments]
+        keys, given = (
+            [self._channel("table")],
+            [self._channel("here:"), self._replica, *arguments],
+        )
         run, version, fields, present = await self._guarded(lambda: self._script(keys=keys, args=given))
         records = {key.decode(): value for key, value in zip(fields[::2], fields[1::2], strict=True)}
         settled, era = records.pop(":settled", b"0") == b"1", records.pop(":era", b"").decode()
@@ -142,10 +147,6 @@ class RedisStore:
             here,
         )
         return table
-
-    def _channel(self, what: str) -> str:
-        """A key or a channel of this fleet; all have one hash tag."""
-        return f"{{{self._name}}}:{what}"
 
     async def _guarded(self, call: Callable[[], Any]) -> Any:
         from redis.exceptions import RedisError

@@ -7,7 +7,7 @@ updates for those who come later, but reading one costs more than twice the CPU 
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from secrets import token_hex
@@ -18,11 +18,11 @@ from gateway.backends.fleet import Fleet
 from gateway.config import Config
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.exchange import Exchange
-from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, open_client
+from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, open_client, shared_name
+from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.cache_view import PrefixIndex
-from gateway.routing.engine import Engine
 from gateway.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -56,11 +56,13 @@ class CacheSharing:
         follow_secret: Callable[[bytes], None] | None,
     ) -> None:
         self._config = config
+        self._channel = partial(shared_name, config)
         self._clock = clock
         self._supervisor = supervisor
         self._secret, self._follow_secret = secret, follow_secret
         self._secret_seconds = -math.inf
-        self.exchange = Exchange(token_hex(8), index, partial(_named_engines, fleet), is_followed)
+        named = lambda: [(key, engine) for key, _, engine in engines_by_key(fleet.backends)]  # noqa: E731
+        self.exchange = Exchange(token_hex(8), index, named, is_followed)
         fleet.on_change.append(self.exchange.follow_fleet)
         fleet.on_leave.append(self._left)
 
@@ -138,17 +140,6 @@ class CacheSharing:
             async with asyncio.timeout(CALL_SECONDS):
                 await client.publish(self._channel(f"caches:{asker}"), part)
             await asyncio.sleep(_PART_SECONDS)
-
-    def _channel(self, what: str) -> str:
-        """A key or a channel of this fleet; all have one hash tag."""
-        return f"{{{self._config.name}}}:{what}"
-
-
-def _named_engines(fleet: Fleet) -> Iterable[tuple[str, Engine]]:
-    """The engines with their backend's URL and their rank, as all gateways name them."""
-    for backend in fleet.backends:
-        for engine in backend.all_engines:
-            yield f"{backend.config.url} {'' if engine.rank is None else engine.rank}", engine
 
 
 def configured_sharing(
