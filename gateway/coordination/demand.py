@@ -1,21 +1,13 @@
 """What a replica wishes of each engine: what it has in flight there, what waits for it, and the largest of that."""
 
-import math
 from collections.abc import Callable
-from typing import Final
 
 from gateway.backends.fleet import Fleet
 from gateway.coordination.blocks import NONE, Wish, both
-from gateway.handover.slots import engines_by_key
+from gateway.handover.slots import engines_by_key, tokens_to_admit, use_of, used_of
 from gateway.routing.engine import Engine, EngineUse
 from gateway.routing.estimates import OutputLengths
-from gateway.scheduling.wait_queue import Queue, Ticket
-
-_UNGUARDED: Final = 16 / 15  # the KV cache that is needed, over what guarded requests may use of it
-
-
-def used_of(engine: Engine) -> EngineUse:
-    return EngineUse(engine.load.in_flight, math.ceil(engine.kv.taken_tokens + engine.kv.margin_tokens))
+from gateway.scheduling.wait_queue import Queue
 
 
 class Demands:
@@ -34,7 +26,7 @@ class Demands:
         age_seconds = 0.0
         for ticket in self._queue:
             age_seconds = max(age_seconds, now - ticket.arrived_seconds)
-            use = self._use(ticket)
+            use = use_of(ticket, self._lengths)
             if ticket.waits_among and ticket.waits_for < len(ticket.waits_among):
                 _add(waiting, ticket.waits_among[ticket.waits_for], use)
             else:
@@ -51,21 +43,15 @@ class Demands:
             found[key] = wish if known is None else _joined(known, wish)
         return found, age_seconds
 
-    def _use(self, ticket: Ticket) -> EngineUse:
-        demand = ticket.demand
-        output_tokens, margin_tokens = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
-        tokens = demand.prompt_tokens + demand.sequences * (output_tokens + margin_tokens)
-        return EngineUse(demand.sequences, tokens)
-
     def _wish(self, engine: Engine, waiting: EngineUse, need: EngineUse) -> Wish:
         used, whole = used_of(engine), engine.whole
         if waiting == NONE:
             return Wish(used, used, NONE, whole)
-        scale, block = _UNGUARDED / max(0.01, self._kv_headroom()), engine.block_tokens
+        headroom = self._kv_headroom()
         wanted, most = [
             EngineUse(
                 min(whole.slots, used.slots + each.slots),
-                min(whole.kv_tokens, int(scale * (used.kv_tokens + each.kv_tokens + (2 * each.slots + 1) * block)) + 1),
+                min(whole.kv_tokens, tokens_to_admit(engine, used, each, headroom)),
             )
             for each in (waiting, need)
         ]

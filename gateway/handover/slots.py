@@ -8,6 +8,7 @@ it lends states both needs, its own and those of the process before it.
 Needs are numbered, and an answer to former needs is void: meanwhile some of these slots have been given up.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
@@ -15,11 +16,12 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.routing.engine import Engine, EngineUse
 from gateway.routing.estimates import OutputLengths
-from gateway.scheduling.wait_queue import Queue
+from gateway.scheduling.wait_queue import Queue, Ticket
 
 Uses = Mapping[str, EngineUse]  # by engine: URL of the backend, and rank
 _NONE = EngineUse(0, 0)
 _ANY = 1 << 62
+_LEAST_HEADROOM = 0.01  # a configured 0 needs all that there is
 _UNGUARDED = 16 / 15  # the KV cache that is needed, over what guarded requests may use of it
 
 
@@ -31,6 +33,24 @@ def engines_by_key(backends: Iterable[Backend]) -> Iterator[tuple[str, Backend, 
             yield f"{backend.config.url} {rank}", backend, engine
 
 
+def used_of(engine: Engine) -> EngineUse:
+    """What is in flight on an engine."""
+    return EngineUse(engine.load.in_flight, math.ceil(engine.kv.taken_tokens + engine.kv.margin_tokens))
+
+
+def use_of(ticket: Ticket, lengths: OutputLengths) -> EngineUse:
+    """What a request that waits is expected to use."""
+    demand = ticket.demand
+    output_tokens, margin_tokens = lengths.expected(demand.model, demand.tenant, demand.output_tokens)
+    return EngineUse(demand.sequences, demand.prompt_tokens + demand.sequences * (output_tokens + margin_tokens))
+
+
+def tokens_to_admit(engine: Engine, used: EngineUse, new: EngineUse, kv_headroom: float) -> int:
+    """The KV tokens with which an engine admits `new` beside `used`, where `Capacity.admits` is strictest."""
+    tokens = used.kv_tokens + new.kv_tokens + (2 * new.slots + 1) * engine.block_tokens
+    return int(_UNGUARDED * tokens / max(_LEAST_HEADROOM, kv_headroom)) + 1
+
+
 def own_needs(
     fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]
 ) -> dict[str, EngineUse]:
@@ -40,10 +60,8 @@ def own_needs(
     """
     waiting: dict[str, EngineUse] = {}
     for ticket in queue:
-        demand, known = ticket.demand, waiting.get(ticket.demand.model, _NONE)
-        output_tokens, margin_tokens = lengths.expected(demand.model, demand.tenant, demand.output_tokens)
-        tokens = demand.prompt_tokens + demand.sequences * (output_tokens + margin_tokens)
-        waiting[demand.model] = _sum(known, EngineUse(demand.sequences, tokens))
+        model = ticket.demand.model
+        waiting[model] = _sum(waiting.get(model, _NONE), use_of(ticket, lengths))
     found: dict[str, EngineUse] = {}
     arriving: dict[Backend, EngineUse] = {}
     for backend in fleet.backends if waiting else ():
@@ -53,11 +71,10 @@ def own_needs(
         if use != _NONE:
             arriving[backend] = use
     for key, backend, engine in engines_by_key((*fleet.backends, *fleet.leaving)):
-        used = needed = _used(engine)
+        used = needed = used_of(engine)
         if backend in arriving and engine in backend.engines:
             new, whole = arriving[backend], engine.whole.kv_tokens
-            tokens = used.kv_tokens + new.kv_tokens + (2 * new.slots + 1) * engine.block_tokens
-            tokens = int(_UNGUARDED * tokens / kv_headroom()) + 1
+            tokens = tokens_to_admit(engine, used, new, kv_headroom())
             slots = max(used.slots, min(engine.cap, used.slots + new.slots))
             needed = EngineUse(slots, max(used.kv_tokens, min(whole, tokens) if whole else tokens))
         if needed != _NONE:  # a backend that leaves and another may have the same URL
@@ -68,10 +85,6 @@ def own_needs(
 def uses_of(message: Mapping[str, Iterable[int]]) -> dict[str, EngineUse]:
     """Needs, or what is lent, as they come in a message."""
     return {key: EngineUse(*use) for key, use in message.items()}
-
-
-def _used(engine: Engine) -> EngineUse:
-    return EngineUse(engine.load.in_flight, int(engine.kv.taken_tokens + engine.kv.margin_tokens))
 
 
 def _sum(one: EngineUse, other: EngineUse) -> EngineUse:
@@ -144,7 +157,7 @@ class SlotSharing:
             engines = [each for each in engines if self._before.get(each[0], _NONE) != _NONE]
         all_used: dict[str, EngineUse] = {}
         for key, _, engine in engines:
-            all_used[key] = _sum(all_used.get(key, _NONE), _used(engine))
+            all_used[key] = _sum(all_used.get(key, _NONE), used_of(engine))
         for key, _, engine in engines:
             needed, used = self._before.get(key, _NONE), all_used[key]
             if self._borrowed is not None:
@@ -153,7 +166,7 @@ class SlotSharing:
                 whole = EngineUse(engine.cap, engine.whole.kv_tokens or needed.kv_tokens + used.kv_tokens)
                 limit = EngineUse(engine.whole.slots, whole.kv_tokens)
             lent[key] = self._lend(key, needed, whole, used)
-            kept, own = _most(lent[key], needed), _used(engine)
+            kept, own = _most(lent[key], needed), used_of(engine)
             parts[engine.index] = EngineUse(  # what another backend with this URL uses is not free here
                 max(0, limit.slots - kept.slots - used.slots + own.slots),
                 max(0, limit.kv_tokens - kept.kv_tokens - used.kv_tokens + own.kv_tokens),
@@ -177,7 +190,7 @@ class SlotSharing:
             needs[key] = _sum(needs.get(key, _NONE), use)
         for key, _, engine in engines_by_key((*self._fleet.backends, *self._fleet.leaving)):
             if key in needs:
-                used = _sum(_used(engine), self.lent.get(key, _NONE))
+                used = _sum(used_of(engine), self.lent.get(key, _NONE))
                 slots = min(needs[key].slots, max(engine.cap, used.slots))
                 needs[key] = EngineUse(
                     slots, min(needs[key].kv_tokens, max(engine.whole.kv_tokens or _ANY, used.kv_tokens))
