@@ -468,6 +468,12 @@ class UpstreamResult:
         self.extra = extra
         self.client_was_slow = client_was_slow
 
+    def used_tokens(self, unreported: int) -> int:
+        """Of prompt and answer, as reported. `unreported`: of an answer without a report; a refusal used none."""
+        usage = self.usage
+        used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
+        return used or (unreported if self.status < 400 else 0)
+
     def limit_usage(self, demand: Demand, context_tokens: int | None) -> bool:
         """Limit the reported usage to what the request can have used. True = it was possible as it was.
 

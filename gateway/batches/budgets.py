@@ -32,10 +32,7 @@ class WithinBudgets:
         day = budgets.charge(expected)
         try:
             answer = await self._dispatcher.dispatch(request, reply, record)
-            if answer.usage is not None:
-                used = answer.usage.prompt_tokens + answer.usage.completion_tokens
-            if not used and answer.status < 400:
-                used = expected
+            used = answer.used_tokens(expected)
             return answer
         finally:
             budgets.correct(day, expected, used)

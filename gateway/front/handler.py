@@ -396,10 +396,7 @@ class Handler(RequestHandler):
         try:
             reply.set_headers(limits.headers())
             answer = await dispatcher.dispatch(request, reply, record)
-            if answer.usage is not None:
-                used = answer.usage.prompt_tokens + answer.usage.completion_tokens
-            if not used and answer.status < 400:
-                used = expected if upload is None else upload_tokens(upload.came_bytes)
+            used = answer.used_tokens(expected if upload is None else upload_tokens(upload.came_bytes))
             return answer
         except (asyncio.CancelledError, GatewayError) as error:
             if record.attempts if isinstance(error, asyncio.CancelledError) else reply.begun:  # it cost something

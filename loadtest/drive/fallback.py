@@ -14,6 +14,7 @@ from typing import Any, Final
 import aiohttp
 from rich.console import Console
 
+from loadtest.checkpoint.questions import open_asker
 from loadtest.console import say
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
@@ -60,11 +61,8 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
     """Whether a request like those of the run is not refused. What else may go wrong, the warm-up reports."""
     plan = options.plan(url, target, options.loads()[0], 0)
     parts = [plan.part(part) for part in plan.mix] or [plan]
-    headers = {"content-type": "application/json"}
-    if options.api_key:
-        headers["authorization"] = f"Bearer {options.api_key}"
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers) as session:
+        async with open_asker(options.api_key) as session:
             return not any([await _is_refused(session, part) for part in parts])
     except (aiohttp.ClientError, OSError, TimeoutError):
         return True
@@ -74,6 +72,7 @@ async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
     if plan.endpoint is Endpoint.EMBEDDINGS and plan.cache_salt is None:
         return False
     body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, 1))
-    async with session.post(plan.url + plan.endpoint.path, data=body, allow_redirects=False) as response:
+    url, headers = plan.url + plan.endpoint.path, {"content-type": "application/json"}
+    async with session.post(url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False) as response:
         await response.read()
         return response.status in _REFUSED
