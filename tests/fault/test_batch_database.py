@@ -2,20 +2,22 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from gateway.batches import schema
-from gateway.batches.batch import Batch, LineUsage, Owner, StoredFile
+from gateway.batches.batch import LineUsage
 from gateway.batches.store import StoreUnusable
 from gateway.errors import Draining
+from tests.batch_rows import A, B, file, lists_files_page_by_page
+from tests.batch_rows import batch as any_batch
 from tests.postgres import PostgresServer
 
 psycopg = pytest.importorskip("psycopg")
 from gateway.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
 
-A, B = Owner("a", "a"), Owner("b", "b")
 FAR = 1 << 33
 
 
@@ -32,37 +34,11 @@ async def store(url: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
     await one.close()
 
 
-def file(name: str, owner: Owner = A, expires_at: int = 100, purpose: str = "batch") -> StoredFile:
-    return StoredFile(name, owner, f"{name}.jsonl", purpose, 7, 1, expires_at)
-
-
-def batch(name: str, owner: Owner = A, total: int = 0, expires_at: int = FAR) -> Batch:
-    made = Batch(name, owner, "/v1/embeddings", "file-1", "24h", {"a": "b"}, 0, 1, expires_at, "out", "err")
-    if total:
-        made.begin("m", total, 2)
-    return made
+batch = partial(any_batch, expires_at=FAR)
 
 
 async def test_files_are_listed_in_order_page_by_page(store: PostgresStore) -> None:
-    for each in [*map(file, "abcd"), file("e", B), file("f", expires_at=10), file("g", purpose="batch_output")]:
-        await store.add_file(each)
-
-    async def names(after: str | None, limit: int, *, ascending: bool, purpose: str | None = None) -> str:
-        found = await store.list_files(A, purpose, after, limit, 50, ascending=ascending)
-        return "".join(each.id for each in found)
-
-    assert await names(None, 10, ascending=True) == "abcdg"
-    assert await names(None, 2, ascending=False) == "gdc"  # one more says that there are more
-    assert await names("b", 10, ascending=True, purpose="batch") == "cd"
-    assert await names(None, 10, ascending=True, purpose="\0") == ""
-    for unknown in ("e", "\0"):
-        with pytest.raises(KeyError):
-            await names(unknown, 10, ascending=True)
-        assert await store.file(unknown, A) is None
-    assert await store.file("a", A) == file("a")
-    await store.delete_file("a")
-    assert await store.file("a", A) is None
-    assert ("b", "a", 7, 100) in await store.all_files()
+    await lists_files_page_by_page(store)
 
 
 async def test_a_batch_has_the_counts_of_all_gateways(store: PostgresStore) -> None:

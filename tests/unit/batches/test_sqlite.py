@@ -4,41 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.batch import Batch, LineUsage, Owner, StoredFile, batch_error
+from gateway.batches.batch import LineUsage, batch_error
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import FolderInUse
-
-A, B = Owner("a", "a"), Owner("b", "b")
-
-
-def file(name: str, owner: Owner = A, expires_at: int = 100, purpose: str = "batch") -> StoredFile:
-    return StoredFile(name, owner, f"{name}.jsonl", purpose, 7, 1, expires_at)
-
-
-def batch(name: str, owner: Owner = A) -> Batch:
-    return Batch(name, owner, "/v1/embeddings", "file-1", "24h", {"a": "b"}, 0, 1, 86401, "out", "err")
+from tests.batch_rows import A, B, batch, file, lists_files_page_by_page
 
 
 async def test_files_are_listed_in_order_page_by_page(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path)
     await store.open()
-    for each in [*map(file, "abcd"), file("e", B), file("f", expires_at=10), file("g", purpose="batch_output")]:
-        await store.add_file(each)
-
-    async def names(after: str | None, limit: int, *, ascending: bool, purpose: str | None = None) -> str:
-        found = await store.list_files(A, purpose, after, limit, 50, ascending=ascending)
-        return "".join(each.id for each in found)
-
-    assert await names(None, 10, ascending=True) == "abcdg"
-    assert await names(None, 2, ascending=False) == "gdc"  # one more says that there are more
-    assert await names("d", 10, ascending=False) == "cba"
-    assert await names("b", 10, ascending=True, purpose="batch") == "cd"
-    with pytest.raises(KeyError):
-        await names("e", 10, ascending=True)
-    assert await store.file("a", B) is None
-    assert await store.file("a", A) == file("a")
-    await store.delete_file("a")
-    assert await store.file("a", A) is None
+    await lists_files_page_by_page(store)
     await store.close()
 
 
