@@ -165,11 +165,10 @@ class Fleet:
 
     def grant(self, blocks: Mapping[int, EngineUse]) -> None:
         """Use these blocks of engines, by number: other gateways use the rest."""
-        for index, block in blocks.items():
-            if (owner := self._owners.get(index)) is not None:
-                for engine in owner.all_engines:
-                    if engine.index == index:
-                        engine.grant(block)
+        for backend in (*self.backends, *self.leaving):
+            for engine in backend.all_engines:
+                if (block := blocks.get(engine.index)) is not None:
+                    engine.grant(block)
 
     def owner(self, index: int) -> Backend:
         """The backend of the engine with this number, while it exists."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from loadtest.engine.scheduler import Batching, Limits
 from loadtest.engine.step_time import kv_tokens
 from loadtest.report.chart import (
+    STYLES,
     X_END,
     X_START,
     Y_END,
@@ -22,7 +23,6 @@ from loadtest.report.chart import (
 )
 
 BLOCK_TOKENS = 16
-_STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
 Line = Sequence[tuple[float, float]]
 
 
@@ -64,7 +64,7 @@ def chart(
         else linear(0, nice_top(max(values)), Y_START, Y_END, 4, unit)
     )
     series = [
-        ChartSeries(name, _STYLES[number % len(_STYLES)], list(line), steps=steps)
+        ChartSeries(name, STYLES[number % len(STYLES)], list(line), steps=steps)
         for number, (name, line) in enumerate(lines.items())
     ]
     shown = [] if x is not None and x.even else [f"{at:g}" for at, _ in series[0].points]

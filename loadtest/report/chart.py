@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))  # of lines
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 

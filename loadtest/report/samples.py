@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadtest.report.chart import Y_END, Y_START, Axis, Chart, ChartSeries, Point, linear, nice_top
+from loadtest.report.chart import STYLES, Y_END, Y_START, Axis, Chart, ChartSeries, Point, linear, nice_top
 from loadtest.report.formatting import number, percent
 from loadtest.report.schema import GpuSeries, PageSeries, Samples
 
-_STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
 _LEAST_SECONDS = 1.0
 _MOST_POINTS = 500
 _RECENT_SECONDS = 5.0
@@ -76,7 +75,7 @@ def _chart(
         x=time,
         y=linear(0, top, Y_START, Y_END, 4, unit),
         series=[
-            ChartSeries(name, _STYLES[number % len(_STYLES)], points)
+            ChartSeries(name, STYLES[number % len(STYLES)], points)
             for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))
         ],
         y_title="" if unit else "requests",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadtest.report.chart import (
+    STYLES,
     X_END,
     X_START,
     Y_END,
@@ -22,7 +23,6 @@ from loadtest.report.series import Point as Measured
 from loadtest.report.series import Series as Runs
 from loadtest.report.series import Spread
 
-_STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))
 _TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
 # Ratios that are drawn, and how they are called.
 _RATIOS = {
@@ -66,7 +66,7 @@ def trade_off(series: Runs) -> list[Chart]:
     for number, (target, points) in enumerate(by_target.items()):
         its = sorted((one.figures[latency].median, one.figures[rate].median) for one in points)
         ends = [(value, value) for _, value in its]
-        lines.append(ChartSeries(target or "measured", _STYLES[number % len(_STYLES)], its, spread=ends))
+        lines.append(ChartSeries(target or "measured", STYLES[number % len(STYLES)], its, spread=ends))
     unit, best = _TOTALS.get(rate, "requests").lower(), _best(known)
     return [
         Chart(
@@ -124,7 +124,7 @@ def ratio_charts(series: Runs) -> list[Chart]:
         against = series.differences[0].against
         # The first style is the first target's: it has no ratio.
         title = f"{_RATIOS[figure]}, as a ratio to {against}"
-        charts.append(_chart(title, note, lines, _STYLES[1:], on=_loads(series), around=1.0))
+        charts.append(_chart(title, note, lines, STYLES[1:], on=_loads(series), around=1.0))
     return charts
 
 
@@ -137,7 +137,7 @@ def _chart(
     title: str,
     note: str,
     lines: Sequence[_Line],
-    styles: Sequence[str] = _STYLES,
+    styles: Sequence[str] = STYLES,
     *,
     on: Axis,
     latency: bool = False,
