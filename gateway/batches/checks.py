@@ -8,7 +8,6 @@ from dataclasses import replace
 from gateway.batches.batch import Batch, batch_error
 from gateway.batches.files import Files
 from gateway.batches.input import Breathe, CheckedInput, InputLimits, InvalidInput, check_input
-from gateway.batches.run import RunParts
 from gateway.config import Config
 
 MISSING = "input_file_missing"
@@ -57,10 +56,3 @@ class InputChecks:
                 " have ended."
             )
             raise InvalidInput([batch_error("enqueued_request_limit_exceeded", message)])
-
-
-def arrange(checked: CheckedInput, parts: RunParts) -> None:
-    """Put the lines in the order of their prefixes, in a thread."""
-    breathe = parts.breather()
-    for _ in checked.order.arrange(max(1, parts.engines_of(checked.model))):
-        breathe()

@@ -281,11 +281,16 @@ def _delete_all_but(folder: Path, kept: set[str], before: float) -> None:
                     path.unlink()
 
 
-async def to_its_end(do: Callable[..., Result], *args: Any) -> Result:
-    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next."""
+async def to_its_end(do: Callable[..., Result], *args: Any, undo: Callable[[Result], None] | None = None) -> Result:
+    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next.
+
+    `undo` then gives back what was opened.
+    """
     doing = asyncio.get_running_loop().run_in_executor(None, partial(do, *args))
     try:
         return await asyncio.shield(doing)
     except asyncio.CancelledError:
         await asyncio.wait([doing])
+        if undo is not None and doing.exception() is None:
+            undo(doing.result())
         raise

@@ -110,6 +110,23 @@ class Backoff:
             await asyncio.sleep(seconds)
 
 
+def arrange(checked: CheckedInput, parts: RunParts) -> None:
+    """Put the lines in the order of their prefixes, in a thread."""
+    breathe = parts.breather()
+    for _ in checked.order.arrange(max(1, parts.engines_of(checked.model))):
+        breathe()
+
+
+def pause(batch: Batch, reason: str) -> None:
+    """Note why nothing can be written at the moment; "" = it can."""
+    log = structlog.get_logger("gateway")
+    if reason and not batch.paused:
+        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on when there is room")
+    if batch.paused and not reason:
+        log.info("batch_goes_on", batch=batch.id)
+    batch.pause(reason)
+
+
 def new_pace(batch: Batch, lines: int, parts: RunParts) -> BatchPace:
     """The pace of a batch from now on, with so many lines left."""
     now = parts.sender.now()

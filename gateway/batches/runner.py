@@ -1,18 +1,19 @@
 """All batches that have not ended: each is checked, run, finalized, and taken up again after a restart."""
 
 import asyncio
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
-from gateway.batches.checks import InputChecks, arrange
+from gateway.batches.checks import InputChecks
 from gateway.batches.files import Files, has_no_room, to_its_end
 from gateway.batches.input import CheckedInput, InputFile, InvalidInput
-from gateway.batches.journal import Journal, recover
-from gateway.batches.run import BatchRun, RunParts, new_pace
-from gateway.batches.running import BatchRunner, pause
+from gateway.batches.journal import AnswerFile, Journal, recover
+from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
+from gateway.batches.running import BatchRunner
 from gateway.batches.store import Store
 
 _RETRY_SECONDS = 1.0
@@ -134,10 +135,8 @@ class Runner(BatchRunner):
         answered: set[int] = set()
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
             await to_its_end(self._recover, file_id, checked, failed, tally, answered)
-        answers = await to_its_end(self._parts.open_answers, batch.output_id)
-        errors = await to_its_end(self._parts.open_answers, batch.error_id)
+        source, answers, errors = await to_its_end(self._open_files, batch, undo=_close_all)
         journal = Journal(answers, errors, partial(pause, batch))
-        source = await to_its_end(InputFile, self._files.path(batch.input_file_id))
         pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
         run = BatchRun(batch, checked, journal, source, self._parts, pace)
         batch.recount(tally)
@@ -146,6 +145,15 @@ class Runner(BatchRunner):
         if answered:
             self._log.info("batch_resumed", batch=batch.id, answered=len(answered), lines=batch.total)
         return run
+
+    def _open_files(self, batch: Batch) -> tuple[InputFile, AnswerFile, AnswerFile]:
+        """The input, the answers and the errors, in a thread."""
+        with ExitStack() as stack:
+            source = stack.enter_context(closing(InputFile(self._files.path(batch.input_file_id))))
+            answers = stack.enter_context(closing(self._parts.open_answers(batch.output_id)))
+            errors = self._parts.open_answers(batch.error_id)
+            stack.pop_all()
+        return source, answers, errors
 
     def _recover(self, file_id: str, checked: CheckedInput, failed: bool, tally: Tally, answered: set[int]) -> None:
         for custom_id, usage in recover(self._files.path(file_id), self._parts.breather()):
@@ -177,3 +185,8 @@ class Runner(BatchRunner):
         for each in written:
             self._files.count(each.id, each.owner.key, each.size_bytes)
         self._parts.metrics.batches.add((batch.status,))
+
+
+def _close_all(opened: tuple[InputFile, AnswerFile, AnswerFile]) -> None:
+    for file in opened:
+        file.close()

@@ -4,22 +4,10 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import structlog
-
 from gateway.batches.batch import Batch
 from gateway.batches.checks import InputChecks
 from gateway.batches.run import RunParts
 from gateway.config import Config
-
-
-def pause(batch: Batch, reason: str) -> None:
-    """Note why nothing can be written at the moment; "" = it can."""
-    log = structlog.get_logger("gateway")
-    if reason and not batch.paused:
-        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on when there is room")
-    if batch.paused and not reason:
-        log.info("batch_goes_on", batch=batch.id)
-    batch.pause(reason)
 
 
 class BatchRunner(ABC):

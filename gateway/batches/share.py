@@ -11,14 +11,13 @@ from typing import TypeVar
 import structlog
 
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
-from gateway.batches.checks import InputChecks, arrange
+from gateway.batches.checks import InputChecks
 from gateway.batches.claims import Claim
 from gateway.batches.files import Files, new_file_id, sync_folder, to_its_end
 from gateway.batches.input import CheckedInput, InputFile
 from gateway.batches.journal import AnswerFile, Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, AnswerParts, finished, new_result
-from gateway.batches.run import BatchRun, RunParts, new_pace
-from gateway.batches.running import pause
+from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
 from gateway.batches.store import ClaimedLines, SharedStore
 from gateway.errors import StorageUnavailable
 
@@ -126,7 +125,8 @@ class SharedBatch:
     async def _run(self, claimed: ClaimedLines, checked: CheckedInput, own: "_LazyJournal") -> None:
         claim, parts = claimed.claim, self._setting.parts
         journal = await own.open()
-        source = await to_its_end(InputFile, self._setting.files.path(self.batch.input_file_id))
+        path = self._setting.files.path(self.batch.input_file_id)
+        source = await to_its_end(InputFile, path, undo=InputFile.close)
         try:
             lines = checked.part(claim.first, claim.end)
             await to_its_end(arrange, lines, parts)
@@ -252,10 +252,11 @@ class _LazyJournal:
     async def open(self) -> Journal:
         async with self._opening:
             if self._opened is None:
-                self._opened = await to_its_end(self._open)
+                await to_its_end(self._open)
+            assert self._opened is not None
             return self._opened
 
-    def _open(self) -> Journal:
+    def _open(self) -> None:
         folder, holder = self._folder.folder, self._setting.holder
         folder.mkdir(mode=0o700, exist_ok=True)
         with ExitStack() as stack:
@@ -266,7 +267,7 @@ class _LazyJournal:
             sync_folder(folder)
             sync_folder(folder.parent)
             stack.pop_all()
-        return Journal(answers, errors, partial(pause, self._share.own))
+        self._opened = Journal(answers, errors, partial(pause, self._share.own))
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self._close())

@@ -18,8 +18,8 @@ from gateway.batches.files import Files, has_no_room
 from gateway.batches.input import InvalidInput
 from gateway.batches.journal import AnswerFile
 from gateway.batches.parts import delete_parts
-from gateway.batches.run import RunParts
-from gateway.batches.running import BatchRunner, pause
+from gateway.batches.run import RunParts, pause
+from gateway.batches.running import BatchRunner
 from gateway.batches.share import SharedBatch, ShareSetting, patiently
 from gateway.batches.store import SharedStore
 from gateway.errors import StorageUnavailable
