@@ -29,8 +29,7 @@ from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
-from gateway.coordination import configured_coordinators
-from gateway.coordination.sharing import configured_sharing
+from gateway.coordination import configured_coordinators, configured_sharing
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -384,9 +383,8 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
-        index, is_followed = self.cache_state.index, self.tokenization.covers
-        parts = self.metrics, self.clock, self.supervisor, self._random_secret, self._follow_secret
-        self._cache_sharing = configured_sharing(self.config, self.fleet, index, is_followed, *parts)
+        parts = self.cache_state.index, self.tokenization.covers, self.clock, self.supervisor, self._random_secret
+        self._cache_sharing = configured_sharing(self.config, self.fleet, *parts, follow_secret=self._follow_secret)
 
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
@@ -421,7 +419,7 @@ class Gateway:
 
     def _add_gauges(self) -> None:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
-        for owner in [*owners, *self.coordinators]:
+        for owner in [*owners, *self.coordinators, *self._cache_sharing]:
             owner.add_gauges(self.metrics)
         self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
@@ -462,8 +460,8 @@ class Gateway:
                 await enter(coordinator.taking_part())
             if ready is not None:
                 await ready()
-            if self._cache_sharing is not None:
-                await enter(self._cache_sharing.running())
+            for sharing in self._cache_sharing:
+                await enter(sharing.running())
             if self.batches is not None:
                 await self.batches.open()
                 stack.push_async_callback(self.batches.stop)

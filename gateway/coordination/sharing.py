@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.config import Config
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.exchange import Exchange
 from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, open_client, shared_name
 from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
-from gateway.routing.cache_view import PrefixIndex
 from gateway.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -53,6 +51,7 @@ class CacheSharing:
         clock: Callable[[], float],
         supervisor: Supervisor,
         secret: bytes,
+        *,
         follow_secret: Callable[[bytes], None] | None,
     ) -> None:
         self._config = config
@@ -65,6 +64,17 @@ class CacheSharing:
         self.exchange = Exchange(token_hex(8), index, named, is_followed)
         fleet.on_change.append(self.exchange.follow_fleet)
         fleet.on_leave.append(self._left)
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        counts = self.exchange.counts
+        metrics.counter(
+            "gateway_cache_updates_total",
+            "Messages of gateways about prefix caches and loads, by what was done with them.",
+            ("result",),
+            lambda: [((result,), count) for result, count in counts.items()],
+        )
+        text = "Other gateways whose prefix caches and loads are known."
+        metrics.gauge("gateway_cache_update_peers", text, (), lambda: [((), self.exchange.live_peers)])
 
     def _left(self, backend: Backend) -> None:
         self.exchange.left(backend.all_engines)
@@ -140,37 +150,3 @@ class CacheSharing:
             async with asyncio.timeout(CALL_SECONDS):
                 await client.publish(self._channel(f"caches:{asker}"), part)
             await asyncio.sleep(_PART_SECONDS)
-
-
-def configured_sharing(
-    config: Config,
-    fleet: Fleet,
-    index: PrefixIndex,
-    is_followed: Callable[[int], bool],
-    metrics: Metrics,
-    clock: Callable[[], float],
-    supervisor: Supervisor,
-    secret: bytes,
-    follow_secret: Callable[[bytes], None],
-) -> CacheSharing | None:
-    """None: the index is not one that announces its changes."""
-    sharing = None
-    if isinstance(index, AnnouncedIndex):
-        follow = None if config.auth.cache_salt_secret else follow_secret
-        parts = clock, supervisor, secret, follow
-        sharing = CacheSharing(config.coordination, fleet, index, is_followed, *parts)
-    _add_gauges(metrics, sharing)
-    return sharing
-
-
-def _add_gauges(metrics: Metrics, sharing: CacheSharing | None) -> None:
-    metrics.counter(
-        "gateway_cache_updates_total",
-        "Messages of gateways about prefix caches and loads, by what was done with them.",
-        ("result",),
-        lambda: [] if sharing is None else [((result,), count) for result, count in sharing.exchange.counts.items()],
-    )
-    text = "Other gateways whose prefix caches and loads are known."
-    metrics.gauge(
-        "gateway_cache_update_peers", text, (), lambda: [((), 0 if sharing is None else sharing.exchange.live_peers)]
-    )
