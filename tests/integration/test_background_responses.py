@@ -39,8 +39,17 @@ async def test_the_cap_holds_for_responses_in_the_background(start_gateway: Star
         await whole_fleet_is_up(gateway, fleet)
         watching = asyncio.create_task(watch())
         async with gateway.client() as sdk:
-            made = await asyncio.gather(*(sdk.responses.create(**request(100)) for _ in range(5)))
-            ends = [await finished(sdk, each.id) for each in made]
+            made = [await sdk.responses.create(**request(ENDLESS_TOKENS)) for _ in range(2)]
+            waiting = [asyncio.create_task(sdk.responses.create(**request(100))) for _ in range(3)]
+
+            async def all_are_busy() -> bool:
+                queued = await read(gateway.admin_url, "gateway_queued_requests")
+                return queued == 3 and list(most.values()) == [1, 1]
+
+            await eventually(all_are_busy, "each engine runs one, and three wait")
+            for response in made:
+                await sdk.responses.cancel(response.id)
+            ends = [await finished(sdk, (await each).id) for each in waiting]
         watching.cancel()
         await gateway_holds_nothing(gateway.admin_url)
     assert set(ends) <= {"completed", "incomplete"}
