@@ -181,7 +181,7 @@ class CachedWaiter(EmbeddingWaiter):
         for place, (vector, its_tokens, is_exact) in self._cached.items():
             data[place] = {"index": place, "object": "embedding", "embedding": vector}
             tokens, exact = tokens + its_tokens, exact and is_exact
-        return Vectors(new.document, data, tokens, exact=exact)
+        return Vectors(new.form, data, tokens, exact=exact)
 
     def answered(self, piece: Piece, part: Part) -> None:
         assert isinstance(part, Vectors)
@@ -195,7 +195,7 @@ class CachedWaiter(EmbeddingWaiter):
                 size_bytes = getsizeof(vector) + _CACHED_BYTES
                 self._cache.put(self._keys[place], (vector, its_tokens, one_by_one), size_bytes)
         if self._cache.get(self._head_key) is None:
-            head = orjson.dumps({**part.document, "data": None})
+            head = orjson.dumps({**part.form.document, "data": None})
             self._cache.put(self._head_key, head, getsizeof(head))
         super().answered(piece, part)
 

@@ -97,7 +97,7 @@ class Coalescer:
             waiter = CachedWaiter(cache, request, client, record, now)
         if waiter.document is not None:  # nothing is missing: no backend is needed
             waiter.begin([])
-            return await self._deliver(waiter, [wire.Vectors(waiter.document, [], 0)], reply)
+            return await self._deliver(waiter, [wire.Vectors(wire.AnswerForm(waiter.document, "data"), [], 0)], reply)
         if request.explains or not fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
@@ -185,7 +185,7 @@ class Coalescer:
         for piece, share in zip(pieces, wire.shares(tokens, weights), strict=True):
             part = slice(offset, offset + piece.items)
             own_counts = None if counts is None else counts[part]
-            piece.owner.answered(piece, wire.Vectors(vectors.document, vectors.data[part], share, own_counts, exact))
+            piece.owner.answered(piece, wire.Vectors(vectors.form, vectors.data[part], share, own_counts, exact))
             offset += piece.items
             handed_out += piece.items * len(body) // items
             if handed_out > _HANDED_OUT_BYTES:
@@ -246,7 +246,7 @@ class Coalescer:
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
         if (choice := waiter.request.model_choice) is not None:
-            vectors = replace(vectors, document=wire.under_alias(vectors.document, choice.alias))
+            vectors = replace(vectors, form=vectors.form.under(choice.alias))
         usage = "exact" if vectors.exact else "estimated"
         batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
         written = wire.vector_pieces(waiter.request.request_id, vectors, floats=floats)
@@ -370,7 +370,7 @@ class RerankSplitter:
                 return response
             if measures_query:  # scored against itself, it has twice as many tokens
                 tokens = min(wire.tokens_in(response.body), most_prompt_tokens(1, len(body))) // 2
-                waiter.answered(piece, wire.Scores({}, [], tokens, 0))
+                waiter.answered(piece, wire.Scores(wire.AnswerForm({}, ""), [], tokens, 0))
                 return None
             scores = wire.read_scores(response.body, waiter.pairs, documents)
         seconds = self._batcher.clock() - batch.sent_seconds
@@ -385,7 +385,7 @@ class RerankSplitter:
         query_tokens = sum(scores.prompt_tokens for scores in parts if not scores.entries)  # of one, if it was measured
         tokens = max(0, sum(scores.prompt_tokens for scores in scored) - (len(scored) - 1) * query_tokens)
         if (choice := waiter.request.model_choice) is not None:
-            scored[0] = replace(scored[0], document=wire.under_alias(scored[0].document, choice.alias))
+            scored[0] = replace(scored[0], form=scored[0].form.under(choice.alias))
         written = wire.score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
         self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
         size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds

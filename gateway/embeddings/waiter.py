@@ -207,4 +207,4 @@ class EmbeddingWaiter(Waiter):
             return parts[0]
         data = list(chain.from_iterable(part.data for part in parts))
         tokens, exact = sum(part.prompt_tokens for part in parts), all(part.exact for part in parts)
-        return Vectors(parts[-1].document, data, tokens, exact=exact)
+        return Vectors(parts[-1].form, data, tokens, exact=exact)

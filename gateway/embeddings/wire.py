@@ -172,20 +172,33 @@ def prompt_tokens_of(document: Any) -> int:
     return tokens
 
 
-_LIST = b"\0"  # where the list will be; in JSON it is nowhere else
+_ID, _TOKENS, _LIST = b"\0", b"\1", b"\2"  # where these will be; in JSON they are nowhere else
 
 
-def answer_around(document: dict[str, Any], request_id: str, list_name: str, tokens: int) -> tuple[bytes, bytes]:
-    """The answer to one client before its list, and after it."""
-    usage = {**document["usage"], "prompt_tokens": tokens, "total_tokens": tokens}
-    whole = {"id": None, **document} | {"id": request_id, "usage": usage, list_name: orjson.Fragment(_LIST)}
-    before, _, after = orjson.dumps(whole).partition(_LIST)
-    return before + b"[", b"]" + after
+class AnswerForm:
+    """An answer without what differs among the clients of a batch; it is written as JSON once for all of them."""
 
+    def __init__(self, document: dict[str, Any], list_name: str) -> None:
+        self.document = document
+        self._list_name = list_name
+        self._written = b""
 
-def under_alias(document: dict[str, Any], alias: str) -> dict[str, Any]:
-    """An answer, without its list, to a client that used another name for the model; empty = it did not."""
-    return {**document, "model": alias} if alias and "model" in document else document
+    def around(self, request_id: str, tokens: int) -> tuple[bytes, bytes]:
+        """The answer to one client before the entries of its list, and after them."""
+        if not self._written:
+            document, number = self.document, orjson.Fragment(_TOKENS)
+            usage = {**document["usage"], "prompt_tokens": number, "total_tokens": number}
+            own = {"id": orjson.Fragment(_ID), "usage": usage, self._list_name: orjson.Fragment(b"[%b]" % _LIST)}
+            self._written = orjson.dumps({"id": None, **document} | own)
+        answer = self._written.replace(_TOKENS, b"%d" % tokens).replace(_ID, orjson.dumps(request_id))
+        before, _, after = answer.partition(_LIST)
+        return before, after
+
+    def under(self, alias: str) -> "AnswerForm":
+        """For a client that used another name for the model; empty = it did not."""
+        document = self.document
+        renamed = alias and "model" in document
+        return AnswerForm({**document, "model": alias}, self._list_name) if renamed else self
 
 
 _PIECE_BYTES = 131072
@@ -200,7 +213,7 @@ _REST_BYTES = 1048576
 class Vectors:
     """The answer to a batch or a request: one entry of `data` for each input, in the order of the inputs."""
 
-    document: dict[str, Any]  # the rest of the answer
+    form: AnswerForm
     data: list[dict[str, Any]]
     prompt_tokens: int
     counts: Sequence[int] | None = None  # tokens of each input, where they were counted
@@ -230,13 +243,13 @@ def read_vectors(body: bytes, items: int) -> Vectors:
     lengths = {(type(entry["embedding"]), len(entry["embedding"])) for entry in data}
     if len(lengths) > 1:
         raise WrongAnswer("The embeddings in the backend's response differ in size.")
-    return Vectors(document, data, prompt_tokens_of(document))
+    return Vectors(AnswerForm(document, "data"), data, prompt_tokens_of(document))
 
 
 def vector_pieces(request_id: str, vectors: Vectors, *, floats: bool) -> Iterator[bytes]:
     """The answer to one client, as the backend would have written it, in pieces of some 100 KB. Raises WrongAnswer."""
     data, form = vectors.data, as_floats if floats else as_base64
-    before, after = answer_around(vectors.document, f"embd-{request_id}", "data", vectors.prompt_tokens)
+    before, after = vectors.form.around(f"embd-{request_id}", vectors.prompt_tokens)
     yield before
     step = max(1, _PIECE_BYTES // size_of(data[:1], floats=floats))
     for start in range(0, len(data), step):
@@ -356,7 +369,7 @@ _ESCAPED = 6  # times the bytes of a text, at most, when JSON escapes it
 class Scores:
     """The scores of some documents, with the order and indexes of the client's answer."""
 
-    document: dict[str, Any]  # the answer without its entries
+    form: AnswerForm
     entries: list[dict[str, Any]]
     prompt_tokens: int
     size_bytes: int
@@ -393,7 +406,8 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     size_bytes = sum(pairs.sizes_bytes[part.start : part.stop])
     tokens = min(prompt_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
     given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
-    return Scores({**document, list_name: None}, given, tokens, len(body))
+    form = AnswerForm({**document, list_name: None}, list_name)
+    return Scores(form, given, tokens, len(body))
 
 
 def tokens_in(body: bytes) -> int:
@@ -403,12 +417,12 @@ def tokens_in(body: bytes) -> int:
 
 def score_pieces(request_id: str, pairs: Pairs, parts: list[Scores], tokens: int) -> Iterator[bytes]:
     """The answer as one backend would have written it. `parts` are in the order of the documents."""
-    list_name, score_name = _LIST_AND_SCORE[pairs.ranks]
+    _, score_name = _LIST_AND_SCORE[pairs.ranks]
     entries = list(chain.from_iterable(part.entries for part in parts))
     if pairs.ranks:
         entries.sort(key=lambda entry: -entry[score_name])  # stable, as in vLLM: equal scores stay in order
         del entries[wanted_of(pairs, len(entries)) :]
-    before, after = answer_around(parts[0].document, f"score-{request_id}", list_name, tokens)
+    before, after = parts[0].form.around(f"score-{request_id}", tokens)
     yield before
     for start in range(0, len(entries), _ENTRIES_AT_ONCE):
         yield (b"," if start else b"") + orjson.dumps(entries[start : start + _ENTRIES_AT_ONCE])[1:-1]

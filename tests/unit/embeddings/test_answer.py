@@ -6,8 +6,10 @@ from typing import Any
 
 import orjson
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.embeddings.wire import Vectors, read_vectors, size_of, vector_pieces
+from gateway.embeddings.wire import AnswerForm, Vectors, read_vectors, size_of, vector_pieces
 from gateway.errors import WrongAnswer
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
@@ -26,9 +28,9 @@ def changed(**fields: Any) -> bytes:
 
 
 @pytest.mark.parametrize(("encoding", "floats"), [("embedding", True), ("embedding_base64", False)])
-@pytest.mark.parametrize("given", ["embedding", "embedding_base64"])
-def test_vllms_own_answer_comes_out_again_in_either_form(given: str, encoding: str, floats: bool) -> None:
-    vectors = read_vectors(orjson.dumps(recorded(given)), 2)
+@pytest.mark.parametrize("form", ["embedding", "embedding_base64"])
+def test_vllms_own_answer_comes_out_again_in_either_form(form: str, encoding: str, floats: bool) -> None:
+    vectors = read_vectors(orjson.dumps(recorded(form)), 2)
     wanted = recorded(encoding)
     written = orjson.loads(write_answer(vectors, floats=floats))
     assert list(written) == list(wanted)
@@ -40,8 +42,18 @@ def test_entries_are_put_in_order_and_numbered_anew() -> None:
     first, second = document["data"]
     vectors = read_vectors(changed(data=[second, first]), 2)
     assert vectors.data == [first, second]
-    [entry] = orjson.loads(write_answer(Vectors(vectors.document, vectors.data[1:], 3), floats=False))["data"]
+    [entry] = orjson.loads(write_answer(Vectors(vectors.form, vectors.data[1:], 3), floats=False))["data"]
     assert entry == second | {"index": 0}
+
+
+@given(st.lists(st.tuples(st.text(), st.integers(0, 2**40)), min_size=1, max_size=4))
+def test_each_client_of_a_batch_reads_its_own_id_and_tokens(clients: list[tuple[str, int]]) -> None:
+    form = AnswerForm(recorded("embedding_base64"), "data")
+    for request_id, tokens in clients:
+        written = orjson.loads(b"".join(form.around(request_id, tokens)))
+        assert written["data"] == []
+        assert written["id"] == request_id
+        assert written["usage"] == form.document["usage"] | {"prompt_tokens": tokens, "total_tokens": tokens}
 
 
 ENTRY = {"index": 0, "object": "embedding", "embedding": "AAAA"}
@@ -75,8 +87,8 @@ def test_embeddings_that_cannot_be_read_are_wrong() -> None:
 def test_a_long_answer_comes_in_pieces_that_are_never_long(floats: bool) -> None:
     text = recorded("embedding_base64")["data"][0]["embedding"]
     data = [{"index": index, "object": "embedding", "embedding": text} for index in range(300)]
-    document = recorded("embedding_base64")
-    pieces = list(vector_pieces("x", Vectors(document, data, 7), floats=floats))
+    form = AnswerForm(recorded("embedding_base64"), "data")
+    pieces = list(vector_pieces("x", Vectors(form, data, 7), floats=floats))
     written = orjson.loads(b"".join(pieces))
     assert [entry["index"] for entry in written["data"]] == list(range(300))
     assert written["usage"]["prompt_tokens"] == 7

@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from gateway.embeddings.waiter import BufferedResponse, EmbeddingWaiter, SendUnchanged
-from gateway.embeddings.wire import Vectors, inputs_of
+from gateway.embeddings.wire import AnswerForm, Vectors, inputs_of
 from gateway.errors import BackendBusy
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind
@@ -23,7 +23,7 @@ def waiter(*lengths: int, encoding: str = "float") -> EmbeddingWaiter:
 
 
 def vectors(*names: str, tokens: int = 0, exact: bool = True) -> Vectors:
-    return Vectors({"usage": {}}, [{"embedding": name} for name in names], tokens, exact=exact)
+    return Vectors(AnswerForm({"usage": {}}, "data"), [{"embedding": name} for name in names], tokens, exact=exact)
 
 
 def test_its_answer_is_complete_when_every_piece_is_there_in_the_order_of_its_inputs() -> None:
