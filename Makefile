@@ -56,7 +56,7 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres
+test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres $(VENV)/.mermaid
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
@@ -90,6 +90,13 @@ $(VENV)/.postgres: | setup
 	  echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf; \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || \
 	  echo "without PostgreSQL, its tests are skipped"
+	@touch $@
+
+# Mermaid, as npm has it, draws the diagrams of the documentation site. The version is that of mkdocs-material.
+$(VENV)/.mermaid: | setup
+	@mkdir -p $(VENV)/mermaid; cd $(VENV)/mermaid && { npm pack --silent mermaid@11 && \
+	  tar xzf mermaid-11*.tgz --strip-components 2 package/dist/mermaid.min.js && rm mermaid-11*.tgz; } >/dev/null 2>&1 || \
+	  echo "without npm and Mermaid, diagrams of the documentation site are shown as text"
 	@touch $@
 
 test-random: setup
@@ -135,7 +142,7 @@ docs: setup
 	$(PY) -m docs.generate
 
 # The documentation site, into site/; a dead link or a page outside the navigation fails it.
-site: setup
+site: setup $(VENV)/.mermaid
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
 
 # config/grafana/gateway.json, from the script beside it.

@@ -5,10 +5,15 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from docs.site import MERMAID
+from tests.browser import browser_page, needs_browser
 from tests.deploy.conftest import ROOT
 
 # What a browser loads with a page by itself. A link that a reader follows may lead anywhere.
@@ -57,9 +62,30 @@ def test_its_pages_load_nothing_from_other_hosts(site: Path) -> None:
     loaded = {address for page in pages for address in _LOADED.findall(page.read_text())}
     assert any("assets/" in address for address in loaded)
     assert [address for address in loaded if address.startswith(("http:", "https:", "//"))] == []
-    assert [
-        page for page in pages if "fonts.googleapis" in page.read_text() or 'class="mermaid"' in page.read_text()
-    ] == []
+    assert [page for page in pages if "fonts.googleapis" in page.read_text()] == []
+
+
+def test_pages_with_diagrams_load_mermaid_from_the_site_before_the_theme_would_from_elsewhere(site: Path) -> None:
+    drawn = [page for page in site.rglob("*.html") if '<pre class="mermaid">' in page.read_text()]
+    assert {page.parent.name for page in drawn} == ({"ARCHITECTURE", "THREAT_MODEL"} if MERMAID.exists() else set())
+    for page in drawn:
+        scripts = [address for address in _LOADED.findall(page.read_text()) if ".js" in address]
+        assert (page.parent / scripts[0]).read_bytes() == MERMAID.read_bytes()
+
+
+@needs_browser
+@pytest.mark.skipif(not MERMAID.exists(), reason="Mermaid is not installed: make site")
+async def test_a_browser_draws_the_diagrams(site: Path, tmp_path: Path) -> None:
+    fences = (ROOT / "ARCHITECTURE.md").read_text().count("```mermaid")
+    drawn = "[...document.querySelectorAll('div.mermaid')].filter(each => each.clientHeight > 100).length"
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        async with browser_page(tmp_path) as page:
+            await page.open(f"http://127.0.0.1:{server.server_port}/ARCHITECTURE/")
+            await page.until(f"{drawn} === {fences}")
+            assert page.complaints == []
+        server.shutdown()
 
 
 def test_dead_links_and_pages_without_a_place_in_the_navigation_fail_the_build(copy: Path) -> None:

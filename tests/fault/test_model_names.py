@@ -195,6 +195,25 @@ async def test_an_isolated_key_stays_isolated_in_the_other_model(backend: Script
         assert own["cache_salt"] == other["cache_salt"]
 
 
+async def test_a_key_that_may_not_use_the_fallback_waits_for_its_own_model(backend: ScriptedBackend) -> None:
+    keys = [
+        {"name": "ann", "key": "sk-ann", "models": ["gpt-4o"]},
+        {"name": "bob", "key": "sk-bob", "models": ["gpt-4o", SPARE]},
+    ]
+    async with (
+        ScriptedBackend(SPARE) as spare,
+        running(backend, spare, sections={**FALLBACK, "auth": {"keys": keys}}) as under_test,
+    ):
+        ann, bob = (b"authorization: Bearer sk-%b" % name for name in (b"ann", b"bob"))
+        await backend.stop()
+        waits = asyncio.create_task(under_test.ask(chat(model="gpt-4o"), ann))
+        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+        assert (await under_test.ask(chat(model="gpt-4o"), bob)).header("x-gateway-model") == SPARE
+        await backend.start()
+        assert (await waits).header("x-gateway-model") == MODEL
+        assert len(spare.ledger) == 1
+
+
 async def test_an_adapter_is_served_where_it_is_loaded(backend: ScriptedBackend, other: ScriptedBackend) -> None:
     cards = [{"id": MODEL, "object": "model"}, {"id": "poet", "object": "model", "parent": MODEL}]
     report = 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="%s",waiting_lora_adapters=""} 1.7e9\n'

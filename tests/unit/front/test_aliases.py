@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.aliases import Aliases, Canary, opening_of
@@ -155,6 +156,16 @@ def test_a_client_can_refuse_fallbacks() -> None:
     assert choice_of(ask(HELLO, model="gpt", through=fallback_reader(), headers=none)) == ModelChoice("gpt")
     with pytest.raises(InvalidRequest, match="X-Gateway-Fallback must be none"):
         ask(HELLO, model="m", through=fallback_reader(), headers={b"x-gateway-fallback": b"no"})
+
+
+def test_a_key_falls_back_only_to_models_of_its_allow_list() -> None:
+    through = fallback_reader()
+    for allowed, fallbacks in {("gpt", "o"): ("o",), ("gpt", "n*"): ("n",), ("*",): ("n", "o"), ("gpt",): ()}.items():
+        key = KeyConfig(name="ann", key="ann", models=allowed)
+        assert choice_of(ask(HELLO, model="gpt", through=through, key=key)).fallbacks == fallbacks
+    assert (
+        ask(HELLO, model="m", through=through, key=KeyConfig(name="bob", key="b", models=("m",))).model_choice is None
+    )
 
 
 def test_what_continues_a_stored_response_has_no_fallback() -> None:
