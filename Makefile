@@ -56,7 +56,7 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres
+test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres $(VENV)/.chromium
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
@@ -90,6 +90,14 @@ $(VENV)/.postgres: | setup
 	  echo "create_main_cluster = false" >> /etc/postgresql-common/createcluster.conf; \
 	  apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; } >/dev/null 2>&1 || \
 	  echo "without PostgreSQL, its tests are skipped"
+	@touch $@
+
+# Chromium, unless a browser is there: web pages are tested in it. Ubuntu's package is a snap, which no container installs.
+$(VENV)/.chromium: | setup
+	@for each in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$each && break; done >/dev/null || \
+	  { echo "installing Chromium for tests of web pages"; { apt-get update -qq; ! apt-cache show chromium | grep -q snap && \
+	  apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || \
+	  echo "WITHOUT A BROWSER, ALL TESTS OF WEB PAGES ARE SKIPPED: install Chromium or Chrome" >&2; }
 	@touch $@
 
 test-random: setup
