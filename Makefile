@@ -56,7 +56,7 @@ format: setup
 # Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
 # then those that need the machine alone (5: ARGS selects none of them).
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
-test: $(READY) $(VENV)/.proxies $(VENV)/.prometheus $(VENV)/.redis $(VENV)/.postgres $(VENV)/.mermaid
+test: $(READY) $(patsubst %,$(VENV)/.%,proxies prometheus redis postgres mermaid chromium)
 	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
@@ -97,6 +97,14 @@ $(VENV)/.mermaid: | setup
 	@mkdir -p $(VENV)/mermaid; cd $(VENV)/mermaid && { npm pack --silent mermaid@11 && \
 	  tar xzf mermaid-11*.tgz --strip-components 2 package/dist/mermaid.min.js && rm mermaid-11*.tgz; } >/dev/null 2>&1 || \
 	  echo "without npm and Mermaid, diagrams of the documentation site are shown as text"
+	@touch $@
+
+# Chromium, unless a browser is there: web pages are tested in it. Ubuntu's package is a snap, which no container installs.
+$(VENV)/.chromium: | setup
+	@for each in chromium chromium-browser google-chrome google-chrome-stable; do command -v $$each && break; done >/dev/null || \
+	  { echo "installing Chromium for tests of web pages"; { apt-get update -qq; ! apt-cache show chromium | grep -q snap && \
+	  apt-get install -y -qq --no-install-recommends chromium; } >/dev/null 2>&1 || \
+	  echo "WITHOUT A BROWSER, ALL TESTS OF WEB PAGES ARE SKIPPED: install Chromium or Chrome" >&2; }
 	@touch $@
 
 test-random: setup

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,13 +11,9 @@ import pytest
 
 from loadtest.report.chart import Chart, ChartSeries, doubling, linear
 from loadtest.report.document import render
+from tests.browser import BROWSER, needs_browser
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_BROWSER = next(filter(None, map(shutil.which, _BROWSERS)), None)
-pytestmark = [
-    pytest.mark.skipif(_BROWSER is None, reason=f"none of {', '.join(_BROWSERS)} is installed"),
-    pytest.mark.timeout(180),
-]
+pytestmark = [needs_browser, pytest.mark.timeout(180)]
 _HOSTILE = "</script><script>document.title = 'taken'</script>"
 
 # Points at the first plot, drags over a part of it, and points again; what the legends say then is the outcome.
@@ -66,11 +61,11 @@ def _page() -> str:
 
 def _run(html: str, folder: Path) -> tuple[str, str]:
     """The document after its scripts, and what the browser complained of."""
-    assert _BROWSER is not None
+    assert BROWSER is not None
     file = folder / "page.html"
     file.write_text(html, encoding="utf-8")
     command = [
-        _BROWSER,
+        BROWSER,
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",
