@@ -29,7 +29,7 @@ from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
-from gateway.coordination import configured_coordinators, configured_sharing
+from gateway.coordination import ReplicaParts, configured_coordinators
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -81,6 +81,7 @@ from gateway.usage_page import UsagePage
 
 if TYPE_CHECKING:
     from gateway.batches.service import Batches
+    from gateway.coordination.coordinator import Coordinator
 
 _SETTLE_SECONDS = 0.1
 _SIZES_EVERY = 50
@@ -90,6 +91,7 @@ class Gateway:
     """Everything, put together; `running` runs it."""
 
     _is_watched = False  # on the dashboard
+    coordinators: "tuple[Coordinator, ...]" = ()  # one, if this gateway is not alone
 
     def __init__(
         self,
@@ -138,9 +140,6 @@ class Gateway:
             fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
         )
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
-        several = fleet, queue, cache_state.output_lengths, lambda: self.config.admission.kv_headroom
-        around = self.lease_broker, self._follow_keys, partial(secrets.token_hex, 8), clock, supervisor
-        self.coordinators = configured_coordinators(config.coordination, several, *around)
         self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
 
         self._build_records(log_out)
@@ -383,8 +382,11 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
-        parts = self.cache_state.index, self.tokenization.covers, self.clock, self.supervisor, self._random_secret
-        self._cache_sharing = configured_sharing(self.config, self.fleet, *parts, follow_secret=self._follow_secret)
+        demand = self.fleet, self.queue, self.cache_state.output_lengths, lambda: self.config.admission.kv_headroom
+        caches = self.cache_state.index, self.tokenization.covers, self._random_secret, self._follow_secret
+        more = self._follow_keys, partial(secrets.token_hex, 8), self.clock, self.supervisor
+        parts = ReplicaParts(*demand, self.lease_broker, *caches, *more)
+        self.coordinators = configured_coordinators(self.config, parts)
 
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
@@ -419,7 +421,7 @@ class Gateway:
 
     def _add_gauges(self) -> None:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
-        for owner in [*owners, *self.coordinators, *self._cache_sharing]:
+        for owner in [*owners, *self.coordinators]:
             owner.add_gauges(self.metrics)
         self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
@@ -460,8 +462,8 @@ class Gateway:
                 await enter(coordinator.taking_part())
             if ready is not None:
                 await ready()
-            for sharing in self._cache_sharing:
-                await enter(sharing.running())
+            for coordinator in self.coordinators:
+                await enter(coordinator.sharing.running())
             if self.batches is not None:
                 await self.batches.open()
                 stack.push_async_callback(self.batches.stop)

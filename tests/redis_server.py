@@ -86,3 +86,21 @@ def redis_server(folder: Path, *, keeps: bool = False, options: tuple[str, ...] 
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def sentinel(folder: Path, primary: RedisServer, name: str) -> Iterator[int]:
+    """A Sentinel that knows this primary by a name, and decides alone to replace it; yields its port."""
+    (port,) = free_ports(1)
+    file = folder / "sentinel.conf"
+    file.write_text(
+        f"port {port}\nbind 127.0.0.1\ndir {folder}\nsentinel monitor {name} 127.0.0.1 {primary.port} 1\n"
+        f"sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 3000\n"
+    )
+    with (folder / "sentinel.log").open("ab") as log:
+        process = subprocess.Popen([server_program(), str(file), "--sentinel"], stdout=log, stderr=log)
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.wait()

@@ -65,7 +65,7 @@ def _host(address: str, port: int) -> tuple[str, int]:
 def _checked_store(url: str) -> str:
     if url:
         parsed_address(url)
-        check_installed("redis", "coordination")
+        check_installed("hiredis", "coordination")
     return url
 
 

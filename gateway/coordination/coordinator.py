@@ -9,17 +9,16 @@ from typing import Final
 import structlog
 
 from gateway.backends.fleet import Fleet
-from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.demand import Demands
+from gateway.coordination.link import RedisLink
 from gateway.coordination.redis_store import RedisStore
 from gateway.coordination.replica import ReplicaBlocks
+from gateway.coordination.sharing import CacheSharing
 from gateway.coordination.store import StoreLost
 from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
 from gateway.routing.engine import EngineUse
-from gateway.routing.estimates import OutputLengths
 from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 
 _USUAL_SECONDS: Final = 1.0  # between two calls
@@ -30,26 +29,29 @@ _READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an 
 
 
 class Coordinator:
-    """One replica's part in a fleet of several. `counted` is called when the number of replicas has changed."""
+    """One replica's part in a fleet of several: its blocks, and what it shares with its peers.
+
+    `counted` is called when the number of replicas has changed.
+    """
 
     def __init__(
         self,
-        config: CoordinationConfig,
-        replica: str,
+        link: RedisLink,
+        blocks: ReplicaBlocks,
+        sharing: CacheSharing,
         fleet: Fleet,
         demands: Demands,
         broker: LeaseBroker,
         counted: Callable[[], None],
-        new_version: Callable[[], str],
         clock: Callable[[], float],
         supervisor: Supervisor,
     ) -> None:
-        self.replica = replica
         self.failures = 0  # calls that failed
-        self.blocks = ReplicaBlocks(replica, config.expected_replicas, new_version)
-        self._store = RedisStore(config, replica, self.call_soon, supervisor)
+        self.blocks, self.sharing = blocks, sharing
+        self._link, self._store, self._calls = link, RedisStore(link), link.name("call")
         self._fleet, self._demands, self._broker = fleet, demands, broker
         self._counted, self._clock, self._supervisor = counted, clock, supervisor
+        self._peers: frozenset[str] | None = None  # whose messages are heard
         self._wake = asyncio.Event()
         self._has_ended_call = asyncio.Event()
         self._count = 1
@@ -59,9 +61,9 @@ class Coordinator:
         fleet.on_change.insert(0, self.obey)
         self.obey()
 
-    def call_soon(self) -> None:
-        """Another replica wants more, or the fleet has changed."""
-        self._wake.set()
+    def _on_call(self, caller: bytes) -> None:
+        if caller != self._link.replica.encode():  # it wants more than it has
+            self._wake.set()
 
     def obey(self) -> None:
         """Set what may be in flight on each engine from now on."""
@@ -82,7 +84,7 @@ class Coordinator:
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
         """Take part while the block runs, once there are blocks; at its end, leave if nothing is in flight."""
-        async with self._store.present():
+        async with self._link.open():
             try:
                 async with self._supervisor.repeating("coordination", self._step, _USUAL_SECONDS):
                     await self._ready()
@@ -127,6 +129,7 @@ class Coordinator:
         """Renew the blocks, and state what is wished. A store that fails costs no request anything."""
         try:
             await self._exchange()
+            await self._follow_peers()
         except StoreLost as error:
             self.failures += 1
             self.blocks.failed()
@@ -164,7 +167,13 @@ class Coordinator:
             raise StoreLost("other gateways changed the table at the same time")
         if blocks.is_short and clock() - self._asked_seconds > _WAITING_SECONDS:
             self._asked_seconds = clock()
-            await self._store.call_others()
+            self._link.publish(self._calls, self._link.replica.encode())
+
+    async def _follow_peers(self) -> None:
+        peers = self.blocks.peers
+        if peers != self._peers:
+            await self._link.listen({self._calls: self._on_call, **self.sharing.follow_peers(peers)})
+            self._peers = peers
 
     async def _leave(self) -> None:
         for _ in range(_ATTEMPTS):
@@ -192,17 +201,4 @@ class Coordinator:
         metrics.counter(
             "gateway_coordination_failures_total", "Failed calls of Redis.", (), lambda: [((), self.failures)]
         )
-
-
-def new_coordinator(
-    config: CoordinationConfig,
-    demands: tuple[Fleet, Queue, OutputLengths, Callable[[], float]],
-    broker: LeaseBroker,
-    counted: Callable[[], None],
-    new_name: Callable[[], str],
-    clock: Callable[[], float],
-    supervisor: Supervisor,
-) -> Coordinator:
-    """A replica with a new name. `new_name` never gives the same one twice."""
-    parts = demands[0], Demands(*demands), broker, counted, new_name, clock, supervisor
-    return Coordinator(config, new_name(), *parts)
+        self.sharing.add_gauges(metrics)

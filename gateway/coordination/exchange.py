@@ -1,12 +1,13 @@
 """What gateways before the same engines know together: which prompts each engine was sent, and what is in flight there.
 
-Each gateway publishes its part in numbered updates, at most every 50 ms, and joins those of all others to its own. A
-gateway that misses an update, or has just begun, asks another one for all that it knows. Nothing here is needed for a
-request to be answered: without updates, a gateway decides by what it has sent itself. Pure.
+Each gateway publishes its part in numbered updates, at most every 50 ms, and joins those of its peers to its own: of
+the other replicas in the fleet's table. A gateway that misses an update, or has just begun, asks another one for all
+that it knows. Nothing here is needed for a request to be answered: without updates, a gateway decides by what it has
+sent itself. Pure.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
@@ -47,8 +48,8 @@ _NOTHING: Final = OtherLoad(0, 0, 0, 0.0, 0.0)
 class Peer:
     """Another gateway: its last update, and what it has in flight by the engine's hash."""
 
-    number: int
-    heard_seconds: float | None  # None = not for a while
+    number: int | None = None  # None = none was heard yet
+    heard_seconds: float | None = None  # None = not for a while
     loads: dict[int, OtherLoad] = field(default_factory=dict)
 
 
@@ -64,7 +65,7 @@ class Question:
 
 class Exchange:
     """Owner of what is known of other gateways. `engines` has each engine with its URL and rank; `is_followed`: its
-    cache is known without others, from its KV events. `own`: a name that no other process has, of any start.
+    cache is known without others, from its KV events. `own`: the name of this replica.
     """
 
     def __init__(
@@ -92,8 +93,6 @@ class Exchange:
         self._begun_seconds: float | None = None
         self._sent_seconds = -_IDLE_SECONDS
         self._sent_load: list[tuple[int, int, int]] = []
-        start = encode(Update(FORMAT, own, 0, [], [], Chains()))
-        self._own_start = start[: start.index(own.encode()) + len(own)]
         self.follow_fleet()
 
     def follow_fleet(self) -> None:
@@ -111,12 +110,27 @@ class Exchange:
         for engine in engines:
             self._index.begin(engine.index)
 
-    @property
-    def live_peers(self) -> int:
-        return sum(peer.heard_seconds is not None for peer in self._peers.values())
+    def follow_peers(self, names: Sequence[str]) -> list[str]:
+        """Take over which other replicas there are now; returns those whose updates are used."""
+        kept = [name for name in names if name != self.own][:MOST_PEERS]
+        for name in self._peers.keys() - {*kept}:
+            del self._peers[name]
+            if name in self._lacking:  # it cannot be asked any more
+                del self._lacking[name]
+                self._is_incomplete = True
+        for name in kept:
+            if name not in self._peers:
+                self._peers[name] = Peer()
+                self._sent_seconds = -_IDLE_SECONDS  # it hears of this gateway at once
+        return kept
+
+    def missed(self) -> None:
+        """Nothing can be sent now: others notice by the number of the next update."""
+        self._index.changes()
+        self._number += 1
 
     def due(self, now: float) -> list[bytes]:
-        """The messages to publish now; usually one or none."""
+        """The updates to publish now; usually one or none."""
         if self._begun_seconds is None:
             self._begun_seconds = now
         self._follow_peers(now)
@@ -133,22 +147,18 @@ class Exchange:
             for group in [*split(chains)] or [()]:
                 self._number += 1
                 messages.append(encode(Update(FORMAT, self.own, self._number, engines, loads, pack(group))))
-        if (question := self._ask(now)) is not None:
-            messages.append(question)
         self.counts["sent"] += len(messages)
         return messages
 
     def receive(self, data: bytes, now: float) -> None:
         """Use a message of another gateway, or count why not."""
-        if data.startswith(self._own_start):
-            return
         try:
             message = decode(data)
             if isinstance(message, Update):
                 self._on_update(message, now)
             elif isinstance(message, Part):
                 self._on_part(message, now)
-            elif message.asked == self.own and message.sender != self.own and len(self._answers) < MOST_PEERS:
+            elif len(self._answers) < MOST_PEERS:
                 self._answers[message.sender] = message.number
         except UpdateRefused as error:
             self.counts[f"refused_{error}"] += 1
@@ -158,14 +168,14 @@ class Exchange:
         if not self._answers:
             return None
         asker = next(iter(self._answers))
-        return asker, self._parts(asker, self._answers.pop(asker))
+        return asker, self._parts(self._answers.pop(asker))
 
     # What this gateway has to say.
 
     def _news(self) -> tuple[list[Chain], list[NamedEngine], bool]:
         """Prompts that were sent, with places in the engines; engines whose blocks were forgotten are there, too."""
         changes, is_complete = self._index.changes()
-        if not self.live_peers:
+        if not self._peers:
             return [], [], True
         places: dict[int, int] = {}  # by the engine's number
         chains: list[Chain] = []
@@ -199,8 +209,8 @@ class Exchange:
             loads.append(SentLoad(places[name], *counts, ahead, min(share, 1000.0)))
         return loads
 
-    def _ask(self, now: float) -> bytes | None:
-        """The question that is due: of a peer whose update was missed, or of any peer at the start."""
+    def next_question(self, now: float) -> tuple[str, bytes] | None:
+        """Of whom to ask a snapshot now, and the message: a peer whose update was missed, or any peer at the start."""
         question = self._question
         if question is not None and now - question.since_seconds > _ANSWER_SECONDS:
             self.counts["snapshots_failed"] += 1
@@ -217,9 +227,9 @@ class Exchange:
         self._asked_seconds = now
         self._question = Question(asked, self._questions, now)
         self.counts["snapshots_asked"] += 1
-        return encode(Ask(FORMAT, self.own, asked, self._questions))
+        return asked, encode(Ask(FORMAT, self.own, self._questions))
 
-    def _parts(self, asker: str, number: int) -> Iterator[bytes]:
+    def _parts(self, number: int) -> Iterator[bytes]:
         part = 0
         self.counts["snapshots_sent"] += 1
         for key in [*self._hashes]:
@@ -230,10 +240,10 @@ class Exchange:
                 some = runs[start : start + _RUNS_AT_ONCE]
                 chains = [(0, keys[: len(sizes)], tuple(accumulate(sizes))) for keys, sizes in some]
                 for group in split(chains):
-                    yield encode(Part(FORMAT, self.own, asker, number, part, False, [self._named(key)], pack(group)))
+                    yield encode(Part(FORMAT, self.own, number, part, False, [self._named(key)], pack(group)))
                     part += 1
         engines = [self._named(key) for key in self._hashes]
-        yield encode(Part(FORMAT, self.own, asker, number, part, True, engines, Chains()))
+        yield encode(Part(FORMAT, self.own, number, part, True, engines, Chains()))
 
     # What others have to say.
 
@@ -242,10 +252,9 @@ class Exchange:
         if any(load.at >= len(update.engines) for load in update.loads):
             raise UpdateRefused("malformed")
         sender, number = update.sender, update.number
-        peer = self._peers.get(sender)
-        if peer is None:
-            peer = self._peers[sender] = self._new_peer(number, now)
-            self._sent_seconds = -_IDLE_SECONDS  # it hears of this gateway at once
+        if (peer := self._peers.get(sender)) is None:
+            raise UpdateRefused("unknown_gateway")
+        if peer.number is None:
             if number > 1 and self._begun_seconds is not None and now - self._begun_seconds > _FOUND_SECONDS:
                 self._lacking[sender] = None
         elif number <= peer.number:
@@ -264,20 +273,10 @@ class Exchange:
         self.counts["used"] += 1
         self._copy(update.engines, chains)
 
-    def _new_peer(self, number: int, now: float) -> Peer:
-        """Room for another gateway; one that has ended gives way. Raises UpdateRefused."""
-        if len(self._peers) >= MOST_PEERS:
-            ended = next((name for name, peer in self._peers.items() if peer.heard_seconds is None), None)
-            if ended is None:
-                raise UpdateRefused("too_many_gateways")
-            del self._peers[ended]
-            self._lacking.pop(ended, None)
-        return Peer(number, now)
-
     def _on_part(self, part: Part, now: float) -> None:
         question = self._question
         is_expected = question is not None and (part.sender, part.number) == (question.peer, question.number)
-        if question is None or not is_expected or part.to != self.own or part.part != question.next_part:
+        if question is None or not is_expected or part.part != question.next_part:
             self.counts["repeated"] += 1  # or one before it was lost: the question is asked again in a while
             return
         self._copy(part.engines, unpack(part.chains, len(part.engines)))
@@ -308,9 +307,7 @@ class Exchange:
             age_seconds = now - peer.heard_seconds
             if age_seconds > LIFE_SECONDS:
                 peer.heard_seconds, peer.loads = None, {}
-                if name in self._lacking:  # it cannot be asked any more
-                    del self._lacking[name]
-                    self._is_incomplete = True
+                self._lacking[name] = None
             else:
                 live.append((peer, age_seconds))
         for engine_hash, engine in self._by_hash.items():

@@ -35,7 +35,7 @@ class ReplicaBlocks:
 
     def __init__(self, replica: str, expected_replicas: int, new_version: Callable[[], str]) -> None:
         self.replica = replica
-        self.live = 1  # replicas, this one included, when the table was last read
+        self.peers: frozenset[str] = frozenset()  # other replicas that were not silent when the table was last read
         self.missing = 0  # silent ones, whose blocks are kept free
         self.is_short = False  # more is wanted than was free
         self.is_failing = False  # no call succeeded since the last one that failed
@@ -55,6 +55,11 @@ class ReplicaBlocks:
     def lapses_seconds(self) -> float:
         """When the blocks lapse, by the own clock."""
         return 0.0 if self._renewed_seconds is None else self._renewed_seconds + HOLD_SECONDS
+
+    @property
+    def live(self) -> int:
+        """So many replicas share the fleet, this one included."""
+        return len(self.peers) + 1
 
     @property
     def knows_table(self) -> bool:
@@ -102,9 +107,9 @@ class ReplicaBlocks:
                 silent[replica] = record.number, received
         self._silent = {replica: since for replica, since in silent.items() if replica in self._records}
         others = [each for each in self._records if each != self.replica]
-        living = sorted([self.replica, *(each for each in others if self._silence(each, received) < SILENT_SECONDS)])
-        self.live, self.missing = len(living), len(others) + 1 - len(living)
-        self._count, self._place = len(living), living.index(self.replica)
+        self.peers = frozenset(each for each in others if self._silence(each, received) < SILENT_SECONDS)
+        self.missing = len(others) - len(self.peers)
+        self._count, self._place = self.live, sum(each < self.replica for each in self.peers)
 
     def _silence(self, replica: str, now: float) -> float:
         return now - self._silent[replica][1]

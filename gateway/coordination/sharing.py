@@ -1,38 +1,33 @@
 """Carries the messages between gateways over Redis or Valkey, and agrees on the secret of cache salts there.
 
-Requests never wait for any of this. Updates are published on a channel that all gateways of the fleet hear, snapshots
-on a channel of the gateway that asked. What is lost meanwhile is noticed by the numbers of updates. Streams would keep
-updates for those who come later, but reading one costs more than twice the CPU of a published message.
+Requests never wait for any of this. Each gateway publishes its updates on a channel of its own, which its peers hear,
+and gets questions and snapshots on another one. What is lost meanwhile is noticed by the numbers of updates.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
-from secrets import token_hex
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.exchange import Exchange
-from gateway.coordination.redis_client import CALL_SECONDS, heed_cancellation, open_client, shared_name
+from gateway.coordination.link import RedisLink
+from gateway.coordination.store import StoreLost
 from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
 from gateway.supervisor import Supervisor
 
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-UPDATE_SECONDS = 0.05
-_RETRY_SECONDS = 0.5
-_SILENCE_SECONDS = 5.0  # a gateway hears its own updates every second: the connection is dead
-_LONG_BYTES = 2048  # of a message that takes a while; of shorter ones a few are read in a row
-_LOOK_SECONDS = 0.25  # for questions
-_PART_SECONDS = 0.002  # between parts of a snapshot
-_SECRET_SECONDS = 10.0  # a server that restarted empty has lost it
+UPDATE_SECONDS: Final = 0.05
+_RETRY_SECONDS: Final = 0.5
+_LONG_BYTES: Final = 4096  # of a message that takes a while
+_MOST_LONG: Final = 64  # that wait: others are lost, which is noticed
+_LOOK_SECONDS: Final = 0.25  # for questions
+_PART_SECONDS: Final = 0.002  # between parts of a snapshot
+_SECRET_SECONDS: Final = 10.0  # a server that restarted empty has lost it
 _LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 16, 1024
 
 
@@ -44,7 +39,7 @@ class CacheSharing:
 
     def __init__(
         self,
-        config: CoordinationConfig,
+        link: RedisLink,
         fleet: Fleet,
         index: AnnouncedIndex,
         is_followed: Callable[[int], bool],
@@ -54,14 +49,14 @@ class CacheSharing:
         *,
         follow_secret: Callable[[bytes], None] | None,
     ) -> None:
-        self._config = config
-        self._channel = partial(shared_name, config)
-        self._clock = clock
-        self._supervisor = supervisor
+        self._link, self._clock, self._supervisor = link, clock, supervisor
         self._secret, self._follow_secret = secret, follow_secret
         self._secret_seconds = -math.inf
+        self._updates = link.name(f"caches:{link.replica}")
+        self._long: deque[bytes] = deque()
+        self._has_long = asyncio.Event()
         named = lambda: [(key, engine) for key, _, engine in engines_by_key(fleet.backends)]  # noqa: E731
-        self.exchange = Exchange(token_hex(8), index, named, is_followed)
+        self.exchange = Exchange(link.replica, index, named, is_followed)
         fleet.on_change.append(self.exchange.follow_fleet)
         fleet.on_leave.append(self._left)
 
@@ -73,80 +68,75 @@ class CacheSharing:
             ("result",),
             lambda: [((result,), count) for result, count in counts.items()],
         )
-        text = "Other gateways whose prefix caches and loads are known."
-        metrics.gauge("gateway_cache_update_peers", text, (), lambda: [((), self.exchange.live_peers)])
 
     def _left(self, backend: Backend) -> None:
         self.exchange.left(backend.all_engines)
+
+    def follow_peers(self, peers: Iterable[str]) -> dict[bytes, Callable[[bytes], None]]:
+        """Take over which other replicas there are; returns the channels to hear, and what to call with messages."""
+        known = self.exchange.follow_peers(sorted(peers))
+        channels = [self._link.name(f"caches:{peer}") for peer in known]
+        return dict.fromkeys([*channels, self._link.name(f"to:{self._link.replica}")], self._on_message)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Exchange messages with others while the block runs."""
         self.exchange.begin()
-        name = f"{self._config.name}:{self.exchange.own}:caches"
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(open_client(self._config, name))
             for task, step in (
                 ("cache_updates", self._publish),
-                ("cache_updates_received", self._receive),
+                ("cache_updates_received", self._read_long),
                 ("cache_snapshots", self._answer),
             ):
-                await stack.enter_async_context(
-                    self._supervisor.repeating(task, partial(self._connected, step, client), _RETRY_SECONDS)
-                )
+                await stack.enter_async_context(self._supervisor.repeating(task, step, _RETRY_SECONDS))
             yield
 
-    async def _connected(self, step: "Callable[[Redis], Awaitable[None]]", client: "Redis") -> None:
-        """A step that fails with the connection is no defect: it is repeated in a while."""
-        from redis.exceptions import RedisError  # of a package that few need
-
-        try:
-            await step(client)
-        except (RedisError, OSError):
-            heed_cancellation()
-            self.exchange.counts["disconnects"] += 1
-            await asyncio.sleep(_RETRY_SECONDS)
-
-    async def _publish(self, client: "Redis") -> None:
+    async def _publish(self) -> None:
         await asyncio.sleep(UPDATE_SECONDS)
-        now = self._clock()
-        messages = self.exchange.due(now)
-        if messages:
-            async with asyncio.timeout(CALL_SECONDS):
-                for message in messages:
-                    await client.publish(self._channel("caches"), message)
+        link, exchange, now = self._link, self.exchange, self._clock()
+        if not link.is_up:
+            return exchange.missed()
+        for message in exchange.due(now):
+            link.publish(self._updates, message)
+        if (question := exchange.next_question(now)) is not None:
+            asked, message = question
+            link.publish(link.name(f"to:{asked}"), message)
         if self._follow_secret is not None and now - self._secret_seconds >= _SECRET_SECONDS:
-            async with asyncio.timeout(CALL_SECONDS):
-                await self._agree_on_secret(client, self._follow_secret)
             self._secret_seconds = now
+            try:
+                await self._agree_on_secret(self._follow_secret)
+            except StoreLost:
+                self._secret_seconds = -math.inf
 
-    async def _agree_on_secret(self, client: "Redis", follow: Callable[[bytes], None]) -> None:
-        key = self._channel("secret")
-        await client.set(key, self._secret, nx=True)
-        found = await client.get(key)
+    async def _agree_on_secret(self, follow: Callable[[bytes], None]) -> None:
+        key = self._link.name("secret")
+        await self._link.ask("SET", key, self._secret, "NX")
+        found = await self._link.ask("GET", key)
         if type(found) is bytes and _LEAST_SECRET_BYTES <= len(found) <= _MOST_SECRET_BYTES and found != self._secret:
             self._secret = found
             follow(found)
 
-    async def _receive(self, client: "Redis") -> None:
-        """Listen to all channels until the connection fails."""
-        loop = asyncio.get_running_loop()
-        async with client.pubsub() as pubsub, asyncio.timeout(_SILENCE_SECONDS) as limit:
-            await pubsub.subscribe(self._channel("caches"), self._channel(f"caches:{self.exchange.own}"))
-            message: dict[str, Any]
-            async for message in pubsub.listen():
-                limit.reschedule(loop.time() + _SILENCE_SECONDS)
-                if message["type"] == "message":
-                    self.exchange.receive(message["data"], self._clock())
-                    if len(message["data"]) > _LONG_BYTES:
-                        await asyncio.sleep(0)  # there may be more already, and requests come between
+    def _on_message(self, data: bytes) -> None:
+        """Use it at once; a long one when nothing else is to be done, and what comes after it later still."""
+        if not self._long and len(data) <= _LONG_BYTES:
+            self.exchange.receive(data, self._clock())
+        elif len(self._long) < _MOST_LONG:
+            self._long.append(data)
+            self._has_long.set()
 
-    async def _answer(self, client: "Redis") -> None:
+    async def _read_long(self) -> None:
+        await self._has_long.wait()
+        self._has_long.clear()
+        while self._long:
+            self.exchange.receive(self._long.popleft(), self._clock())
+            await asyncio.sleep(0)
+
+    async def _answer(self) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
         if (answer := self.exchange.next_answer()) is None:
             return
         asker, parts = answer
         for part in parts:
-            async with asyncio.timeout(CALL_SECONDS):
-                await client.publish(self._channel(f"caches:{asker}"), part)
+            if not self._link.publish(self._link.name(f"to:{asker}"), part):
+                return  # it asks again
             await asyncio.sleep(_PART_SECONDS)

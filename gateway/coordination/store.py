@@ -54,6 +54,3 @@ class FleetStore(Protocol):
 
     async def swap(self, change: TableChange) -> tuple[bool, Table]:
         """Apply the change if the table is as expected; returns whether it was, and the table afterwards."""
-
-    async def call_others(self) -> None:
-        """Let all replicas look at the table soon."""

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-FORMAT: Final = f"1 {sys.byteorder}"  # changes with what a message holds
+FORMAT: Final = f"2 {sys.byteorder}"  # changes with what a message holds
 MOST_BYTES: Final = 1 << 20  # of a message that is read
 MOST_KEYS: Final = 8192  # blocks in a message; a prompt has at most some 4,700
 MOST_CHAINS: Final = 1024  # in a message: it is applied in a few milliseconds
@@ -74,20 +74,18 @@ class Update(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The sender lacks what one other gateway knows, and asks it for all of that."""
+    """The sender lacks what the gateway knows that gets this, and asks it for all of that."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
-    asked: Name
     number: Count  # of the sender's question
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A part of the answer to question `number` of `to`; `parts`: so many there are, 0 = not known yet."""
+    """A part of the answer to question `number` of the gateway that gets this."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
-    to: Name
     number: Count
     part: Count
     is_last: bool

@@ -15,7 +15,7 @@ from tests.clients import Client, request
 from tests.fault.gateway_process import GatewayProcess, gateway_process
 from tests.redis_server import RedisServer, redis_server
 
-pytest.importorskip("redis")
+pytest.importorskip("hiredis")
 pytestmark = pytest.mark.timeout(150)
 CAP = 6
 CLIENTS = 8  # of each gateway

@@ -16,7 +16,7 @@ from tests.integration.predictions import complete
 from tests.integration.prompts import fresh, long_prefix
 from tests.redis_server import RedisServer, redis_server
 
-pytest.importorskip("redis")
+pytest.importorskip("hiredis")
 KEYS = [{"name": name, "key": f"sk-{name}", "isolate_cache": True} for name in ("ann", "bob")]
 
 
@@ -32,9 +32,10 @@ async def know_each_other(gateways: list[Gateway], fleet: Fleet) -> None:
         await whole_fleet_is_up(gateway, fleet)
 
         async def knows(gateway: Gateway = gateway) -> bool:
-            return await read(gateway.admin_url, "gateway_cache_update_peers") == 1
+            return await read(gateway.admin_url, "gateway_replicas") == 2
 
         await eventually(knows, "it knows the other gateway")
+        await until_heard(gateway)
 
 
 @asynccontextmanager
@@ -100,10 +101,10 @@ async def test_requests_go_on_without_the_server_and_gateways_find_each_other_ag
             await complete(second, long_prefix())
             for gateway in gateways:
 
-                async def is_alone(gateway: Gateway = gateway) -> bool:
-                    return await read(gateway.admin_url, "gateway_cache_update_peers") == 0
+                async def is_lost(gateway: Gateway = gateway) -> bool:
+                    return await read(gateway.admin_url, "gateway_coordination_up") == 0
 
-                await eventually(is_alone, "the other gateway is not heard any more")
+                await eventually(is_lost, "the server is missed")
             before = await snapshots_used(gateways[1])  # the one at its start may not have come before the stop
             server.start()
             await know_each_other(gateways, fleet)

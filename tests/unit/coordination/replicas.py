@@ -55,14 +55,16 @@ class Channel:
         """Every replica publishes what is due, and answers."""
         self.now += seconds
         for replica in self.replicas:
+            replica.exchange.follow_peers([each.exchange.own for each in self.replicas])
+        for replica in self.replicas:
             for message in replica.exchange.due(self.now):
                 self.publish(replica, message)
+            if (question := replica.exchange.next_question(self.now)) is not None:
+                self._deliver_to(*question)
             while (answer := replica.exchange.next_answer()) is not None:
                 asker, parts = answer
                 for part in parts:
-                    for to in self.replicas:
-                        if to.exchange.own == asker:
-                            self._deliver(to, part)
+                    self._deliver_to(asker, part)
 
     def run(self, seconds: float) -> None:
         for _ in range(round(seconds / STEP_SECONDS)):
@@ -75,6 +77,11 @@ class Channel:
                 self._deliver(to, message)
         for to, earlier in late:
             to.exchange.receive(earlier, self.now)
+
+    def _deliver_to(self, name: str, message: bytes) -> None:
+        for to in self.replicas:
+            if to.exchange.own == name:
+                self._deliver(to, message)
 
     def _deliver(self, to: Replica, message: bytes) -> None:
         if self.random.random() < self.loss:

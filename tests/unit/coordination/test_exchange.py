@@ -196,21 +196,21 @@ def test_messages_that_are_not_as_expected_are_counted_and_change_nothing(channe
         encode(Update(FORMAT, "x", 1, named, [], Chains(b"\0\0", b"\1\0", b"\0" * 8, b"\xff" * 4))),
         encode(Update(FORMAT, "x", 1, named, [], Chains(b"\0\0" * 2000, b"\1\0" * 2000, b"\0" * 16000, b"\0" * 8000))),
     ]
-    before = two.exchange.live_peers
+    two.exchange.follow_peers(["one", "x"])
     for data in bad:
         two.exchange.receive(data, channel.now)
     refused = {name: count for name, count in two.exchange.counts.items() if name.startswith("refused_")}
     assert refused == {"refused_malformed": 10, "refused_other_version": 1, "refused_too_long": 2}
-    assert two.exchange.live_peers == before
     assert two.held() == {"http://a": set(), "http://b": set()}
 
 
 def test_a_bounded_number_of_gateways_is_known(channel: Channel) -> None:
     _, two = channel.replicas
-    for number in range(2 * MOST_PEERS):
-        two.exchange.receive(encode(Update(FORMAT, f"x{number}", 1, [], [], Chains())), channel.now)
-    assert two.exchange.live_peers == MOST_PEERS
-    assert two.exchange.counts["refused_too_many_gateways"]
+    names = [f"x{number}" for number in range(2 * MOST_PEERS)]
+    assert two.exchange.follow_peers(names) == names[:MOST_PEERS]
+    for name in names:
+        two.exchange.receive(encode(Update(FORMAT, name, 1, [], [], Chains())), channel.now)
+    assert two.exchange.counts["refused_unknown_gateway"] == MOST_PEERS
 
 
 @given(st.binary(max_size=200), st.integers(0, 200), st.binary(min_size=1, max_size=4))
