@@ -19,7 +19,7 @@ from loadtest.report.formatting import milliseconds, number
 from loadtest.report.schema import Distribution, Results, StrictModel
 from loadtest.report.sheet import sheet, style
 from loadtest.report.statistics import FEWEST
-from loadtest.sweep.judge import LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
 from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
 from loadtest.sweep.run import Stage, Sweep
 from loadtest.sweep.server import command_text
@@ -286,10 +286,11 @@ def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
             entries = found.of(workload.name, way)
             if not entries:
                 continue
-            table = plain_table(_title(workload.name, way), _head(plan), overflow="fold")
+            watched = _watched(entries)
+            table = plain_table(_title(workload.name, way), _head(plan, watched), overflow="fold")
             for entry in entries:
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
-                table.add_row(*map(Text, _row(entry, plan)), style=style)
+                table.add_row(*map(Text, _row(entry, plan, watched)), style=style)
             console.print(table)
     for line in winner_lines(found, plan):
         say(console, line, "bold")
@@ -333,8 +334,9 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
             parts.append(f"![Pareto picture]({pictures[workload.name]})")
         for way in plan.through:
             if entries := found.of(workload.name, way):
-                rows = [_row(entry, plan) for entry in entries]
-                parts += [_title(workload.name, way), markdown_table(_head(plan), rows)]
+                watched = _watched(entries)
+                rows = [_row(entry, plan, watched) for entry in entries]
+                parts += [_title(workload.name, way), markdown_table(_head(plan, watched), rows)]
     if found.left_out:
         rows = [[label, why] for label, why in found.left_out.items()]
         parts += ["## Not tried", markdown_table(["configuration", "why"], rows)]
@@ -356,14 +358,21 @@ def _title(workload: str, way: Way) -> str:
     return f"{workload}, {'direct' if way == 'direct' else 'through the gateway'}"
 
 
-def _head(plan: SweepPlan) -> list[str]:
-    return ["configuration", figure_label(plan.objective.maximise.value), *map(figure_label, LATENCIES), "runs", ""]
+def _watched(entries: Sequence[ConfigurationResult]) -> list[str]:
+    """The figures of GPUs that some configuration has."""
+    return [name for name in GPU_FIGURES if any(name in entry.figures for entry in entries)]
 
 
-def _row(entry: ConfigurationResult, plan: SweepPlan) -> list[str]:
+def _head(plan: SweepPlan, watched: Sequence[str]) -> list[str]:
+    shown = (plan.objective.maximise.value, *LATENCIES, *watched)
+    return ["configuration", *map(figure_label, shown), "runs", ""]
+
+
+def _row(entry: ConfigurationResult, plan: SweepPlan, watched: Sequence[str]) -> list[str]:
     cells = [entry.label, number(entry.figures.get(plan.objective.maximise.value))]
     for name in LATENCIES:
         seconds = entry.figures.get(name)
         cells.append(milliseconds(None if seconds is None else seconds * 1e3))
+    cells += [number(entry.figures.get(name)) for name in watched]
     runs = f"{entry.runs}" if entry.share == 1 else f"{entry.runs} of {entry.share:.0%}"
     return [*cells, runs, "; ".join(entry.complaints)]

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped
-from loadtest.report.schema import Results
+from loadtest.report.schema import GpuSeries, Results, Samples
 from loadtest.sweep.plan import parse
 from loadtest.sweep.report import outcome, show, write_report
 from loadtest.sweep.run import Sweep
@@ -72,6 +72,26 @@ def test_what_is_kept_is_not_run_again_and_the_best_within_the_bounds_wins(tmp_p
     assert [entry.label.split()[0] for entry in found.entries] == ["max-num-seqs=1", "max-num-seqs=4", "max-num-seqs=2"]
     assert found.entries[1].complaints[0].startswith("TTFT p95 0.8 s > 0.5 s")
     assert found.entries[2].log == ["no such flag"]
+
+
+def test_gpus_that_were_watched_are_columns(tmp_path: Path) -> None:
+    busy = [90.0] * 20
+    gpu = GpuSeries(name="0", driver="1", memory_total_mib=1.0, at=[float(at) for at in range(20)],
+                    utilization_percent=busy, power_watts=busy)  # fmt: skip
+    made = sweep(tmp_path)
+
+    def watched(configuration: Configuration) -> Results | None:
+        found = by_seqs(configuration)
+        return found and found.model_copy(update={"samples": Samples(gpus=[gpu], no_gpu=None, pages=[])})
+
+    keep(made, watched)
+    made.carry_out()
+    found = outcome(made, finished=True)
+    assert found.entries[0].figures["gpu_percent"] == found.entries[0].figures["gpu_watts"] == 90
+    tokens = found.entries[0].figures["output_tokens_per_second"]
+    assert found.entries[0].figures["tokens_per_joule"] == pytest.approx(tokens / 90)
+    write_report(made, found)
+    assert "| GPU % | GPU W | tokens/J |" in (tmp_path / "report.md").read_text()
 
 
 def test_halving_gives_longer_runs_to_the_best_alone(tmp_path: Path) -> None:
