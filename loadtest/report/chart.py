@@ -115,7 +115,7 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One named thing drawn. `style` is a class of the style sheet; a None breaks the line.
+    """One named thing drawn. `style` is a class of the style sheet, `apart` has no line; a None breaks the line.
 
     `spread`: lowest and highest at each point, drawn as a whisker.
     """

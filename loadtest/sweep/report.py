@@ -1,4 +1,4 @@
-"""Writes a sweep's results: tables, sweep.json, Markdown, SVG of the frontier, vLLM's own bench layout."""
+"""Writes a sweep's results: tables, sweep.json, the page, Markdown, SVG of the frontier, vLLM's bench layout."""
 
 from __future__ import annotations
 
@@ -9,68 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
 from loadtest.console import markdown_table, plain_table, say
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
 from loadtest.report.formatting import milliseconds, number
-from loadtest.report.schema import Distribution, Results, StrictModel
+from loadtest.report.schema import Distribution, Environment, Results
 from loadtest.report.sheet import sheet, style
-from loadtest.report.statistics import FEWEST
 from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.page import WAYS, sweep_page
 from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
 from loadtest.sweep.run import Stage, Sweep
+from loadtest.sweep.schema import ConfigurationResult, SweepOutcome, Winner, unsure
 from loadtest.sweep.server import command_text
 from loadtest.sweep.space import Configuration
-
-# 2: ties.
-SWEEP_SCHEMA_VERSION = 2
-
-
-class ConfigurationResult(StrictModel):
-    """A configuration under a workload: what it came to, or why it failed."""
-
-    label: str
-    flags: dict[str, FlagValue]
-    workload: str
-    through: Way
-    share: float = Field(description="Of a whole run: the longest that it was tried for.")
-    runs: int
-    figures: dict[str, float] = Field(description="Medians of the runs.")
-    value: float | None = Field(description="What is maximised.")
-    fits: bool
-    complaints: list[str]
-    log: list[str] = Field(default_factory=list, description="Of a server that failed.")
-    folder: str
-
-
-class Winner(StrictModel):
-    """The configuration with the best median within all bounds, and those that do not differ from it significantly."""
-
-    workload: str
-    label: str
-    flags: dict[str, FlagValue]
-    value: float
-    command: str = Field(description="That starts it.")
-    runs: int = Field(1, description="Of it, that count.")
-    tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
-
-
-class SweepOutcome(StrictModel):
-    """A sweep: finished, or as far as it came."""
-
-    schema_version: int = SWEEP_SCHEMA_VERSION
-    finished: bool
-    plan: dict[str, Any]
-    gpus: dict[str, int] = Field(description="Of each configuration, by label.")
-    winners: list[Winner]
-    entries: list[ConfigurationResult] = Field(description="By workload and way, best first.")
-    left_out: dict[str, str] = Field(description="Why configurations were not tried.")
-
-    def of(self, workload: str, through: Way) -> list[ConfigurationResult]:
-        return [entry for entry in self.entries if (entry.workload, entry.through) == (workload, through)]
 
 
 def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
@@ -275,8 +228,27 @@ def write_report(sweep: Sweep, found: SweepOutcome) -> list[Path]:
             pictures[workload.name] = f"pareto-{workload.name}.svg"
             (folder / pictures[workload.name]).write_text(drawn, encoding="utf-8")
     page.write_text(markdown(found, sweep.plan, pictures), encoding="utf-8")
+    html = folder / "report.html"
+    links = {(entry.workload, entry.through, entry.label): _pages(folder, entry) for entry in found.entries}
+    html.write_text(sweep_page(found, sweep.plan.objective, _environment(sweep), links), encoding="utf-8")
     write_vllm_layout(sweep, folder / "vllm")
-    return [figures, page, *(folder / name for name in pictures.values()), folder / "vllm"]
+    return [figures, html, page, *(folder / name for name in pictures.values()), folder / "vllm"]
+
+
+def _pages(folder: Path, entry: ConfigurationResult) -> list[str]:
+    """The reports of a configuration's runs, as links of the sweep's page."""
+    runs = (folder / entry.folder).glob(f"{entry.workload}-{entry.through}-*/{entry.share:.4g}-r*/report.html")
+    return sorted(run.relative_to(folder).as_posix() for run in runs)
+
+
+def _environment(sweep: Sweep) -> Environment | None:
+    """Of the first run that there is."""
+    for stage in sweep.stages:
+        for way in sweep.plan.through:
+            for configuration in stage.configurations:
+                for run in sweep.runs(stage, way, configuration):
+                    return run.environment
+    return None
 
 
 def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
@@ -308,16 +280,8 @@ def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
             text = f"{number(won.value)} {figure_label(plan.objective.maximise.value)}"
             lines.append(f"{workload.name}: {won.label}, {text}\n  {won.command}")
             if won.tied:
-                lines.append(f"  {_unsure(won)}")
+                lines.append(f"  {unsure(won)}")
     return lines
-
-
-def _unsure(won: Winner) -> str:
-    """Why it is no clear winner."""
-    if won.runs >= FEWEST:
-        return f"no clear winner: it ties with {', '.join(won.tied)}"
-    runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
-    return f"no clear winner: {runs} of each cannot separate configurations, repeat: {FEWEST} or more can"
 
 
 def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> str:
@@ -350,12 +314,12 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
 
 
 def _won(won: Winner) -> list[str]:
-    text = f"Best median: `{won.label}`; {_unsure(won)}." if won.tied else f"Winner: `{won.label}`"
+    text = f"Best median: `{won.label}`; {unsure(won)}." if won.tied else f"Winner: `{won.label}`"
     return [text, f"```sh\n{won.command}\n```"]
 
 
 def _title(workload: str, way: Way) -> str:
-    return f"{workload}, {'direct' if way == 'direct' else 'through the gateway'}"
+    return f"{workload}, {WAYS[way]}"
 
 
 def _watched(entries: Sequence[ConfigurationResult]) -> list[str]:

@@ -37,14 +37,14 @@
 
   const line = (told, unit) => {
     const stroke = colour(told.style);
-    const dashed = / dashed\b/.test(told.style);
+    const dashed = / dashed\b/.test(told.style), apart = / apart\b/.test(told.style);
     return {
       label: told.name,
       stroke,
       width: dashed ? 1.5 : 2,
       dash: dashed ? [5, 4] : undefined,
       fill: told.area ? faint(stroke) : undefined,
-      paths: told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      paths: apart ? () => null : told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: told.joined,
       points: told.spread ? { show: true } : told.joined ? {} : { show: false, size: 6, filter: alone },
       value: (_, value, at, index) => {
@@ -126,14 +126,15 @@
     for (const [x, y, text] of plot.labels) {
       const [left, top] = place(x, y);
       const wide = ctx.measureText(text).width + 9 * ratio;
-      const onRight = left + wide < bbox.left + bbox.width;
-      const box = [onRight ? left : left - wide, top + (top - bbox.top < 18 * ratio ? 15 : -5) * ratio, wide];
+      // Where throughput rises with latency, the line leaves the corner above and to the left free.
+      const onRight = left - wide < bbox.left;
+      const box = [onRight ? left : left - wide, top + (top - bbox.top < 18 * ratio ? 15 : -6) * ratio, wide];
       // A text over another one can be read by nobody: the first one stays.
       if (taken.some((other) => Math.abs(box[1] - other[1]) < 13 * ratio && box[0] < other[0] + other[2] && other[0] < box[0] + box[2]))
         continue;
       taken.push(box);
       ctx.textAlign = onRight ? "left" : "right";
-      ctx.fillText(text, left + (onRight ? 7 : -7) * ratio, box[1]);
+      ctx.fillText(text, left + (onRight ? 6 : -6) * ratio, box[1]);
     }
     ctx.strokeStyle = styles.good;
     ctx.lineWidth = 2.5 * ratio;
@@ -181,6 +182,7 @@
     return {
       width,
       height: HEIGHT,
+      padding: [null, 22, null, null],
       cursor: { sync: x.time ? { key: "time", scales: ["x", null] } : undefined, drag: { x: true, y: false },
         points: { size: 7 } },
       scales: {
