@@ -12,6 +12,7 @@ from rich.table import Table
 
 from loadtest.compare.options import CompareOptions, Killing
 from loadtest.compare.outage import report
+from loadtest.compare.page import comparison_page
 from loadtest.compare.peers import OURS, PEERS, NotInstalled, arm_info, arms_of, named, ours, pip_install
 from loadtest.compare.report import markdown, notes, picture
 from loadtest.compare.run import compare
@@ -123,6 +124,7 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     texts = {
         "compare.json": comparison.model_dump_json(indent=1) + "\n",
         "compare.md": markdown(comparison),
+        "report.html": comparison_page(comparison, _with_pages(comparison, folder)),
         "ttft.svg": picture(comparison),
         "killed.svg": _killed(comparison),
     }
@@ -133,6 +135,10 @@ def write_comparison(comparison: Comparison, folder: Path) -> list[Path]:
             path.write_text(text, encoding="utf-8")
             written.append(path)
     return written
+
+
+def _with_pages(comparison: Comparison, folder: Path) -> set[str]:
+    return {turn.folder for turn in comparison.turns if (folder / turn.folder / "report.html").exists()}
 
 
 def _killed(comparison: Comparison) -> str:

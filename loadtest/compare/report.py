@@ -141,17 +141,25 @@ _HIT_RATE, *_ = QUALITY
 
 
 def picture(comparison: Comparison) -> str:
-    """All repetitions together; empty where nothing was streamed."""
+    """TTFT of all arms as one SVG file; empty where nothing was streamed."""
+    chart = ttft_chart(comparison)
+    if chart is None:
+        return ""
+    return sheet([chart], [(one.style, _legend(comparison, one.name)) for one in chart.series])
+
+
+def ttft_chart(comparison: Comparison) -> Chart | None:
+    """All repetitions together; None where nothing was streamed."""
     drawn = {
         name: sorted(value for figures in has_figures(comparison.turns_of(name)) for value in figures.ttft_ms)
         for name in measured_arms(comparison)
     }
     drawn = {name: values for name, values in drawn.items() if values}
     if not drawn:
-        return ""
+        return None
     fewest = min(len(values) for values in drawn.values())
     shown = [percent for percent in _PERCENTS if percent == 100 or (100 - percent) / 100 * fewest >= 1]
-    chart = Chart(
+    return Chart(
         title="TTFT",
         note="by percentile, all repetitions together",
         x=percentiles(fewest, X_START, X_END),
@@ -162,9 +170,8 @@ def picture(comparison: Comparison) -> str:
             ChartSeries(name, _style(number, name), _points(values, shown))
             for number, (name, values) in enumerate(drawn.items())
         ],
+        x_shown=["max" if percent == 100 else f"p{percent:g}" for percent in shown],
     )
-    legend = [(_style(number, name), _legend(comparison, name)) for number, name in enumerate(drawn)]
-    return sheet([chart], legend)
 
 
 def _points(ordered: Sequence[float], percents: Sequence[float]) -> list[Point]:

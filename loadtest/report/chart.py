@@ -115,7 +115,7 @@ Point = tuple[float, float | None]
 
 @dataclass(frozen=True, slots=True)
 class ChartSeries:
-    """One named thing drawn. `style` is a class of the style sheet; a None breaks the line.
+    """One named thing drawn. `style` is a class of the style sheet, `apart` has no line; a None breaks the line.
 
     `spread`: lowest and highest at each point, drawn as a whisker.
     """
@@ -133,7 +133,9 @@ class Chart:
     """A titled set of series; on pages, dots lie below them, and marks (failures) on the horizontal axis.
 
     `x_shown`: what the points of the first series are called, where that is not the number itself. `bounds`: level
-    lines with a name, such as the limits of an SLO; one outside the vertical axis is not drawn.
+    lines with a name, such as the limits of an SLO; one outside the vertical axis is not drawn. `uprights`: the same on
+    the horizontal axis. `dot_rows`: which of the shown requests each dot is. `labels`: texts at points; `ringed`:
+    points that stand out.
     """
 
     title: str
@@ -143,7 +145,11 @@ class Chart:
     series: Sequence[ChartSeries]
     x_shown: Sequence[str] = field(default_factory=list)
     dots: Sequence[tuple[float, float]] = field(default_factory=list)
+    dot_rows: Sequence[int] = field(default_factory=list)
     marks: Sequence[float] = field(default_factory=list)
     x_title: str = ""
     y_title: str = ""
     bounds: Sequence[tuple[float, str]] = field(default_factory=list)
+    uprights: Sequence[tuple[float, str]] = field(default_factory=list)
+    labels: Sequence[tuple[float, float, str]] = field(default_factory=list)
+    ringed: Sequence[tuple[float, float]] = field(default_factory=list)

@@ -46,6 +46,21 @@ def gpu_percent(samples: Samples | None, window: Throughput) -> float | None:
     return fmean(found) if found else None
 
 
+def gpu_watts(samples: Samples | None, window: Throughput) -> float | None:
+    """The mean power of all GPUs together in a stretch of the run; None where one of them reported none."""
+    watts = [
+        [w for at, w in zip(gpu.at, gpu.power_watts, strict=True) if w is not None and window.start <= at <= window.end]
+        for gpu in (samples.gpus if samples else [])
+    ]
+    return sum(map(fmean, watts)) if watts and all(watts) else None
+
+
+def tokens_per_joule(samples: Samples | None, window: Throughput) -> float | None:
+    """Output tokens, of embeddings prompt tokens, for the energy that all GPUs took meanwhile."""
+    watts = gpu_watts(samples, window)
+    return (window.output_tokens_per_second or window.prompt_tokens_per_second) / watts if watts else None
+
+
 def diagnose(figures: Figures, prompts: Sequence[MeasuredPrompt]) -> list[str]:
     """What to change in the server, most pressing first; empty where nothing stands out."""
     return [

@@ -19,8 +19,10 @@ from loadtest.report.series import FIGURES, UNITS, Point, Series, Spread, place_
 from loadtest.report.series_tables import spread_text, title_of
 from loadtest.report.statistics import can_tell, mann_whitney, significant
 
-_HIGHER_IS_BETTER = {name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio")}
-_NEITHER = {"peak_in_flight"}
+_HIGHER_IS_BETTER = {
+    name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio", "tokens_per_joule")
+}
+_NEITHER = {"peak_in_flight", "gpu_percent", "gpu_watts"}
 # What differs between any two runs, and what is compared by its parts.
 _ALWAYS = ("plan.cache_salt", "workload.seed", "environment.started_at", "environment.command")
 _FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}

@@ -31,8 +31,12 @@ def plot_data(chart: Chart) -> dict[str, Any]:
         "data": [[round(at(x), 3) for x in xs], *(_column(series.points, xs) for series in chart.series)],
         "lines": [_line(series, xs) for series in chart.series],
         "dots": [[round(x, 3) for x, _ in chart.dots], [_short(y) for _, y in chart.dots]] if chart.dots else None,
+        "dotRows": list(chart.dot_rows),
         "marks": [round(x, 3) for x in chart.marks],
         "bounds": [[value, text] for value, text in chart.bounds],
+        "uprights": [[at(value), text] for value, text in chart.uprights],
+        "labels": [[at(x), y, text] for x, y, text in chart.labels],
+        "ringed": [[at(x), y] for x, y in chart.ringed],
     }
 
 
@@ -69,12 +73,25 @@ def _short(value: float) -> float:
     return float(f"{value:.{_DIGITS}g}")
 
 
-def render(template: str, heading: str, subtitle: str, charts: Sequence[Chart], style: str = "", **values: Any) -> str:
-    """A page that needs no network, of one of the `templates`, which draws the charts and has the values."""
+def render(
+    template: str,
+    heading: str,
+    subtitle: str,
+    charts: Sequence[Chart],
+    style: str = "",
+    *,
+    more_scripts: Sequence[str] = (),
+    **values: Any,
+) -> str:
+    """A page that needs no network, of one of the `templates`, which draws the charts and has the values.
+
+    `more_scripts`: of the assets, those that run after the charts are drawn.
+    """
     sheet, scripts = _asset("report.css") + style, []
     if charts:
         sheet = _uplot("uPlot.min.css") + sheet
         scripts = [_uplot("uPlot.iife.min.js"), _asset("report.js")]
+    scripts += map(_asset, more_scripts)
     return (
         _environment()
         .get_template(template)

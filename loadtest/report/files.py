@@ -265,7 +265,11 @@ def _summed_up_anew(series: Series, folder: Path) -> Series:
     if not all(name in places and file.exists() for name, file in files.items()):
         return series
     ran = [Ran(*places[name], _valid(Results, _document(file), file, SCHEMA_VERSION)) for name, file in files.items()]
-    return series_of(ran, series.environment, series.failures)
+    anew = series_of(ran, series.environment, series.failures)
+    if not series.answer:
+        return anew
+    # Of a search, loads beyond the limit are findings; its answer is made as it ends.
+    return anew.model_copy(update={name: getattr(series, name) for name in ("passed", "reasons", "answer")})
 
 
 def _document(file: Path) -> dict[str, Any]:

@@ -6,6 +6,8 @@ import shlex
 from collections.abc import Collection, Sequence
 
 from loadtest.drive.record import Record
+from loadtest.report import curve
+from loadtest.report.diagnosis import GPU_TARGET_PERCENT, gpu_percent, gpu_watts, tokens_per_joule
 from loadtest.report.document import render
 from loadtest.report.formatting import (
     PART_COLUMNS,
@@ -17,11 +19,12 @@ from loadtest.report.formatting import (
     requested_text,
 )
 from loadtest.report.run_charts import pictures
-from loadtest.report.samples import samples_rows, tokens_per_joule
+from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Results, Verdict
 from loadtest.report.series import Series
 from loadtest.report.series_charts import series_charts
 from loadtest.report.series_tables import tables
+from loadtest.report.single_requests import shown_requests
 from loadtest.report.verdict import loop_lag_limit
 
 
@@ -29,11 +32,14 @@ def page(results: Results, records: Sequence[Record]) -> str:
     plan, environment = results.plan, results.environment
     facts = {**environment.host, **environment.versions, **{f"server {k}": v for k, v in environment.server.items()}}
     plan_facts = {**{k: v for k, v in plan.items() if k != "workload"}, **plan["workload"]}
+    shown = shown_requests(records)
     return render(
         "run.html",
         f"Load test of {plan['model']}",
         f"{plan['url']} · {requested_text(plan)} · {load_text(plan)} · {environment.started_at}",
-        pictures(results, records),
+        pictures(results, records, shown),
+        more_scripts=["requests.js"] if records else [],
+        shown=shown,
         results=results,
         head=_verdict(results.verdict),
         tiles=_tiles(results),
@@ -103,9 +109,10 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
         ideal = results.routing.ideal_hit_ratio
         facts = f"ideal {percent(ideal)}" if ideal is not None else "of prompt tokens"
         tiles.append(("prefix cache hits", percent(results.routing.hit_ratio), facts))
-    gpus = results.samples.gpus if results.samples is not None else []
-    if gpus and (joule := tokens_per_joule(gpus, rates.output_tokens_per_second)) is not None:
-        tiles.append(("tokens per joule", number(joule), f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}"))
+    if (busy := gpu_percent(results.samples, rates)) is not None:
+        tiles.append(("GPU utilisation", f"{busy:.0f} %", f"target {GPU_TARGET_PERCENT:g} %"))
+    if (joule := tokens_per_joule(results.samples, rates)) is not None:
+        tiles.append(("tokens per joule", number(joule), f"{number(gpu_watts(results.samples, rates))} W"))
     if results.slo is not None:
         tiles.append(
             ("goodput", percent(results.slo.attainment), f"{number(results.slo.goodput_per_second)} requests/s")
@@ -157,6 +164,9 @@ def series_page(series: Series, there: Collection[str]) -> str:
         series_charts(series),
         series=series,
         tables=tables(series),
+        curve_head=curve.HEAD,
+        curve=curve.curve_table(series),
+        curve_words=curve.curve_words(series),
         there=there,
         command=shlex.join(series.environment.command),
     )

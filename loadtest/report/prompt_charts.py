@@ -17,13 +17,14 @@ from loadtest.report.chart import (
     logarithmic,
     nice_top,
 )
+from loadtest.report.formatting import milliseconds
 from loadtest.report.schema import Results
+from loadtest.report.single_requests import ShownRequests, ttft_seconds
 from loadtest.report.statistics import percentile
 
 _LEAST = 20  # requests below which neither picture says more than the table
 _BINS = 40
 _LENGTHS = 12
-_MOST_DOTS = 1000
 
 
 def latency_histogram(records: Sequence[Record]) -> Chart | None:
@@ -57,13 +58,9 @@ def latency_histogram(records: Sequence[Record]) -> Chart | None:
     )
 
 
-def ttft_by_prompt(results: Results, records: Sequence[Record]) -> Chart | None:
+def ttft_by_prompt(results: Results, records: Sequence[Record], shown: ShownRequests) -> Chart | None:
     """Shows what prefill costs, and what the prefix cache saves: dots below the line of their length were hits."""
-    found = [
-        (record.prompt_tokens, (record.first_token - record.due) * 1e3)
-        for record in records
-        if record.ok and record.first_token is not None and record.prompt_tokens
-    ]
+    found = [place for record in records if (place := _ttft_at(record)) is not None]
     if len(found) < _LEAST or min(found)[0] == max(found)[0]:
         return None
     found.sort()
@@ -73,14 +70,22 @@ def ttft_by_prompt(results: Results, records: Sequence[Record]) -> Chart | None:
     bound = None if results.slo is None else results.slo.ttft_ms
     values = [value for _, value in found] + ([] if bound is None else [bound])
     top = nice_top(found[-1][0])
+    dots, rows = shown.dots(_ttft_at)
     return Chart(
         title="TTFT by prompt length",
-        note="dots are requests, the line is their median",
+        note="dots are requests, a click opens one; the line is their median",
         x=linear(0, top, X_START, X_END, 6),
         y=logarithmic(min(values), max(values), Y_START, Y_END),
-        series=[ChartSeries("median", "s1", [(float(length), value) for length, value in medians.items()])],
-        dots=[(float(length), value) for length, value in found[:: -(-len(found) // _MOST_DOTS)]],
+        series=[ChartSeries("median", "s1", list(medians.items()))],
+        dots=dots,
+        dot_rows=rows,
         x_title="prompt tokens",
         y_title="TTFT",
-        bounds=[] if bound is None else [(bound, "SLO")],
+        bounds=[] if bound is None else [(bound, f"SLO: {milliseconds(bound)}")],
     )
+
+
+def _ttft_at(record: Record) -> tuple[float, float] | None:
+    """Prompt tokens and milliseconds; None where one of them is not known."""
+    seconds = ttft_seconds(record)
+    return None if seconds is None or not record.prompt_tokens else (float(record.prompt_tokens), seconds * 1e3)

@@ -25,10 +25,12 @@ from loadtest.report.formatting import milliseconds, number
 from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
 from loadtest.report.samples import sample_charts
 from loadtest.report.schema import BackendGauges, Bucket, PageSeries, Results
+from loadtest.report.single_requests import ShownRequests, e2e_seconds, tpot_seconds, ttft_seconds
 from loadtest.report.statistics import percentile
 from loadtest.report.timeline import Level, highest_within, longest_above, peak, sweep
 
-_MOST_DOTS = 1000
+_MOST_MARKS = 1000
+_LATENCIES = {"TTFT": ttft_seconds, "TPOT": tpot_seconds, "E2E": e2e_seconds}
 _PERCENTILES = (("p50", "s1"), ("p95", "s2"), ("p99", "s6"))
 
 
@@ -38,7 +40,7 @@ def time_axis(results: Results) -> Axis:
     return linear(0, max(results.overall.end, end), X_START, X_END, 8, " s")
 
 
-def latency_over_time(results: Results, records: Sequence[Record], kind: str) -> Chart | None:
+def latency_over_time(results: Results, records: Sequence[Record], shown: ShownRequests, kind: str) -> Chart | None:
     """`kind`: TTFT, E2E or TPOT. With the requests themselves as dots, where they are known."""
     key = kind.lower()
     buckets, half = results.timeline, _width(results.timeline) / 2
@@ -49,7 +51,8 @@ def latency_over_time(results: Results, records: Sequence[Record], kind: str) ->
     ]
     if not series:
         return None
-    dots = [(record.due, latency) for record in records if (latency := _latency_ms(record, kind))]
+    latency = _LATENCIES[kind]
+    dots, rows = shown.dots(lambda one: None if (value := latency(one)) is None else (one.due, value * 1e3))
     failed = [record.due for record in records if not record.ok and record.outcome != INTERRUPTED]
     values = [value for one in series for _, value in one.points if value is not None] + [value for _, value in dots]
     bounds = _slo_bound(results, key)
@@ -58,12 +61,13 @@ def latency_over_time(results: Results, records: Sequence[Record], kind: str) ->
     return Chart(
         title=f"{kind} over time",
         note=f"{measured_from}, at the moment it was due"
-        + ("; dots are requests" if dots else "")
+        + ("; dots are requests, a click opens one" if dots else "")
         + ("; ticks at the foot are failed ones" if failed else ""),
         x=time_axis(results),
         y=logarithmic(min(values), max(values), Y_START, Y_END),
         series=series,
-        dots=_thinned(dots),
+        dots=dots,
+        dot_rows=rows,
         marks=_evenly(failed),
         y_title=kind,
         bounds=bounds,
@@ -107,31 +111,13 @@ def _rate(buckets: Sequence[Bucket], values: Sequence[float], name: str, style: 
     return ChartSeries(name, style, points, area=area)
 
 
-def _latency_ms(record: Record, kind: str) -> float | None:
-    if not record.ok:
-        return None
-    if kind == "TPOT":
-        return None if (tpot := record.tpot_seconds) is None else tpot * 1e3
-    end = record.end if kind == "E2E" else record.first_token
-    return None if end is None else (end - record.due) * 1e3
-
-
 def _width(buckets: Sequence[Bucket]) -> float:
     return buckets[1].start - buckets[0].start if len(buckets) > 1 else 1.0
 
 
-def _thinned(dots: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Every n-th request, and always the slowest ones: outliers are what the eye looks for."""
-    if len(dots) <= _MOST_DOTS:
-        return dots
-    step = -(-len(dots) // _MOST_DOTS)
-    slowest = sorted(dots, key=lambda dot: dot[1])[-_MOST_DOTS // 10 :]
-    return [*dots[::step], *slowest]
-
-
 def _evenly(moments: list[float]) -> list[float]:
     """A sample of the whole run, as dense as can be seen."""
-    return moments[:: -(-len(moments) // _MOST_DOTS)] if moments else []
+    return moments[:: -(-len(moments) // _MOST_MARKS)] if moments else []
 
 
 _COLUMNS = 280
@@ -229,11 +215,11 @@ _CURVE_PERCENTS = [
 ]
 
 
-def pictures(results: Results, records: Sequence[Record]) -> list[Chart]:
-    """Every chart there is data for; some need the records."""
-    charts = [latency_over_time(results, records, kind) for kind in ("TTFT", "TPOT", "E2E")]
+def pictures(results: Results, records: Sequence[Record], shown: ShownRequests) -> list[Chart]:
+    """Every chart there is data for; some need the records. `shown`: those that are dots."""
+    charts = [latency_over_time(results, records, shown, kind) for kind in ("TTFT", "TPOT", "E2E")]
     charts += [tokens_over_time(results), endings_over_time(results), latency_curve(records)]
-    charts += [latency_histogram(records), ttft_by_prompt(results, records)]
+    charts += [latency_histogram(records), ttft_by_prompt(results, records, shown)]
     if records:
         charts += [in_flight(results, records), *on_backends(results, records)]
     if results.samples is not None:

@@ -24,12 +24,6 @@ def samples_rows(samples: Samples) -> list[tuple[str, str]]:
     return rows + [(f"metrics of {page.name}", _page(page)) for page in samples.pages]
 
 
-def tokens_per_joule(gpus: Sequence[GpuSeries], tokens_per_second: float) -> float | None:
-    """By the mean power of all GPUs; None if one of them does not report its power."""
-    watts = [_mean(known) for gpu in gpus if (known := _known(gpu.power_watts))]
-    return tokens_per_second / sum(watts) if len(watts) == len(gpus) and sum(watts) > 0 else None
-
-
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
     """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
     if samples.gpus:

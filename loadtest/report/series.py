@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import Field
 
-from loadtest.report.diagnosis import gpu_percent
-from loadtest.report.schema import Environment, Results, StrictModel, Throughput
+from loadtest.report.diagnosis import gpu_percent, gpu_watts, tokens_per_joule
+from loadtest.report.schema import Environment, Results, Slo, StrictModel, Throughput
 from loadtest.report.statistics import mean_interval, value_of
 
 # 2: ratios. 3: each run's value, versions of definitions.
-# 4: the answer of a search. Whatever reads this version reads older files as well.
-SERIES_SCHEMA_VERSION = 4
+# 4: the answer of a search. 5: the limits of the SLO. Whatever reads this version reads older files as well.
+SERIES_SCHEMA_VERSION = 5
 
 
 class Spread(StrictModel):
@@ -68,6 +68,7 @@ class Series(StrictModel):
     failures: dict[str, str] = Field(default_factory=dict, description="Why runs that were to be made have no results.")
     passed: bool
     reasons: list[str]
+    limits: dict[str, float] = Field(default_factory=dict, description="Of the SLO, by their names in results.json.")
     answer: list[str] = Field(default_factory=list, description="What a search for the highest load found.")
 
 
@@ -122,6 +123,8 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "e2e_p99": lambda results: value_of(results.latency.e2e_from_intended, "p99"),
     "hit_ratio": lambda results: results.routing.hit_ratio,
     "gpu_percent": lambda results: gpu_percent(results.samples, _rates(results)),
+    "gpu_watts": lambda results: gpu_watts(results.samples, _rates(results)),
+    "tokens_per_joule": lambda results: tokens_per_joule(results.samples, _rates(results)),
     "failed_ratio": lambda results: results.requests.failed / max(1, results.requests.offered),
     "peak_in_flight": lambda results: results.concurrency.peak,
 }
@@ -143,6 +146,7 @@ UNITS = {
     name: "ms" if name.startswith(("ttft_", "tpot_", "itl_", "e2e_")) else "ratio" if name == "attainment" else ""
     for name in FIGURES
 }
+_LIMITS = ("ttft_ms", "tpot_ms", "e2e_ms", "gpu_percent")
 _COMPARED = ("requests_per_second", "ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
 _RATIOS = (
     "requests_per_second",
@@ -177,7 +181,13 @@ def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[st
         failures=failures,
         passed=not reasons,
         reasons=reasons,
+        limits=_limits(ran[0].results.slo),
     )
+
+
+def _limits(slo: Slo | None) -> dict[str, float]:
+    named = {} if slo is None else {name: getattr(slo, name) for name in _LIMITS}
+    return {name: limit for name, limit in named.items() if limit is not None}
 
 
 def series_of_one(results: Results) -> Series:

@@ -19,9 +19,12 @@ from loadtest.report.chart import (
     logarithmic,
     nice_top,
 )
+from loadtest.report.diagnosis import GPU_TARGET_PERCENT
+from loadtest.report.formatting import milliseconds
 from loadtest.report.series import Point as Measured
 from loadtest.report.series import Series as Runs
 from loadtest.report.series import Spread
+from loadtest.report.series_tables import title_of
 
 _TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
 # Ratios that are drawn, and how they are called.
@@ -48,6 +51,8 @@ def series_charts(series: Runs) -> list[Chart]:
     shown = [name for name in ("ttft_p95", "tpot_p95", "e2e_p95") if any(name in p.figures for p in series.points)]
     for name in shown:
         charts += _by_load(series, name, f"{name[:-4].upper()} p95 by {offered}", latency=True)
+    charts += _by_load(series, "gpu_percent", f"GPU utilisation by {offered}")
+    charts += _by_load(series, "tokens_per_joule", f"Tokens per joule by {offered}")
     return [replace(chart, x_title=offered) for chart in charts] + trade_off(series)
 
 
@@ -67,33 +72,38 @@ def trade_off(series: Runs) -> list[Chart]:
         its = sorted((one.figures[latency].median, one.figures[rate].median) for one in points)
         ends = [(value, value) for _, value in its]
         lines.append(ChartSeries(target or "measured", STYLES[number % len(STYLES)], its, spread=ends))
+    limit = _limit_of(series, latency)
+    near = [value for value, _ in limit if value < 2 * max(x for x, _ in places)]
     unit, best = _TOTALS.get(rate, "requests").lower(), _best(known)
     return [
         Chart(
             title="Throughput against latency",
             note=_note_of(best),
-            x=linear(0, nice_top(max(x for x, _ in places)), X_START, X_END, 6, " ms"),
+            x=linear(0, nice_top(max([x for x, _ in places] + near)), X_START, X_END, 6, " ms"),
             y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
             series=lines,
             x_title=f"E2E {latency[-3:]}",
             y_title=f"{unit}/s",
-            bounds=[(best.figures[rate].median, f"most goodput: {best.load}")] if best else [],
+            uprights=limit,
+            labels=[(x, y, one.load) for one, (x, y) in zip(known, places, strict=True)],
+            ringed=[(best.figures[latency].median, best.figures[rate].median)] if best else [],
         )
     ]
 
 
 def _best(points: Sequence[Measured]) -> Measured | None:
-    """The load with the most goodput; without an SLO, no load is better than all others."""
-    good = [one for one in points if _median(one, "goodput_per_second")]
+    """The load with the most goodput of those that passed, or else of all; None without an SLO."""
+    measured = [one for one in points if _median(one, "goodput_per_second")]
+    good = [one for one in measured if one.passed and one.passed == one.valid] or measured
     return max(good, key=lambda one: _median(one, "goodput_per_second"), default=None)
 
 
 def _note_of(best: Measured | None) -> str:
     if best is None:
-        return "a point for each load"
+        return "a point for each load; --slo marks the best one"
     where = f"{best.target}, " if best.target else ""
     rate = f"{_median(best, 'goodput_per_second'):.3g} requests/s"
-    return f"a point for each load; most goodput: {where}{best.load}, {rate} within the SLO"
+    return f"a point for each load; the ring is the best one: {where}{best.load}, {rate} within the SLO"
 
 
 def batch_size_curve(series: Runs) -> list[Chart]:
@@ -105,8 +115,8 @@ def batch_size_curve(series: Runs) -> list[Chart]:
     per_user = [(name, [(users, _divided(spread, users)) for users, spread in line]) for name, line in lines]
     rate = f"{_TOTALS[total]} per second"
     return [
-        _chart(f"{rate} by users", _note(series.points), lines, on=_loads(series)),
-        _chart(f"{rate} and user", _note(series.points), per_user, on=_loads(series)),
+        _chart(f"{rate} by users", _note(series.points), lines, on=_loads(series), y_title="tokens/s"),
+        _chart(f"{rate} and user", _note(series.points), per_user, on=_loads(series), y_title="tokens/s"),
     ]
 
 
@@ -124,13 +134,29 @@ def ratio_charts(series: Runs) -> list[Chart]:
         against = series.differences[0].against
         # The first style is the first target's: it has no ratio.
         title = f"{_RATIOS[figure]}, as a ratio to {against}"
-        charts.append(_chart(title, note, lines, STYLES[1:], on=_loads(series), around=1.0))
+        charts.append(_chart(title, note, lines, STYLES[1:], on=_loads(series), around=1.0, y_title="ratio"))
     return charts
 
 
 def _by_load(series: Runs, figure: str, title: str, *, latency: bool = False) -> list[Chart]:
     lines = _lines(series.points, figure)
-    return [_chart(title, _note(series.points), lines, on=_loads(series), latency=latency)] if lines else []
+    if not lines:
+        return []
+    bounds, unit = _limit_of(series, figure), title_of(figure)
+    return [_chart(title, _note(series.points), lines, on=_loads(series), latency=latency, bounds=bounds, y_title=unit)]
+
+
+def _limit_of(series: Runs, figure: str) -> list[tuple[float, str]]:
+    """The limit that the SLO has for a latency, or for GPUs, which have a target without an SLO as well."""
+    if figure == "gpu_percent":
+        limit = series.limits.get(figure)
+        return (
+            [(GPU_TARGET_PERCENT, f"target: {GPU_TARGET_PERCENT:g} %")]
+            if limit is None
+            else [(limit, f"SLO: {limit:g} %")]
+        )
+    limit = series.limits.get(f"{figure.partition('_')[0]}_ms")
+    return [] if limit is None else [(limit, f"SLO: {milliseconds(limit)}")]
 
 
 def _chart(
@@ -142,8 +168,11 @@ def _chart(
     on: Axis,
     latency: bool = False,
     around: float | None = None,
+    bounds: Sequence[tuple[float, str]] = (),
+    y_title: str = "",
 ) -> Chart:
     values = [end for _, line in lines for _, spread in line for end in (spread.low, spread.high)]
+    values += [value for value, _ in bounds]
     if latency:
         y = logarithmic(min(values), max(values), Y_START, Y_END)
     elif around is not None:
@@ -166,6 +195,8 @@ def _chart(
             for place, (name, line) in enumerate(lines)
         ],
         x_shown=[f"{at:g}" for at, _ in lines[0][1]],
+        y_title=y_title,
+        bounds=bounds,
     )
 
 

@@ -18,6 +18,8 @@ _RATES = (
     "goodput_per_second",
     "attainment",
     "gpu_percent",
+    "gpu_watts",
+    "tokens_per_joule",
     "failed_ratio",
 )
 _LATENCIES = ("ttft_p50", "ttft_p95", "tpot_p50", "e2e_p50", "e2e_p95", "hit_ratio")
@@ -31,6 +33,8 @@ _TITLES = {
     "goodput_per_second": "goodput/s",
     "attainment": "in SLO",
     "gpu_percent": "GPU %",
+    "gpu_watts": "GPU W",
+    "tokens_per_joule": "tokens/J",
     "failed_ratio": "failed",
     "hit_ratio": "cache hits",
     "peak_in_flight": "peak in flight",

@@ -9,10 +9,13 @@ from itertools import combinations
 from statistics import median
 from typing import TypeVar
 
+from loadtest.report.diagnosis import gpu_percent, gpu_watts, tokens_per_joule
 from loadtest.report.schema import Distribution, Results
+from loadtest.report.series_tables import title_of
 from loadtest.report.statistics import mann_whitney, significant
 from loadtest.sweep.plan import Figure, Halving, Objective
 
+GPU_FIGURES = {"gpu_percent": gpu_percent, "gpu_watts": gpu_watts, "tokens_per_joule": tokens_per_joule}
 LATENCIES = ("ttft_p95_seconds", "tpot_p95_seconds", "e2e_p95_seconds")
 
 
@@ -49,7 +52,8 @@ def figures_of(results: Results, gpus: int) -> dict[str, float]:
     for name, values in zip(LATENCIES, measured, strict=True):
         if values is not None:
             figures[name] = values.p95 / 1e3
-    return figures
+    watched = {name: of(results.samples, rates) for name, of in GPU_FIGURES.items()}
+    return figures | {name: value for name, value in watched.items() if value is not None}
 
 
 def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
@@ -79,6 +83,8 @@ def figure_label(figure: str) -> str:
     if figure in LATENCIES:
         name, percentile, _ = figure.split("_")
         return f"{name.upper()} {percentile}"
+    if figure in GPU_FIGURES:
+        return title_of(figure)
     return figure.replace("_per_second", "/s").replace("_per_gpu", " a GPU").replace("_", " ")
 
 

@@ -1,4 +1,4 @@
-"""Writes a sweep's results: tables, sweep.json, Markdown, SVG of the frontier, vLLM's own bench layout."""
+"""Writes a sweep's results: tables, sweep.json, the page, Markdown, SVG of the frontier, vLLM's bench layout."""
 
 from __future__ import annotations
 
@@ -9,68 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from pydantic import Field
 from rich.console import Console
 from rich.text import Text
 
 from loadtest.console import markdown_table, plain_table, say
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
 from loadtest.report.formatting import milliseconds, number
-from loadtest.report.schema import Distribution, Results, StrictModel
+from loadtest.report.schema import Distribution, Environment, Results
 from loadtest.report.sheet import sheet, style
-from loadtest.report.statistics import FEWEST
-from loadtest.sweep.judge import LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.page import WAYS, sweep_page
 from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
 from loadtest.sweep.run import Stage, Sweep
+from loadtest.sweep.schema import ConfigurationResult, SweepOutcome, Winner, unsure
 from loadtest.sweep.server import command_text
 from loadtest.sweep.space import Configuration
-
-# 2: ties.
-SWEEP_SCHEMA_VERSION = 2
-
-
-class ConfigurationResult(StrictModel):
-    """A configuration under a workload: what it came to, or why it failed."""
-
-    label: str
-    flags: dict[str, FlagValue]
-    workload: str
-    through: Way
-    share: float = Field(description="Of a whole run: the longest that it was tried for.")
-    runs: int
-    figures: dict[str, float] = Field(description="Medians of the runs.")
-    value: float | None = Field(description="What is maximised.")
-    fits: bool
-    complaints: list[str]
-    log: list[str] = Field(default_factory=list, description="Of a server that failed.")
-    folder: str
-
-
-class Winner(StrictModel):
-    """The configuration with the best median within all bounds, and those that do not differ from it significantly."""
-
-    workload: str
-    label: str
-    flags: dict[str, FlagValue]
-    value: float
-    command: str = Field(description="That starts it.")
-    runs: int = Field(1, description="Of it, that count.")
-    tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
-
-
-class SweepOutcome(StrictModel):
-    """A sweep: finished, or as far as it came."""
-
-    schema_version: int = SWEEP_SCHEMA_VERSION
-    finished: bool
-    plan: dict[str, Any]
-    gpus: dict[str, int] = Field(description="Of each configuration, by label.")
-    winners: list[Winner]
-    entries: list[ConfigurationResult] = Field(description="By workload and way, best first.")
-    left_out: dict[str, str] = Field(description="Why configurations were not tried.")
-
-    def of(self, workload: str, through: Way) -> list[ConfigurationResult]:
-        return [entry for entry in self.entries if (entry.workload, entry.through) == (workload, through)]
 
 
 def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
@@ -275,8 +228,27 @@ def write_report(sweep: Sweep, found: SweepOutcome) -> list[Path]:
             pictures[workload.name] = f"pareto-{workload.name}.svg"
             (folder / pictures[workload.name]).write_text(drawn, encoding="utf-8")
     page.write_text(markdown(found, sweep.plan, pictures), encoding="utf-8")
+    html = folder / "report.html"
+    links = {(entry.workload, entry.through, entry.label): _pages(folder, entry) for entry in found.entries}
+    html.write_text(sweep_page(found, sweep.plan.objective, _environment(sweep), links), encoding="utf-8")
     write_vllm_layout(sweep, folder / "vllm")
-    return [figures, page, *(folder / name for name in pictures.values()), folder / "vllm"]
+    return [figures, html, page, *(folder / name for name in pictures.values()), folder / "vllm"]
+
+
+def _pages(folder: Path, entry: ConfigurationResult) -> list[str]:
+    """The reports of a configuration's runs, as links of the sweep's page."""
+    runs = (folder / entry.folder).glob(f"{entry.workload}-{entry.through}-*/{entry.share:.4g}-r*/report.html")
+    return sorted(run.relative_to(folder).as_posix() for run in runs)
+
+
+def _environment(sweep: Sweep) -> Environment | None:
+    """Of the first run that there is."""
+    for stage in sweep.stages:
+        for way in sweep.plan.through:
+            for configuration in stage.configurations:
+                for run in sweep.runs(stage, way, configuration):
+                    return run.environment
+    return None
 
 
 def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
@@ -286,10 +258,11 @@ def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
             entries = found.of(workload.name, way)
             if not entries:
                 continue
-            table = plain_table(_title(workload.name, way), _head(plan), overflow="fold")
+            watched = _watched(entries)
+            table = plain_table(_title(workload.name, way), _head(plan, watched), overflow="fold")
             for entry in entries:
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
-                table.add_row(*map(Text, _row(entry, plan)), style=style)
+                table.add_row(*map(Text, _row(entry, plan, watched)), style=style)
             console.print(table)
     for line in winner_lines(found, plan):
         say(console, line, "bold")
@@ -307,16 +280,8 @@ def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
             text = f"{number(won.value)} {figure_label(plan.objective.maximise.value)}"
             lines.append(f"{workload.name}: {won.label}, {text}\n  {won.command}")
             if won.tied:
-                lines.append(f"  {_unsure(won)}")
+                lines.append(f"  {unsure(won)}")
     return lines
-
-
-def _unsure(won: Winner) -> str:
-    """Why it is no clear winner."""
-    if won.runs >= FEWEST:
-        return f"no clear winner: it ties with {', '.join(won.tied)}"
-    runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
-    return f"no clear winner: {runs} of each cannot separate configurations, repeat: {FEWEST} or more can"
 
 
 def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> str:
@@ -333,8 +298,9 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
             parts.append(f"![Pareto picture]({pictures[workload.name]})")
         for way in plan.through:
             if entries := found.of(workload.name, way):
-                rows = [_row(entry, plan) for entry in entries]
-                parts += [_title(workload.name, way), markdown_table(_head(plan), rows)]
+                watched = _watched(entries)
+                rows = [_row(entry, plan, watched) for entry in entries]
+                parts += [_title(workload.name, way), markdown_table(_head(plan, watched), rows)]
     if found.left_out:
         rows = [[label, why] for label, why in found.left_out.items()]
         parts += ["## Not tried", markdown_table(["configuration", "why"], rows)]
@@ -348,22 +314,29 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
 
 
 def _won(won: Winner) -> list[str]:
-    text = f"Best median: `{won.label}`; {_unsure(won)}." if won.tied else f"Winner: `{won.label}`"
+    text = f"Best median: `{won.label}`; {unsure(won)}." if won.tied else f"Winner: `{won.label}`"
     return [text, f"```sh\n{won.command}\n```"]
 
 
 def _title(workload: str, way: Way) -> str:
-    return f"{workload}, {'direct' if way == 'direct' else 'through the gateway'}"
+    return f"{workload}, {WAYS[way]}"
 
 
-def _head(plan: SweepPlan) -> list[str]:
-    return ["configuration", figure_label(plan.objective.maximise.value), *map(figure_label, LATENCIES), "runs", ""]
+def _watched(entries: Sequence[ConfigurationResult]) -> list[str]:
+    """The figures of GPUs that some configuration has."""
+    return [name for name in GPU_FIGURES if any(name in entry.figures for entry in entries)]
 
 
-def _row(entry: ConfigurationResult, plan: SweepPlan) -> list[str]:
+def _head(plan: SweepPlan, watched: Sequence[str]) -> list[str]:
+    shown = (plan.objective.maximise.value, *LATENCIES, *watched)
+    return ["configuration", *map(figure_label, shown), "runs", ""]
+
+
+def _row(entry: ConfigurationResult, plan: SweepPlan, watched: Sequence[str]) -> list[str]:
     cells = [entry.label, number(entry.figures.get(plan.objective.maximise.value))]
     for name in LATENCIES:
         seconds = entry.figures.get(name)
         cells.append(milliseconds(None if seconds is None else seconds * 1e3))
+    cells += [number(entry.figures.get(name)) for name in watched]
     runs = f"{entry.runs}" if entry.share == 1 else f"{entry.runs} of {entry.share:.0%}"
     return [*cells, runs, "; ".join(entry.complaints)]

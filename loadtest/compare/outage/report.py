@@ -113,7 +113,16 @@ _GOES = {Fault.KILL: "killed", Fault.HANG: "hanging"}
 
 
 def picture(killed: OutageResults, arms: Sequence[str]) -> str:
-    """Of those arms, all repetitions together; empty where nothing was measured."""
+    """Of those arms as one SVG file; empty where nothing was measured."""
+    drawn = charts(killed, arms)
+    if not drawn:
+        return ""
+    legend = [(_ANSWERED, "requests a second that were answered, by when they were sent"), (_LOST, "that were lost")]
+    return sheet(drawn, [*legend, (_MOMENT, "the engine goes; it is let back; it serves again")])
+
+
+def charts(killed: OutageResults, arms: Sequence[str]) -> list[Chart]:
+    """One of each arm and fault, all repetitions together."""
     drawn = {
         (arm, fault): [turn.figures for turn in killed.turns_of(arm, fault) if turn.figures]
         for fault in Fault
@@ -121,12 +130,10 @@ def picture(killed: OutageResults, arms: Sequence[str]) -> str:
     }
     drawn = {key: found for key, found in drawn.items() if found}
     if not drawn:
-        return ""
+        return []
     right = max(span.start + _width(one) for found in drawn.values() for one in found for span in one.spans)
     top = max(value or 0.0 for found in drawn.values() for series in _rates(found) for _, value in series)
-    charts = [_chart(f"{arm}, engine {_GOES[fault]}:", found, right, top) for (arm, fault), found in drawn.items()]
-    legend = [(_ANSWERED, "requests a second that were answered, by when they were sent"), (_LOST, "that were lost")]
-    return sheet(charts, [*legend, (_MOMENT, "the engine goes; it is let back; it serves again")])
+    return [_chart(f"{arm}, engine {_GOES[fault]}:", found, right, top) for (arm, fault), found in drawn.items()]
 
 
 def _chart(title: str, found: Sequence[OutageFigures], right: float, top: float) -> Chart:

@@ -10,7 +10,7 @@
   const fixed = (value, places) =>
     value.toLocaleString("en", { minimumFractionDigits: places, maximumFractionDigits: places });
   const shown = (value, unit) => {
-    if (value == null) return "–";
+    if (value == null) return "";
     if (unit === "ms" && value >= 1000) return `${fixed(value / 1000, value >= 10000 ? 1 : 2)} s`;
     const places = unit === "ms" ? (value >= 100 ? 0 : value >= 10 ? 1 : 2) : digits(value);
     return fixed(value, places) + (unit ? ` ${unit}` : "");
@@ -37,14 +37,14 @@
 
   const line = (told, unit) => {
     const stroke = colour(told.style);
-    const dashed = / dashed\b/.test(told.style);
+    const dashed = / dashed\b/.test(told.style), apart = / apart\b/.test(told.style);
     return {
       label: told.name,
       stroke,
       width: dashed ? 1.5 : 2,
       dash: dashed ? [5, 4] : undefined,
       fill: told.area ? faint(stroke) : undefined,
-      paths: told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
+      paths: apart ? () => null : told.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
       spanGaps: told.joined,
       points: told.spread ? { show: true } : told.joined ? {} : { show: false, size: 6, filter: alone },
       value: (_, value, at, index) => {
@@ -89,7 +89,7 @@
     ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.lineWidth = ratio;
     ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-    ctx.textAlign = "right";
+    ctx.textAlign = "left";
     for (const [value, text] of plot.bounds) {
       if (value < plot.y.range[0] || value > plot.y.range[1]) continue;
       const at = u.valToPos(value, "y", true), right = bbox.left + bbox.width;
@@ -97,14 +97,81 @@
       ctx.moveTo(bbox.left, at);
       ctx.lineTo(right, at);
       ctx.stroke();
-      ctx.fillText(text, right - 4 * ratio, at + (at - bbox.top < 18 * ratio ? 14 : -4) * ratio);
+      ctx.fillText(text, bbox.left + 5 * ratio, at + (at - bbox.top < 18 * ratio ? 14 : -4) * ratio);
+    }
+    ctx.textAlign = "left";
+    for (const [value, text] of plot.uprights) {
+      const at = u.valToPos(value, "x", true);
+      if (at > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, foot);
+      ctx.stroke();
+      const room = bbox.left + bbox.width - at > ctx.measureText(text).width + 8 * ratio;
+      ctx.textAlign = room ? "left" : "right";
+      ctx.fillText(text, at + (room ? 4 : -4) * ratio, foot - 6 * ratio);
     }
     ctx.restore();
   };
 
+  // Texts at points, and rings around those that stand out.
+  const above = (plot, styles) => (u) => {
+    const { ctx, bbox } = u;
+    const ratio = devicePixelRatio;
+    const place = (x, y) => [u.valToPos(x, "x", true), u.valToPos(y, "y", true)];
+    ctx.save();
+    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    ctx.fillStyle = styles.soft;
+    const taken = [];
+    for (const [x, y, text] of plot.labels) {
+      const [left, top] = place(x, y);
+      const wide = ctx.measureText(text).width + 9 * ratio;
+      // Where throughput rises with latency, the line leaves the corner above and to the left free.
+      const onRight = left - wide < bbox.left;
+      const box = [onRight ? left : left - wide, top + (top - bbox.top < 18 * ratio ? 15 : -6) * ratio, wide];
+      // A text over another one can be read by nobody: the first one stays.
+      if (taken.some((other) => Math.abs(box[1] - other[1]) < 13 * ratio && box[0] < other[0] + other[2] && other[0] < box[0] + box[2]))
+        continue;
+      taken.push(box);
+      ctx.textAlign = onRight ? "left" : "right";
+      ctx.fillText(text, left + (onRight ? 6 : -6) * ratio, box[1]);
+    }
+    ctx.strokeStyle = styles.good;
+    ctx.lineWidth = 2.5 * ratio;
+    for (const [x, y] of plot.ringed) {
+      ctx.beginPath();
+      ctx.arc(...place(x, y), 8 * ratio, 0, 2 * Math.PI);
+      ctx.stroke();
+    }
+    ctx.restore();
+  };
+
+  // The shown request whose dot is nearest to a pointer, within a finger's width.
+  const dotAt = (u, plot, event) => {
+    let found = null, nearest = 12;
+    plot.dotRows.forEach((row, index) => {
+      const away = Math.hypot(
+        u.valToPos(plot.dots[0][index], "x") - event.offsetX, u.valToPos(plot.dots[1][index], "y") - event.offsetY);
+      if (away < nearest) [found, nearest] = [row, away];
+    });
+    return found;
+  };
+  const opening = (plot) => (u) => {
+    u.root.classList.add("idle");
+    if (!plot.dotRows.length) return;
+    let down = 0;
+    u.over.addEventListener("mousedown", (event) => { down = event.clientX; });
+    u.over.addEventListener("mousemove", (event) => { u.over.style.cursor = dotAt(u, plot, event) == null ? "" : "pointer"; });
+    u.over.addEventListener("click", (event) => {
+      const row = Math.abs(event.clientX - down) < 4 ? dotAt(u, plot, event) : null;
+      if (row != null) document.dispatchEvent(new CustomEvent("request", { detail: row }));
+    });
+  };
+
   const options = (plot, width) => {
     const { x, y } = plot;
-    const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line") };
+    const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line"),
+      good: variable("--good") };
     const names = (ticks) => (u, splits) => splits.map((split) => (ticks.find(([at]) => at === split) || ["", ""])[1]);
     const axis = { stroke: styles.soft, grid: { stroke: styles.line, width: 1 }, ticks: { stroke: styles.line, width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18 };
@@ -115,6 +182,7 @@
     return {
       width,
       height: HEIGHT,
+      padding: [null, 22, null, null],
       cursor: { sync: x.time ? { key: "time", scales: ["x", null] } : undefined, drag: { x: true, y: false },
         points: { size: 7 } },
       scales: {
@@ -129,12 +197,13 @@
       ],
       series: [
         { label: "at", value: (u, value, at, index) => {
-          if (index == null) return "–";
+          if (index == null) return "";
           return (x.labels && x.labels[index]) || (x.time ? `${+u.data[0][index].toFixed(2)} s` : shown(value, x.unit));
         } },
         ...plot.lines.map((told) => line(told, y.unit)),
       ],
-      hooks: { drawAxes: [beneath(plot, styles)] },
+      hooks: { drawAxes: [beneath(plot, styles)], draw: [above(plot, styles)],
+        ready: [opening(plot)], setLegend: [(u) => u.root.classList.toggle("idle", u.cursor.idx == null)] },
     };
   };
 

@@ -10,8 +10,8 @@ import pytest
 
 from loadtest.drive.gpu_pages import GpuReading, gpu_readings, keep_gpus
 from loadtest.drive.sampling import PageSampler
-from loadtest.report.samples import tokens_per_joule
-from loadtest.report.schema import GpuSeries
+from loadtest.report.diagnosis import tokens_per_joule
+from loadtest.report.schema import GpuSeries, Samples, Throughput
 
 _LABELS = 'gpu="{}",UUID="GPU-1",device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="node-1"'
 _DCGM = "\n".join(
@@ -71,12 +71,22 @@ def test_moments_are_collected_for_each_gpu() -> None:
 
 
 def test_tokens_per_joule_need_the_power_of_all_gpus() -> None:
-    known = GpuSeries(name="0", driver="", memory_total_mib=None, power_watts=[300.0, None, 500.0])
-    unknown = GpuSeries(name="1", driver="", memory_total_mib=None, power_watts=[None])
-    assert tokens_per_joule([known], 800) == 2
-    assert tokens_per_joule([known, known], 800) == 1
-    assert tokens_per_joule([known, unknown], 800) is None
-    assert tokens_per_joule([], 800) is None
+    watts = [9000.0, 300.0, None, 500.0]
+    known = GpuSeries(name="0", driver="", memory_total_mib=None, at=[0.0, 1.0, 2.0, 3.0], power_watts=watts)
+    unknown = GpuSeries(name="1", driver="", memory_total_mib=None, at=[1.0], power_watts=[None])
+    window = Throughput(
+        start=1, end=3, requests_per_second=1, output_tokens_per_second=800, prompt_tokens_per_second=1600
+    )
+
+    def of(*gpus: GpuSeries) -> float | None:
+        return tokens_per_joule(Samples(gpus=list(gpus), no_gpu=None, pages=[]), window)
+
+    assert of(known) == 2
+    assert of(known, known) == 1
+    assert of(known, unknown) is None
+    assert of() is None
+    embeddings = window.model_copy(update={"output_tokens_per_second": 0.0})
+    assert tokens_per_joule(Samples(gpus=[known], no_gpu=None, pages=[]), embeddings) == 4
 
 
 class _Exporter(BaseHTTPRequestHandler):

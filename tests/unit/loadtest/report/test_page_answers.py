@@ -12,9 +12,10 @@ from loadtest.report.pages import page, series_page
 from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
 from loadtest.report.schema import Bounds, GpuSeries, Samples
 from loadtest.report.series import Ran, series_of
+from loadtest.report.single_requests import shown_requests
 from tests.browser import browser_page, needs_browser
 from tests.unit.loadtest.report.pages import plots_of
-from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
+from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
 
 BOUNDS = Bounds(ttft_ms=150, e2e_ms=900)
 BUSY = Samples(
@@ -60,15 +61,15 @@ def test_what_was_tested_comes_before_the_charts() -> None:
 
 def test_the_first_token_is_drawn_by_the_length_of_the_prompt() -> None:
     records = of_lengths()
-    chart = ttft_by_prompt(run_of(records, BOUNDS), records)
+    chart = ttft_by_prompt(run_of(records, BOUNDS), records, shown_requests(records))
     assert chart
     [median] = chart.series
     for length, milliseconds in median.points:
         assert milliseconds == pytest.approx(length, rel=0.2)
     assert len(chart.dots) == 200
-    assert chart.bounds == [(150, "SLO")]
+    assert chart.bounds == [(150, "SLO: 150 ms")]
     equal = records_of(0.1, count=40)
-    assert ttft_by_prompt(run_of(equal), equal) is None
+    assert ttft_by_prompt(run_of(equal), equal, shown_requests(equal)) is None
 
 
 def test_a_histogram_counts_every_request_once() -> None:
@@ -88,9 +89,39 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
     assert chart["title"] == "Throughput against latency"
     assert (chart["x"]["title"], chart["y"]["title"]) == ("E2E p95", "output tokens/s")
     assert len(chart["data"][1]) == 3
-    [[rate, marked]] = chart["bounds"]
-    assert marked == "most goodput: c2"
+    assert [text for _, _, text in chart["labels"]] == ["c1", "c2", "c4"]
+    [[_, rate]] = chart["ringed"]
     assert rate == pytest.approx(chart["data"][1][1])
+    assert chart["uprights"] == [[900, "SLO: 900 ms"]]
+
+
+def test_latency_by_load_has_the_limit_of_the_slo() -> None:
+    series = curve_of({"": 1.0}).model_copy(update={"limits": {"ttft_ms": 150.0}})
+    plots = {plot["title"]: plot for plot in plots_of(series_page(series, []))}
+    assert plots["TTFT p95 by users"]["bounds"] == [[150, "SLO: 150 ms"]]
+    assert plots["E2E p95 by users"]["bounds"] == []
+
+
+def test_a_series_page_begins_with_the_answer_of_a_search_and_the_batch_size_curve() -> None:
+    series = curve_of({"": 1.0}).model_copy(update={"answer": ["2 users within the SLO", "At 2 users: 5 tokens/s"]})
+    html = series_page(series, [])
+    places = [html.index(text) for text in ("2 users within the SLO", "At 2 users", "Batch-size curve", "By load")]
+    assert places == sorted(places)
+    assert "the server generates" in html
+    assert "Batch-size curve" not in series_page(curve_of({"a": 1.0, "b": 1.0}), [])
+
+
+def test_gpus_are_columns_and_charts_of_a_series() -> None:
+    ran = [
+        Ran("", f"c{users}", 0, run_of(records_of(0.1), concurrency=users).model_copy(update={"samples": BUSY}))
+        for users in (1, 2)
+    ]
+    series = series_of(ran, ENVIRONMENT)
+    html = series_page(series, [])
+    assert all(f"<th>{title}</th>" in html for title in ("GPU %", "GPU W", "tokens/J"))
+    plots = {plot["title"]: plot for plot in plots_of(html)}
+    assert plots["GPU utilisation by users"]["bounds"] == [[85, "target: 85 %"]]
+    assert plots["Tokens per joule by users"]["data"][1][0] == pytest.approx(12.5 / 300, rel=0.05)
 
 
 @needs_browser

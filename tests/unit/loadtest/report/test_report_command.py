@@ -109,6 +109,17 @@ def test_an_older_series_gets_the_figures_of_this_version_from_its_runs(tmp_path
     assert not read(tmp_path).series.differences[0].ratios
 
 
+def test_a_search_keeps_its_answer_when_its_page_is_made_anew(tmp_path: Path) -> None:
+    ran = _series(tmp_path)
+    series = series_of(ran, ENVIRONMENT).model_copy(
+        update={"answer": ["1 users within the SLO"], "passed": False, "reasons": ["none"]}
+    )
+    write_series(series, tmp_path)
+    assert _report(tmp_path).exit_code == 0
+    assert "1 users within the SLO" in (tmp_path / "report.html").read_text()
+    assert (read(tmp_path).series.passed, read(tmp_path).series.reasons) == (False, ["none"])
+
+
 def test_two_runs_are_compared_and_a_broken_rule_is_exit_code_1(tmp_path: Path) -> None:
     for name, ttft in (("a", 0.1), ("b", 0.12)):
         _written(tmp_path / name, ttft)

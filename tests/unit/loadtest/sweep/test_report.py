@@ -14,12 +14,13 @@ import pytest
 from rich.console import Console
 
 from loadtest.drive.fleet import Stopped
-from loadtest.report.schema import Results
+from loadtest.report.schema import GpuSeries, Results, Samples
 from loadtest.sweep.plan import parse
 from loadtest.sweep.report import outcome, show, write_report
 from loadtest.sweep.run import Sweep
 from loadtest.sweep.space import Configuration, space_of
 from loadtest.sweep.store import Failure, Store, SweepRun
+from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 from tests.unit.loadtest.sweep.runs import results
 
 Made = Callable[[Configuration], Results | None]
@@ -72,6 +73,48 @@ def test_what_is_kept_is_not_run_again_and_the_best_within_the_bounds_wins(tmp_p
     assert [entry.label.split()[0] for entry in found.entries] == ["max-num-seqs=1", "max-num-seqs=4", "max-num-seqs=2"]
     assert found.entries[1].complaints[0].startswith("TTFT p95 0.8 s > 0.5 s")
     assert found.entries[2].log == ["no such flag"]
+
+
+def test_the_page_has_the_winner_numbered_points_and_a_column_for_each_flag(tmp_path: Path) -> None:
+    made = sweep(tmp_path)
+    keep(made, by_seqs)
+    made.carry_out()
+    found = outcome(made, finished=True)
+    write_report(made, found)
+    html = (tmp_path / "report.html").read_text()
+    runs = sorted((tmp_path / "runs").rglob("report.html"))
+    assert_it_needs_nothing(html, sorted(run.relative_to(tmp_path).as_posix() for run in runs))
+    assert html.index(found.winners[0].command) < html.index("What was tested") < html.index("<th>max-num-seqs</th>")
+    assert "<th>max-num-batched-tokens</th>" not in html  # it is the same in all
+    assert "TTFT p95 0.8 s &gt; 0.5 s" in html
+    assert "no such flag" in html
+    assert "max-num-batched-tokens 4 is below max-num-seqs 8" in html
+    ttft, tpot, _ = plots_of(html)
+    assert (ttft["x"]["title"], ttft["y"]["title"]) == ("TTFT p95", "output tokens/s")
+    assert [text for _, _, text in ttft["labels"]] == ["1", "2"]
+    assert ttft["ringed"] == [ttft["labels"][0][:2]]
+    assert ttft["uprights"] == [[500, "limit: 500 ms"]]
+    assert tpot["uprights"] == []
+
+
+def test_gpus_that_were_watched_are_columns(tmp_path: Path) -> None:
+    busy = [90.0] * 20
+    gpu = GpuSeries(name="0", driver="1", memory_total_mib=1.0, at=[float(at) for at in range(20)],
+                    utilization_percent=busy, power_watts=busy)  # fmt: skip
+    made = sweep(tmp_path)
+
+    def watched(configuration: Configuration) -> Results | None:
+        found = by_seqs(configuration)
+        return found and found.model_copy(update={"samples": Samples(gpus=[gpu], no_gpu=None, pages=[])})
+
+    keep(made, watched)
+    made.carry_out()
+    found = outcome(made, finished=True)
+    assert found.entries[0].figures["gpu_percent"] == found.entries[0].figures["gpu_watts"] == 90
+    tokens = found.entries[0].figures["output_tokens_per_second"]
+    assert found.entries[0].figures["tokens_per_joule"] == pytest.approx(tokens / 90)
+    write_report(made, found)
+    assert "| GPU % | GPU W | tokens/J |" in (tmp_path / "report.md").read_text()
 
 
 def test_halving_gives_longer_runs_to_the_best_alone(tmp_path: Path) -> None:
@@ -136,7 +179,7 @@ def test_the_folder_holds_figures_a_page_a_picture_and_no_secret(tmp_path: Path)
     found = outcome(made, finished=True)
     assert found.winners[0].tied == []  # nothing else keeps within the bounds
     written = write_report(made, found)
-    assert {path.name for path in written} == {"sweep.json", "report.md", "pareto-short.svg", "vllm"}
+    assert {path.name for path in written} == {"sweep.json", "report.html", "report.md", "pareto-short.svg", "vllm"}
     assert "secret" not in (tmp_path / "sweep.json").read_text()
     page = (tmp_path / "report.md").read_text()
     assert "Winner: `max-num-seqs=1 max-num-batched-tokens=4`" in page

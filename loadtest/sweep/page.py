@@ -1,0 +1,216 @@
+"""A sweep as one HTML page: winners, throughput against latency with numbered configurations, and all figures. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from loadtest.report.chart import (
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Axis,
+    Chart,
+    ChartSeries,
+    linear,
+    logarithmic,
+    nice_top,
+)
+from loadtest.report.document import render
+from loadtest.report.formatting import milliseconds, number
+from loadtest.report.schema import Environment
+from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, figure_label, frontier
+from loadtest.sweep.plan import Objective, Way
+from loadtest.sweep.schema import ConfigurationResult, SweepOutcome, Winner, unsure
+
+_STRETCHED = 10.0  # beyond that ratio of latencies their axis is logarithmic
+WAYS: Mapping[Way, str] = {"direct": "direct", "gateway": "through the gateway"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A configuration in the table; `style` is a class of the style sheet."""
+
+    cells: list[str]
+    pages: Sequence[str]
+    complaints: str
+    style: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Section:
+    """A workload, direct or through the gateway."""
+
+    title: str
+    winner: Winner | None
+    unsure: str
+    first_plot: int
+    charts: list[Chart]
+    head: list[str]
+    rows: list[_Row]
+
+
+def sweep_page(
+    found: SweepOutcome,
+    objective: Objective,
+    environment: Environment | None,
+    pages: Mapping[tuple[str, Way, str], Sequence[str]],
+) -> str:
+    """The whole page. `environment` of one of the runs; `pages` of runs by workload, way and label."""
+    sections: list[_Section] = []
+    for workload, way in dict.fromkeys((entry.workload, entry.through) for entry in found.entries):
+        first = sum(len(section.charts) for section in sections)
+        sections.append(_section(found, objective, workload, way, pages, first))
+    bounds = [f"{figure_label(name)} at most {milliseconds(bound * 1e3)}" for name, bound in objective.bounds.items()]
+    aim = f"Most {figure_label(objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}"
+    return render(
+        "sweep.html",
+        "Sweep of configurations",
+        aim,
+        [chart for section in sections for chart in section.charts],
+        found=found,
+        sections=sections,
+        answers=_answers(found, objective),
+        tested=_tested(found, environment),
+        failed={entry.label: entry for entry in found.entries if entry.log},
+    )
+
+
+def _section(
+    found: SweepOutcome,
+    objective: Objective,
+    workload: str,
+    way: Way,
+    pages: Mapping[tuple[str, Way, str], Sequence[str]],
+    first_plot: int,
+) -> _Section:
+    entries = found.of(workload, way)
+    varied = _varied(entries)
+    watched = [name for name in GPU_FIGURES if any(name in entry.figures for entry in entries)]
+    won = next((one for one in found.winners if one.workload == workload), None)
+    base = next((entry.value for entry in entries if entry.label == next(iter(found.gpus), "")), None)
+    maximised = figure_label(objective.maximise.value)
+    rows = []
+    for place, entry in enumerate(entries, 1):
+        cells = [str(place), *(_flag(entry.flags.get(flag)) for flag in varied), number(entry.value)]
+        cells.append("-" if not base or entry.value is None else f"{entry.value / base:.2f}x")
+        latencies = [entry.figures.get(name) for name in LATENCIES]
+        cells += [milliseconds(None if seconds is None else seconds * 1e3) for seconds in latencies]
+        cells += [number(entry.figures.get(name)) for name in watched]
+        cells.append(f"{entry.runs}" if entry.share == 1 else f"{entry.runs} of {entry.share:.0%}")
+        won_it = won is not None and won.label == entry.label
+        style = "won" if won_it else "" if entry.fits else "soft" if entry.value is not None else "bad"
+        rows.append(_Row(cells, pages.get((workload, way, entry.label), []), "; ".join(entry.complaints), style))
+    return _Section(
+        title=f"{workload}, {WAYS[way]}",
+        winner=won,
+        unsure=unsure(won) if won is not None and won.tied else "",
+        first_plot=first_plot,
+        charts=_charts(entries, objective, won),
+        head=[
+            "",
+            *varied,
+            maximised,
+            "over the first",
+            *map(figure_label, (*LATENCIES, *watched)),
+            "runs",
+        ],
+        rows=rows,
+    )
+
+
+def _answers(found: SweepOutcome, objective: Objective) -> list[tuple[str, str, str, str]]:
+    """Workload, what won it, its command, and why it is no clear winner."""
+    answers = []
+    for workload in dict.fromkeys(entry.workload for entry in found.entries):
+        won = next((one for one in found.winners if one.workload == workload), None)
+        if won is None:
+            why = "No configuration keeps within the limits." if found.finished else "Not finished."
+            answers.append((workload, why, "", ""))
+        else:
+            text = f"{won.label}: {number(won.value)} {figure_label(objective.maximise.value)}"
+            answers.append((workload, text, won.command, unsure(won) if won.tied else ""))
+    return answers
+
+
+def _tested(found: SweepOutcome, environment: Environment | None) -> list[tuple[str, str]]:
+    plan: Mapping[str, Any] = found.plan
+    serve = {name: value for name, value in plan.get("serve", {}).items() if value is not None}
+    same = {
+        flag: _flag(value)
+        for flag, value in (found.entries[0].flags if found.entries else {}).items()
+        if flag not in _varied(found.entries)
+    }
+    facts = {
+        "server": " ".join(map(str, serve.get("command") or [])) or ", ".join(f"{k} {v}" for k, v in serve.items()),
+        "flags of all": ", ".join(f"--{flag} {value}" for flag, value in same.items()),
+        "configurations": f"{len(found.gpus)}, and {len(found.left_out)} not tried",
+        "GPUs": str(plan.get("gpus") or ""),
+    }
+    for workload in plan.get("workloads", []):
+        load = ", ".join(f"{name} {value}" for name, value in workload["run"].items() if value is not None)
+        facts[f"load {workload['name']}"] = load
+    if environment is not None:
+        facts["engine"] = ", ".join(f"{name} {value}" for name, value in environment.server.items())
+        facts["client"] = ", ".join(f"{name} {value}" for name, value in environment.versions.items())
+        facts["machine"] = ", ".join(f"{name} {value}" for name, value in environment.host.items())
+    return [(name, value) for name, value in facts.items() if value]
+
+
+def _charts(entries: Sequence[ConfigurationResult], objective: Objective, won: Winner | None) -> list[Chart]:
+    """For each latency that was measured: what is maximised against it; whole runs alone."""
+    numbered = {entry.label: place for place, entry in enumerate(entries, 1)}
+    charts = []
+    for name in LATENCIES:
+        measured = [entry for entry in entries if entry.share == 1 and name in entry.figures and entry.value]
+        if measured:
+            charts.append(_chart(measured, name, objective, won, numbered))
+    return charts
+
+
+def _chart(
+    measured: Sequence[ConfigurationResult],
+    name: str,
+    objective: Objective,
+    won: Winner | None,
+    numbered: Mapping[str, int],
+) -> Chart:
+    at = {entry.label: (entry.figures[name] * 1e3, entry.value or 0.0) for entry in measured}
+    kept = frontier(list(at), lambda label: at[label][0], lambda label: at[label][1])
+    bound = objective.bounds.get(name)
+    latencies = [x for x, _ in at.values()] + ([bound * 1e3] if bound is not None else [])
+    series = [ChartSeries("frontier", "s1", [at[label] for label in kept], spread=[(at[k][1], at[k][1]) for k in kept])]
+    for title, style, fits in (("within the limits", "s3 apart", True), ("beyond the limits", "s2 apart", False)):
+        its = sorted(at[one.label] for one in measured if one.fits == fits and one.label not in kept)
+        series += [ChartSeries(title, style, its, spread=[(y, y) for _, y in its])] if its else []
+    return Chart(
+        title=f"{figure_label(objective.maximise.value).capitalize()} against {figure_label(name)}",
+        note="numbers are those of the table; up and left is better",
+        x=_latency_axis(latencies),
+        y=linear(0, nice_top(max(y for _, y in at.values())), Y_START, Y_END, 4),
+        series=series,
+        x_title=figure_label(name),
+        y_title=figure_label(objective.maximise.value),
+        uprights=[] if bound is None else [(bound * 1e3, f"limit: {milliseconds(bound * 1e3)}")],
+        labels=[(*place, str(numbered[label])) for label, place in at.items()],
+        ringed=[at[won.label]] if won is not None and won.label in at else [],
+    )
+
+
+def _latency_axis(milliseconds_: Sequence[float]) -> Axis:
+    low, high = min(milliseconds_), max(milliseconds_)
+    if high > _STRETCHED * low:
+        return logarithmic(low, high, X_START, X_END)
+    return linear(0, nice_top(high), X_START, X_END, 6, " ms")
+
+
+def _varied(entries: Sequence[ConfigurationResult]) -> list[str]:
+    """Flags that do not have the same value in all configurations."""
+    names = dict.fromkeys(flag for entry in entries for flag in entry.flags)
+    return [flag for flag in names if len({_flag(entry.flags.get(flag)) for entry in entries}) > 1]
+
+
+def _flag(value: object) -> str:
+    return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

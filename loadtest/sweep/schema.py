@@ -1,0 +1,66 @@
+"""The schema of sweep.json: each configuration's figures, winners, and what ties with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from loadtest.report.schema import StrictModel
+from loadtest.report.statistics import FEWEST
+from loadtest.sweep.plan import FlagValue, Way
+
+# 2: ties.
+SWEEP_SCHEMA_VERSION = 2
+
+
+class ConfigurationResult(StrictModel):
+    """A configuration under a workload: what it came to, or why it failed."""
+
+    label: str
+    flags: dict[str, FlagValue]
+    workload: str
+    through: Way
+    share: float = Field(description="Of a whole run: the longest that it was tried for.")
+    runs: int
+    figures: dict[str, float] = Field(description="Medians of the runs.")
+    value: float | None = Field(description="What is maximised.")
+    fits: bool
+    complaints: list[str]
+    log: list[str] = Field(default_factory=list, description="Of a server that failed.")
+    folder: str
+
+
+class Winner(StrictModel):
+    """The configuration with the best median within all bounds, and those that do not differ from it significantly."""
+
+    workload: str
+    label: str
+    flags: dict[str, FlagValue]
+    value: float
+    command: str = Field(description="That starts it.")
+    runs: int = Field(1, description="Of it, that count.")
+    tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
+
+
+class SweepOutcome(StrictModel):
+    """A sweep: finished, or as far as it came."""
+
+    schema_version: int = SWEEP_SCHEMA_VERSION
+    finished: bool
+    plan: dict[str, Any]
+    gpus: dict[str, int] = Field(description="Of each configuration, by label.")
+    winners: list[Winner]
+    entries: list[ConfigurationResult] = Field(description="By workload and way, best first.")
+    left_out: dict[str, str] = Field(description="Why configurations were not tried.")
+
+    def of(self, workload: str, through: Way) -> list[ConfigurationResult]:
+        return [entry for entry in self.entries if (entry.workload, entry.through) == (workload, through)]
+
+
+def unsure(won: Winner) -> str:
+    """Why it is no clear winner."""
+    if won.runs >= FEWEST:
+        return f"no clear winner: it ties with {', '.join(won.tied)}"
+    runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
+    return f"no clear winner: {runs} of each cannot separate configurations, repeat: {FEWEST} or more can"
