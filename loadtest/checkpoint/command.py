@@ -17,6 +17,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.checkpoint.document import Checkpoint, Finding, GreedyAnswer, ServerInfo, Status, failed
 from loadtest.checkpoint.fingerprints import sha256_of
 from loadtest.checkpoint.keep import JSON_NAME, MARKDOWN_NAME, summary_of, workload_of
@@ -166,12 +167,12 @@ _FACTS = (
 _PROCESS_FACTS = ("command", "environment", "directory", "freeze")
 
 
-async def live(made: Checkpoint, plan: Plan, urls: Mapping[str, str], api_key: str | None) -> list[Finding]:
+async def live(made: Checkpoint, plan: Plan, urls: Mapping[str, str], access: Access) -> list[Finding]:
     """Looks at the recorded servers again, at other URLs where `urls` names some, and verifies anew.
 
     A server that is gone is not checked, unless its URL was given.
     """
-    async with open_asker(api_key) as session:
+    async with open_asker(access) as session:
         servers, checks = [], list[Finding]()
         for server in made.servers:
             url = urls.get(server.name, server.url)
@@ -252,6 +253,13 @@ def verify(
     api_key: Annotated[
         str | None, typer.Option(envvar="LOADTEST_API_KEY", help="Sent as a bearer token, never recorded.")
     ] = None,
+    header: Annotated[
+        list[str] | None, typer.Option(help="NAME:VALUE of every request, never recorded; several times.")
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Accept any certificate.")] = False,
+    cacert: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="PEM file of the certificates to trust.")
+    ] = None,
     offline: Annotated[bool, typer.Option("--offline", help="Look at the files alone, ask no server.")] = False,
 ) -> None:
     """Check a checkpoint again: its files (hashes, completeness, definitions), and its servers as far as they are up.
@@ -261,12 +269,16 @@ def verify(
     console = Console()
     if offline and targets:
         raise typer.BadParameter("--offline asks no server: leave out --targets")
+    try:
+        access = Access.of(api_key, header or (), insecure=insecure, ca_file=cacert)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     files = [path] if path.is_file() else sorted(path.rglob(JSON_NAME))
     if not files:
         raise typer.BadParameter(f"{path} holds no {JSON_NAME}")
     wrong = 0
     for file in files:
-        checks = _checked(file, None if offline else _urls(targets), api_key)
+        checks = _checked(file, None if offline else _urls(targets), access)
         say(console, file, "bold")
         for check in checks:
             say(console, check_line(check), _STYLES[check.status])
@@ -276,7 +288,7 @@ def verify(
     raise typer.Exit(1 if wrong else 0)
 
 
-def _checked(file: Path, urls: Mapping[str, str] | None, api_key: str | None) -> list[Finding]:
+def _checked(file: Path, urls: Mapping[str, str] | None, access: Access) -> list[Finding]:
     try:
         made = Checkpoint.model_validate_json(file.read_bytes())
     except (OSError, ValidationError) as error:
@@ -295,7 +307,7 @@ def _checked(file: Path, urls: Mapping[str, str] | None, api_key: str | None) ->
         plan = None  # reported above
     if plan is None:
         return [*checks, Finding(name="servers", status=Status.NOT_CHECKED, why="what to ask is in results.json")]
-    return [*checks, *asyncio.run(live(made, plan, urls, api_key))]
+    return [*checks, *asyncio.run(live(made, plan, urls, access))]
 
 
 def _urls(targets: str | None) -> dict[str, str]:

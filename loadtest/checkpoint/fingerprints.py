@@ -108,7 +108,7 @@ def model_files(folder: Path) -> ModelFiles | None:
 
 def plan_sha256(plan: Plan) -> str:
     """Of everything that decides what is sent and when, target and salt aside."""
-    fields = plan.model_dump(mode="json", exclude={"url", "cache_salt", "api_key"})
+    fields = plan.model_dump(mode="json", exclude={"url", "cache_salt"})
     return hashlib.sha256(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 

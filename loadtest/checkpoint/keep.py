@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from gateway import __version__
+from loadtest.access import Access
 from loadtest.checkpoint import redaction
 from loadtest.checkpoint.document import (
     Checkpoint,
@@ -213,7 +214,7 @@ class Checkpoints:
 
     neighbours: Neighbours
     verify: bool
-    api_key: str | None = field(default=None, repr=False)
+    access: Access = field(default_factory=Access, repr=False)
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     site: CommandContext | None = None
 
@@ -259,7 +260,7 @@ class Checkpoints:
         self, target: str, plan: Plan, skipped: str
     ) -> tuple[list[ServerInfo], list[Finding], list[GreedyAnswer]]:
         """The servers, and the live checks, unless there is a reason to skip them."""
-        async with open_asker(self.api_key) as session:
+        async with open_asker(self.access) as session:
             servers = [
                 await look(
                     session,
@@ -362,9 +363,9 @@ def prepared(
     if options.out is None:
         return dict(looked), None
     admin_url = base_url(options.admin_url) if options.admin_url else None
-    known = asyncio.run(neighbours(options.target_urls, options.engine_urls, admin_url, options.api_key))
+    known = asyncio.run(neighbours(options.target_urls, options.engine_urls, admin_url, options.access))
     targets = {
         name: target if target.metrics_url else replace(target, pages_behind=known.pages_behind(name))
         for name, target in looked.items()
     }
-    return targets, Keeping(Checkpoints(known, options.verify, options.api_key), console, brief=options.runs > 1)
+    return targets, Keeping(Checkpoints(known, options.verify, options.access), console, brief=options.runs > 1)

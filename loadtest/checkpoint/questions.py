@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import orjson
 
+from loadtest.access import Access
 from loadtest.checkpoint import redaction
 from loadtest.workloads.prompts import Endpoint
 
@@ -18,13 +19,11 @@ ASK_SECONDS = 10.0
 ANSWER_SECONDS = 120.0
 
 
-def open_asker(api_key: str | None) -> aiohttp.ClientSession:
+def open_asker(access: Access) -> aiohttp.ClientSession:
     """A session for questions: no proxies, no cookies; each question has a connection of its own."""
-    headers = {"accept-encoding": "identity", "user-agent": "loadtest-check"}
-    if api_key:
-        headers["authorization"] = f"Bearer {api_key}"
+    headers = {"accept-encoding": "identity", "user-agent": "loadtest-check"} | dict(access.headers)
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(force_close=True),
+        connector=aiohttp.TCPConnector(force_close=True, ssl=access.tls()),
         timeout=aiohttp.ClientTimeout(total=ASK_SECONDS),
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 HIDDEN = "***"
+_HEADER_OPTION = "--header"  # of loadtest itself, with NAME:VALUE
 
 # Whole words of a name: `--tokenizer` and `max_tokens` are no secrets, `HF_TOKEN` is.
 _SECRET_WORDS = (
@@ -41,12 +42,18 @@ def text(value: str) -> str:
 
 
 def command(words: Sequence[str]) -> list[str]:
-    """The command; all values of a secret option are starred out, in both spellings."""
+    """The command; all values of a secret option are starred out, in both spellings, and those of every header."""
     shown: list[str] = []
-    hide = False
+    hide = is_header = False
     for word in words:
         name, equals, value = word.partition("=")
         is_option = word.startswith("-")
+        if is_header or (equals and name == _HEADER_OPTION):
+            option, header = ("", word) if is_header else (f"{name}=", value)
+            shown.append(f"{option}{header.partition(':')[0]}:{HIDDEN}" if ":" in header else option + HIDDEN)
+            is_header = False
+            continue
+        is_header = word == _HEADER_OPTION
         if hide and not is_option:
             shown.append(HIDDEN)
         elif equals and is_secret(name) and re.fullmatch(r"[\w.-]+", name):

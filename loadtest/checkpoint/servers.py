@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.config import ConfigError
 from gateway.config.file import parse, substitute
+from loadtest.access import Access
 from loadtest.checkpoint import redaction
 from loadtest.checkpoint.document import ModelCard, ModelFiles, ProcessInfo, Role, ServerInfo
 from loadtest.checkpoint.fingerprints import freeze_of, model_files
@@ -312,11 +313,11 @@ class Neighbours:
 
 
 async def neighbours(
-    targets: Mapping[str, str], engines: Mapping[str, str], admin_url: str | None, api_key: str | None
+    targets: Mapping[str, str], engines: Mapping[str, str], admin_url: str | None, access: Access
 ) -> Neighbours:
     """Queries all targets, and gateways for their backends. An engine has one name, driven or not."""
     found: dict[str, ServerInfo] = {}
-    async with open_asker(api_key) as session:
+    async with open_asker(access) as session:
         for name, url in targets.items():
             found[name] = await look(session, name, url, driven=True, named=True, admin_url=admin_url or "")
         for name, url in engines.items():

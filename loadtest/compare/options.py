@@ -23,8 +23,8 @@ _OVERHEAD_PAIRS = 60
 
 # Options of `loadtest run` that are not for a comparison: what is sent, when, and what it must keep to is.
 _NOT_OF_RUN = (
-    "url targets model embeddings_model stream api_key metrics_url backends admin_url mix inputs cache_salt verify "
-    "find until"
+    "url targets model embeddings_model stream api_key header insecure cacert metrics_url backends admin_url mix "
+    "inputs cache_salt verify find until"
 )
 OF_RUN = tuple(name for name in RunOptions.model_fields if name not in _NOT_OF_RUN.split())
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.checkpoint.machine import environment
 from loadtest.compare.fleet import Fleet, fleet
 from loadtest.compare.options import CompareOptions, Killing
@@ -187,7 +188,7 @@ def compare(
     many = len(options.backend_urls) or options.engines
     say(console, f"{'looking at' if options.backends else 'starting'} {many} engines", "dim")
     with fleet(options, out / "engines") as engines:
-        target = asyncio.run(look_at(engines.urls[0], None, _model(options)))
+        target = asyncio.run(look_at(engines.urls[0], Access(), _model(options)))
         course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
         setup = _setup(course, engines)
         here = [arm for arm in arms if not arm.missing]

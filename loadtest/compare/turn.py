@@ -19,6 +19,7 @@ from typing import Self
 import aiohttp
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.compare.fleet import Fleet
 from loadtest.compare.options import CompareOptions
 from loadtest.compare.proxy import Peer, Setting, started
@@ -174,7 +175,7 @@ def _hits(engines: Sequence[str]) -> float:
 
 
 def _read(url: str) -> Mapping[str, float]:
-    return asyncio.run(read_counters(f"{url}/metrics"))
+    return asyncio.run(read_counters(f"{url}/metrics", Access(), url))
 
 
 _REQUESTS, _REQUEST_USERS = 600, 16

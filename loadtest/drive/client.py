@@ -197,9 +197,7 @@ _MOST_ANSWER_BYTES = 2**28
 def open_session(plan: Plan) -> Connections:
     """Connections without any limit of their own: no cap on their number, no total timeout, no decompression."""
     headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "loadtest"}
-    if plan.api_key:
-        headers["authorization"] = f"Bearer {plan.api_key}"
-    return Connections(headers, time.monotonic)
+    return Connections(headers | dict(plan.access.headers), time.monotonic, plan.access.tls)
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ def run(options: RunOptions) -> None:
     try:
         options.check_files()
         urls = options.target_urls
-        looked = {name: asyncio.run(look_at(url, options.api_key, options.model)) for name, url in urls.items()}
+        looked = {name: asyncio.run(look_at(url, options.access, options.model)) for name, url in urls.items()}
         options = adapted(options, looked, console)
         looked, keeping = prepared(options, looked, console)
         passed = _carried_out(options, looked, console, keeping) and (keeping is None or keeping.passed)

@@ -179,9 +179,15 @@ class ServerConnection(asyncio.Protocol):
 class Connections:
     """All connections to any number of servers, without a limit of their own; closed at the end of the block."""
 
-    def __init__(self, headers: Mapping[str, str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        clock: Callable[[], float],
+        tls: Callable[[], ssl.SSLContext] = ssl.create_default_context,
+    ) -> None:
         self._headers = headers
         self._clock = clock
+        self._tls = tls
         self._servers: dict[str, ServerConnections] = {}
 
     async def __aenter__(self) -> Self:
@@ -197,7 +203,7 @@ class Connections:
         """Sends it to the server of the URL; `clock` gives the moments of reads."""
         server = self._servers.get(url)
         if server is None:
-            server = self._servers[url] = ServerConnections(url, self._headers, self._clock)
+            server = self._servers[url] = ServerConnections(url, self._headers, self._clock, self._tls)
         return server.post(path, body, clock)
 
 
@@ -205,14 +211,14 @@ class ServerConnections:
     """The connections to one server. Its addresses are looked up once, and used in turns."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], clock: Callable[[], float], tls: ssl.SSLContext | None = None
+        self, url: str, headers: Mapping[str, str], clock: Callable[[], float], tls: Callable[[], ssl.SSLContext]
     ) -> None:
         parts = urlsplit(url)
         self._clock = clock
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._base_path = parts.path
-        self._tls = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        self._tls = tls() if parts.scheme == "https" else None
         self._head = _head_of(parts.netloc.rpartition("@")[2], _basic(parts.username, parts.password) | dict(headers))
         self._addresses: list[str] = []
         self._turn = itertools.count()

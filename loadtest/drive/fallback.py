@@ -62,7 +62,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
     plan = options.plan(url, target, options.loads()[0], 0)
     parts = [plan.part(part) for part in plan.mix] or [plan]
     try:
-        async with open_asker(options.api_key) as session:
+        async with open_asker(options.access) as session:
             return not any([await _is_refused(session, part) for part in parts])
     except (aiohttp.ClientError, OSError, TimeoutError):
         return True

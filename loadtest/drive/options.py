@@ -12,6 +12,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument
 
+from loadtest.access import Access
 from loadtest.console import option
 from loadtest.drive.plan import Arrivals, MixPart, Plan
 from loadtest.drive.search import Aim
@@ -110,6 +111,14 @@ class RunOptions(BaseModel):
     stream: Annotated[bool, option(_TARGET, "Token by token, or whole.", "--stream/--no-stream")] = True
     api_key: Annotated[
         str | None, option(_TARGET, "Sent as a bearer token, never recorded.", envvar="LOADTEST_API_KEY")
+    ] = None
+    header: Annotated[
+        list[str], option(_TARGET, "NAME:VALUE of every request, never recorded; several times for several.")
+    ] = []
+    insecure: Annotated[bool, option(_TARGET, "Accept any certificate of a server.", "--insecure")] = False
+    cacert: Annotated[
+        Path | None,
+        option(_TARGET, "PEM file of the certificates to trust, instead of the system's.", exists=True, dir_okay=False),
     ] = None
     metrics_url: Annotated[
         str | None,
@@ -213,6 +222,7 @@ class RunOptions(BaseModel):
         if self.workers != "auto" and not (self.workers.isdecimal() and int(self.workers) > 0):
             raise ValueError("--workers must be auto or a number from 1")
         json_object(self.extra_body)
+        _ = self.access
         self._check_prompts()
         return self
 
@@ -268,6 +278,11 @@ class RunOptions(BaseModel):
     def target_urls(self) -> dict[str, str]:
         """By name; a single one has none."""
         return targets_of(self.url, self.targets)
+
+    @property
+    def access(self) -> Access:
+        """What every request to the targets carries, and which certificates are trusted."""
+        return Access.of(self.api_key, self.header, insecure=self.insecure, ca_file=self.cacert)
 
     @property
     def engine_urls(self) -> dict[str, str]:
@@ -354,7 +369,7 @@ class RunOptions(BaseModel):
             workers=self._worker_count(cpus or 1, load),
             workload=parts[0].workload,
             mix=parts if self.mix else [],
-            api_key=self.api_key,
+            access=self.access,
         )
 
     def _worker_count(self, cpus: int, load: Load) -> int:

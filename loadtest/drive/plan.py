@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, model_validator
 
+from loadtest.access import Access
 from loadtest.checkpoint import redaction
 from loadtest.workloads.prompts import BodyMaker, Endpoint, WorkloadKind, WorkloadSpec
 
@@ -116,7 +117,7 @@ class Plan(BaseModel):
     workers: int = Field(default=1, ge=1)
     workload: WorkloadSpec = WorkloadSpec()
     mix: list[MixPart] = Field(default_factory=list, description="Instead of `workload`, where there are several.")
-    api_key: str | None = Field(default=None, exclude=True, repr=False)
+    access: Access = Field(default_factory=Access, exclude=True, repr=False)
 
     @field_serializer("url")
     def _without_user(self, url: str) -> str:

@@ -74,11 +74,12 @@ def measured(
         say(console, limit, "dim")
         for complaint in beyond:
             say(console, f"! {complaint}", "yellow")
-        before = _counters(order.pages)
+        before = _counters(order)
         shown = Progress(console, title(order.plan))
-        with Sampling(order.pages) as sampling, shown as progress, beside or nullcontext():
+        sampling = Sampling(order.pages, order.plan.access, order.plan.url)
+        with sampling, shown as progress, beside or nullcontext():
             harvest = fleet.measure(progress.take)
-        counted = _counted_since(before, order.pages, console)
+        counted = _counted_since(before, order, console)
     where = environment(sys.argv, started_at, order.target.server)
     samples = sampling.samples(harvest.origin)
     results = summarise(order.plan, harvest, order.bounds, where, counted, samples)
@@ -101,21 +102,22 @@ def _check_warm_up(records: Sequence[Record]) -> None:
         raise TargetError(f"no warm-up request succeeded: {kind}: {detail}")
 
 
-def _counted_since(before: Mapping[str, float], pages: Mapping[str, str], console: Console) -> dict[str, float]:
+def _counted_since(before: Mapping[str, float], order: Order, console: Console) -> dict[str, float]:
     """How far counters moved; none where they cannot be read any more: a dead engine does not take the run along."""
     try:
-        return change(before, _counters(pages))
+        return change(before, _counters(order))
     except TargetError as error:
         say(console, f"no counters: {error}", "red")
         return {}
 
 
-def _counters(pages: Mapping[str, str]) -> dict[str, float]:
+def _counters(order: Order) -> dict[str, float]:
     """Of all pages; where there are several, each one's name stands before its counters."""
     found: dict[str, float] = {}
-    for name, url in pages.items():
-        prefix = f"{name} " if len(pages) > 1 else ""
-        found |= {prefix + counter: value for counter, value in asyncio.run(read_counters(url)).items()}
+    for name, url in order.pages.items():
+        prefix = f"{name} " if len(order.pages) > 1 else ""
+        read = asyncio.run(read_counters(url, order.plan.access, order.plan.url))
+        found |= {prefix + counter: value for counter, value in read.items()}
     return found
 
 

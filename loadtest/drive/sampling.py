@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Self
 from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
+from loadtest.access import Access
 from loadtest.checkpoint import redaction
 from loadtest.drive.gpu_pages import gpu_readings, keep_gpus
 from loadtest.gpus import GpuSampler
@@ -44,8 +45,13 @@ _ESCAPED = re.compile(r"\\(.)")
 class PageSampler:
     """Reads the pages, by name, inside the block; a page that does not answer misses that second."""
 
-    def __init__(self, pages: Mapping[str, str], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pages: Mapping[str, str], clock: Callable[[], float], access: Access | None = None, target: str = ""
+    ) -> None:
         self._clock = clock
+        self._access = access or Access()
+        self._tls = self._access.tls()
+        self._target = target
         self._over = threading.Event()
         self._series = [PageSeries(name=name, url=url) for name, url in pages.items()]
         self._gpus: dict[str, dict[str, GpuSeries]] = {name: {} for name in pages}
@@ -80,7 +86,8 @@ class PageSampler:
         while not self._over.wait(max(0.0, due - self._clock())):
             due += _INTERVAL_SECONDS
             try:
-                with urlopen(series.url, timeout=_TIMEOUT_SECONDS) as answer:
+                asked = Request(series.url, headers=self._access.headers_of(series.url, self._target))
+                with urlopen(asked, timeout=_TIMEOUT_SECONDS, context=self._tls) as answer:
                     page = answer.read().decode("utf-8", "replace")
                 whole, backends, gpus = page_values(page), backend_values(page), gpu_readings(page)
             except (URLError, OSError, ValueError):
@@ -132,9 +139,9 @@ def _unescaped(found: re.Match[str]) -> str:
 class Sampling:
     """Watches inside the block; nothing of it runs afterwards."""
 
-    def __init__(self, pages: Mapping[str, str]) -> None:
+    def __init__(self, pages: Mapping[str, str], access: Access, target: str) -> None:
         self._gpus = GpuSampler(time.monotonic)
-        self._pages = PageSampler(pages, time.monotonic)
+        self._pages = PageSampler(pages, time.monotonic, access, target)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ import aiohttp
 import orjson
 from prometheus_client.parser import text_string_to_metric_families
 
+from loadtest.access import Access, certificate_hint
 from loadtest.workloads.prompts import Corpus
 
 _TIMEOUT = aiohttp.ClientTimeout(total=10.0)
@@ -40,14 +41,13 @@ def base_url(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
 
 
-async def look_at(url: str, api_key: str | None, model: str | None = None) -> Target:
+async def look_at(url: str, access: Access, model: str | None = None) -> Target:
     """The models the target serves, and, where it reports them, its version and how it cuts our prose into tokens.
 
     A target without a list of models has the one that is given.
     """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers) as session:
+        async with _session(access, dict(access.headers)) as session:
             async with session.get(f"{url}/v1/models") as response:
                 body, status = await response.read(), response.status
                 server = {"server": response.headers["server"]} if "server" in response.headers else {}
@@ -62,13 +62,22 @@ async def look_at(url: str, api_key: str | None, model: str | None = None) -> Ta
                 f"{url}/metrics" if await _is_engine(session, url) else None,
             )
     except (aiohttp.ClientError, OSError) as error:
-        raise TargetError(f"cannot reach {url}: {error or type(error).__name__}") from None
+        raise TargetError(f"cannot reach {url}: {error or type(error).__name__}{certificate_hint(error)}") from None
 
 
-async def read_counters(url: str) -> dict[str, float]:
-    """Every counter (and histogram sum and count) of a Prometheus page, by name and labels."""
+def _session(access: Access, headers: Mapping[str, str]) -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(ssl=access.tls()), timeout=_TIMEOUT, headers=dict(headers)
+    )
+
+
+async def read_counters(url: str, access: Access, target: str) -> dict[str, float]:
+    """Every counter (and histogram sum and count) of a Prometheus page, by name and labels.
+
+    The target's headers are sent to its own page, and to no other server.
+    """
     try:
-        async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(url) as response:
+        async with _session(access, access.headers_of(url, target)) as session, session.get(url) as response:
             if response.status != 200:
                 raise TargetError(f"{url} answers {response.status}")
             return counters(await response.text())

@@ -21,7 +21,10 @@ Seconds = Annotated[float, Field(gt=0)]
 _FLAG = re.compile(r"[a-z][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # A measurement is one run of one server: what would make it several, or another's, is the sweep's own business.
-_NOT_IN_A_RUN = ("url", "targets", "out", "repeat", "until", "find", "api_key", "metrics_url", "backends", "admin_url")
+_NOT_IN_A_RUN = (
+    *("url", "targets", "out", "repeat", "until", "find", "metrics_url", "backends", "admin_url"),
+    *("api_key", "header", "insecure", "cacert"),
+)
 _ANY_URL = "http://127.0.0.1"
 
 

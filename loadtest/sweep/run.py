@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.checkpoint.document import failed
 from loadtest.checkpoint.keep import Checkpoints, CommandContext
 from loadtest.checkpoint.markdown import check_line
@@ -223,7 +224,7 @@ class Sweep:
     def _measure(self, server: Server, url: str, cell: SweepRun) -> None:
         options = cell.workload.options(url, cell.share, cell.repetition)
         (load,) = options.loads()
-        target = asyncio.run(look_at(url, None, options.model))
+        target = asyncio.run(look_at(url, Access(), options.model))
         page = self._page(server, target, options.model)
         plan = options.plan(url, target, load, options.drawn_seed())
         results, records = measured(Order(plan, target, options.bounds, page, None), self.console)
@@ -232,7 +233,7 @@ class Sweep:
         server.check()
         driven = "gateway" if cell.way == "gateway" else "engine"
         servers = {driven: url, "engine": server.url}
-        checkpoints = Checkpoints(asyncio.run(neighbours(servers, {}, None, None)), options.verify, site=self._site)
+        checkpoints = Checkpoints(asyncio.run(neighbours(servers, {}, None, Access())), options.verify, site=self._site)
 
         def checked(written: Sequence[Path]) -> None:
             made = checkpoints.keep(driven, plan, options.bounds, results, records, written)
@@ -250,7 +251,7 @@ class Sweep:
 
     def _page(self, server: Server, target: Target, model: str | None) -> dict[str, str]:
         """The engine's own page, also where requests go through the gateway."""
-        url = target.metrics_url or asyncio.run(look_at(server.url, None, model)).metrics_url
+        url = target.metrics_url or asyncio.run(look_at(server.url, Access(), model)).metrics_url
         return {"engine": url} if url else {}
 
     def _failed(self, cells: Sequence[SweepRun], failed: ServerFailed) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from loadtest.access import Access
 from loadtest.checkpoint.fingerprints import artefacts, model_files, plan_sha256, sent_sha256
 from tests.unit.loadtest.checkpoint.made import plan, record
 
@@ -27,7 +28,7 @@ def test_files_are_known_by_name_and_content(tmp_path: Path) -> None:
 
 
 def test_the_plan_is_the_same_wherever_it_is_sent() -> None:
-    assert plan_sha256(PLAN) == plan_sha256(plan(url="http://elsewhere", cache_salt="x", api_key="k"))
+    assert plan_sha256(PLAN) == plan_sha256(plan(url="http://elsewhere", cache_salt="x", access=Access.of("k")))
     assert plan_sha256(PLAN) != plan_sha256(plan(concurrency=3))
 
 

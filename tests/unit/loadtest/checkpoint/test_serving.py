@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loadtest.access import Access
 from loadtest.checkpoint.document import Role
 from loadtest.checkpoint.questions import open_asker
 from loadtest.checkpoint.servers import cache_labels, gateway_configuration, look, neighbours
@@ -29,7 +30,7 @@ async def engine() -> AsyncIterator[SimulatedEngine]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with open_asker(None) as asker:
+    async with open_asker(Access()) as asker:
         yield asker
 
 
@@ -76,8 +77,8 @@ async def test_engines_behind_a_gateway_are_reported_by_its_admin_port(engine: S
     admin.router.add_get("/metrics", metrics)
     async with TestServer(front) as main, TestServer(admin) as port:
         url, admin_url = (str(server.make_url("")).rstrip("/") for server in (main, port))
-        found = await neighbours({"": url}, {}, admin_url, None)
-        twice = await neighbours({"": url, "direct": engine.url}, {"again": engine.url}, admin_url, None)
+        found = await neighbours({"": url}, {}, admin_url, Access())
+        twice = await neighbours({"": url, "direct": engine.url}, {"again": engine.url}, admin_url, Access())
     assert set(found.servers) == {"", "gpu-1"}
     assert found.servers[""].backends == [{"name": "gpu-1", "url": engine.url, "limit_upper": 4}]
     assert found.pages_behind("") == {"gpu-1": f"{engine.url}/metrics", "gateway": f"{admin_url}/metrics"}

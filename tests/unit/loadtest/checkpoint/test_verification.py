@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from loadtest.access import Access
 from loadtest.checkpoint.document import Finding, GreedyAnswer, ModelCard, Role, ServerInfo, Status
 from loadtest.checkpoint.questions import Question, open_asker
 from loadtest.checkpoint.verification import questions_of, verify_live
@@ -84,7 +85,7 @@ async def _pair(change: Change, engines: int = 1) -> AsyncIterator[list[ServerIn
 
 
 async def _verify(servers: list[ServerInfo]) -> tuple[dict[str, Finding], list[GreedyAnswer]]:
-    async with open_asker(None) as session:
+    async with open_asker(Access()) as session:
         checks, answers = await verify_live(session, servers, [Question(CHAT, Endpoint.CHAT, {})], [])
     return {check.name: check for check in checks}, answers
 

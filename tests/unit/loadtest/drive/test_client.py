@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
+from loadtest.access import Access
 from loadtest.drive.client import Client, open_session
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import CONNECTION, ERROR_OBJECT, NOTHING, OTHER_ANSWER, SILENT_END, Record
@@ -130,7 +131,8 @@ async def test_a_cancelled_request_is_recorded_as_interrupted(fake: Any) -> None
 
 
 async def test_the_api_key_is_sent_and_never_part_of_what_is_recorded(fake: Any) -> None:
-    plan = _plan(fake.url, api_key="sk-secret")
+    plan = _plan(fake.url, access=Access.of("sk-secret", ["X-Team: s3cret"]))
     await _send(plan)
     assert fake.headers[0]["Authorization"] == "Bearer sk-secret"
-    assert "sk-secret" not in plan.model_dump_json() + repr(plan)
+    assert fake.headers[0]["x-team"] == "s3cret"
+    assert not any(secret in plan.model_dump_json() + repr(plan) for secret in ("sk-secret", "s3cret"))

@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.drive.fallback import adapted
 from loadtest.drive.options import RunOptions
 from loadtest.drive.target import Target, TargetError, look_at
@@ -58,9 +59,9 @@ async def test_a_model_that_is_given_needs_no_list_of_models() -> None:
     await server.start_server()
     try:
         url = str(server.make_url("")).rstrip("/")
-        assert (await look_at(url, None, "own")).models == ["own"]
+        assert (await look_at(url, Access(), "own")).models == ["own"]
         with pytest.raises(TargetError, match="Give --model"):
-            await look_at(url, None)
+            await look_at(url, Access())
         async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
             assert response.status == 404
     finally:

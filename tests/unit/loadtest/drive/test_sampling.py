@@ -11,6 +11,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from loadtest.access import Access
 from loadtest.drive.sampling import PageSampler, Sampling, backend_values, keep, page_values
 from loadtest.drive.spelling import pages_of
 from loadtest.report.schema import BackendGauges, PageSeries
@@ -126,7 +127,7 @@ def test_everything_is_watched_together(page: str, monkeypatch: pytest.MonkeyPat
         raise pynvml.NVMLError_LibraryNotFound
 
     monkeypatch.setattr(pynvml, "nvmlInit", no_library)
-    with Sampling({"a": page}) as sampling:
+    with Sampling({"a": page}, Access(), page) as sampling:
         pass
     samples = sampling.samples(0.0)
     assert samples.no_gpu == "no GPU: NVML Shared Library Not Found"

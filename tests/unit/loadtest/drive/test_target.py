@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from loadtest.access import Access
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.target import Target, TargetError, base_url, change, counters, look_at, read_counters
@@ -31,7 +32,7 @@ def test_the_url_may_be_given_in_any_of_its_usual_forms(url: str) -> None:
 
 
 async def test_models_and_bytes_per_token_are_asked_of_the_target(fake: Any) -> None:
-    target = await look_at(fake.url, None)
+    target = await look_at(fake.url, Access())
     assert target.models == ["first", "second"]
     assert target.bytes_per_token == pytest.approx(5, abs=0.01)
 
@@ -42,7 +43,7 @@ def _plan(url: str, target: Target, cpus: int = 4, **options: Any) -> Plan:
 
 
 async def test_what_was_measured_gives_way_to_what_the_user_set(fake: Any) -> None:
-    target = await look_at(fake.url, None)
+    target = await look_at(fake.url, Access())
     measured = _plan(fake.url, target, concurrency="1")
     chosen = _plan(fake.url, target, concurrency="1", bytes_per_token=3, model="second", cache_salt="off")
     assert measured.workload.bytes_per_token == target.bytes_per_token
@@ -51,7 +52,7 @@ async def test_what_was_measured_gives_way_to_what_the_user_set(fake: Any) -> No
 
 
 async def test_automatic_workers_are_as_many_as_the_load_needs_up_to_half_the_cores(fake: Any) -> None:
-    target = await look_at(fake.url, None)
+    target = await look_at(fake.url, Access())
     assert _plan(fake.url, target, 12, rate="9", workers="auto").workers == 1
     assert _plan(fake.url, target, 12, rate="9:900", ramp=1.0, workers="auto").workers == 3
     assert _plan(fake.url, target, 12, concurrency="800", workers="auto").workers == 2
@@ -61,9 +62,9 @@ async def test_automatic_workers_are_as_many_as_the_load_needs_up_to_half_the_co
 
 
 async def test_metrics_that_cannot_be_read_are_reported_before_the_run(fake: Any) -> None:
-    assert await read_counters(f"{fake.url}/metrics") == {'hits_total{backend="a"}': 3.0}
+    assert await read_counters(f"{fake.url}/metrics", Access(), fake.url) == {'hits_total{backend="a"}': 3.0}
     with pytest.raises(TargetError, match="answers 404"):
-        await read_counters(f"{fake.url}/nothing")
+        await read_counters(f"{fake.url}/nothing", Access(), fake.url)
 
 
 def test_only_what_counts_upwards_is_read() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.drive.record import Record
 from loadtest.drive.run import Order
 from loadtest.drive.target import Target, TargetError
@@ -75,7 +76,7 @@ class Scripted:
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     made = World()
 
-    async def look_at(url: str, _api_key: str | None, _model: str | None) -> Target:
+    async def look_at(url: str, _access: Access, _model: str | None) -> Target:
         return Target(["m"], metrics_url=None if url in made.gateways else f"{url}/metrics")
 
     monkeypatch.setattr(run, "measured", made.measured)
