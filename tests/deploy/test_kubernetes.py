@@ -27,6 +27,7 @@ EVERYTHING: dict[str, Any] = {
         "auth": {"keys": [{"name": "team-a", "key": "${TEAM_A_KEY}", "tokens_per_minute": 2000000}]},
     },
     "secret": {"values": {"TEAM_A_KEY": "sk-a", "GATEWAY_ADMIN_TOKEN": "s3cret"}},
+    "valkey": {"enabled": True},
     "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"clients": PEERS, "scrapers": PEERS},
@@ -94,6 +95,7 @@ def test_an_object_that_is_not_valid_is_noticed(objects: Make) -> None:
     [
         {"replica": 2},
         {"replicas": 0},
+        {"valkey": {"url": "redis://elsewhere"}},
         {"image": {"digest": "sha256:abc"}},
         {"config": {"server": {"port": 9000}}},
         {"autoscaling": {"kind": "both"}},
@@ -127,6 +129,7 @@ def test_the_gateway_accepts_its_configuration_and_listens_where_the_pod_says(
         assert config.auth.keys[0].tokens_per_minute == 2000000
         assert container["envFrom"] == [{"secretRef": {"name": only(found, "Secret")["metadata"]["name"]}}]
         assert "s3cret" not in str([each for each in found if each["kind"] != "Secret"])
+    assert config.coordination.url == ("redis://gateway-valkey:6379" if values else "")
 
 
 @pytest.mark.parametrize("server", [{}, {"drain_delay_seconds": 0}, {"drain_timeout_seconds": 90.5}])
@@ -142,7 +145,7 @@ def test_selectors_and_ports_lead_to_the_pod(objects: Make) -> None:
     found = objects(**EVERYTHING)
     labels, (container,) = pod_of(found)["metadata"]["labels"], pod_of(found)["spec"]["containers"]
     ports = {each["name"] for each in container["ports"]}
-    services = [each for each in found if each["kind"] == "Service"]
+    services = [only(found, "Service"), only(found, "Service", "gateway-metrics")]
     selectors = [each["spec"]["selector"] for each in services]
     selectors += [
         only(found, kind)["spec"]["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")
@@ -172,6 +175,32 @@ def test_the_pod_may_do_little(objects: Make) -> None:
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert f"USER {spec['securityContext']['runAsUser']}:" in (ROOT / "Dockerfile").read_text()
+
+
+def test_replicas_reach_valkey_and_nothing_else_does(objects: Make, tmp_path: Path) -> None:
+    found = objects(replicas=3, valkey={"enabled": True, "image": "registry.example/valkey:8"})
+    service, policy = only(found, "Service", "gateway-valkey"), only(found, "NetworkPolicy", "gateway-valkey")
+    pod = only(found, "Deployment", "gateway-valkey")["spec"]["template"]
+    ((host, port),) = config_of(found, tmp_path).coordination.address.hosts
+    assert (host, port) == (service["metadata"]["name"], service["spec"]["ports"][0]["port"])
+    assert config_of(found, tmp_path).coordination.expected_replicas == 3
+    (container,), labels = pod["spec"]["containers"], pod["metadata"]["labels"]
+    assert (container["image"], container["ports"][0]["containerPort"]) == ("registry.example/valkey:8", port)
+    assert container["securityContext"] == pod_of(found)["spec"]["containers"][0]["securityContext"]
+    assert service["spec"]["selector"].items() <= labels.items()
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    (rule,) = policy["spec"]["ingress"]
+    selected = rule["from"][0]["podSelector"]["matchLabels"]
+    assert selected.items() <= pod_of(found)["metadata"]["labels"].items()
+    assert not selected.items() <= labels.items()
+
+
+def test_without_valkey_and_a_network_policy_there_is_neither(objects: Make, tmp_path: Path) -> None:
+    assert [each for each in objects() if "valkey" in each["metadata"]["name"]] == []
+    found = objects(valkey={"enabled": True}, networkPolicy={"enabled": False})
+    assert [each["kind"] for each in found if "valkey" in each["metadata"]["name"]] == ["Service", "Deployment"]
+    own = objects(config={"coordination": {"url": "redis://redis:6379"}}, replicas=2)
+    assert config_of(own, tmp_path).coordination.url == "redis://redis:6379"
 
 
 def test_endpoint_slices_can_be_read_where_they_are_and_nothing_else(objects: Make) -> None:
@@ -227,4 +256,4 @@ def test_examples_of_the_documentation_are_valid(objects: Make) -> None:
         elif "externalRules" not in example:
             objects(**example)
         kinds.append(example.get("kind", ""))
-    assert kinds == ["Service", "Deployment", "", "", ""]
+    assert kinds == ["Service", "Deployment", "", "", "", ""]

@@ -24,6 +24,13 @@ def services() -> dict[str, Any]:
     return found
 
 
+def replicas() -> dict[str, Any]:
+    """What compose-replicas.yaml adds to them."""
+    text = VARIABLE.sub(lambda match: match[1], (FOLDER / "compose-replicas.yaml").read_text())
+    added: dict[str, Any] = yaml.safe_load(text)["services"]
+    return added
+
+
 @pytest.fixture(scope="module")
 def config() -> Config:
     """The gateway's configuration."""
@@ -110,13 +117,32 @@ def test_the_admin_port_answers_to_the_name_that_prometheus_scrapes() -> None:
     assert "gateway" in admin.allowed_hosts
 
 
-def test_two_gateways_share_the_same_engines_through_valkey(config: Config) -> None:
+def test_two_gateways_share_the_same_engines_through_valkey(services: dict[str, Any], config: Config) -> None:
     replica = load(FOLDER / "compose-replica.yaml", [])
-    assert (replica.backends, replica.server) == (config.backends, config.server)
-    text = VARIABLE.sub(lambda match: match[1], (FOLDER / "compose-replicas.yaml").read_text())
-    services = yaml.safe_load(text)["services"]
+    assert replica.backends == config.backends
     assert replica.coordination.address.hosts == (("valkey", 6379),)
-    assert {*services} == {"valkey", "gateway", "gateway-b"}
+    added = replicas()
+    assert {*added} == {"valkey", "gateway", "gateway-b", "prometheus"}
     for name in ("gateway", "gateway-b"):
-        assert "./compose-replica.yaml:/etc/gateway/gateway.yaml:ro" in services[name]["volumes"]
-        assert services[name]["build"]["args"] == {"EXTRAS": "coordination"}
+        assert "./compose-replica.yaml:/etc/gateway/gateway.yaml:ro" in added[name]["volumes"]
+        assert added[name]["build"]["args"] == {"EXTRAS": "coordination"}
+
+
+def test_the_second_gateway_is_run_like_the_first_one(services: dict[str, Any]) -> None:
+    first, second = services["gateway"], replicas()["gateway-b"]
+    for name in ("read_only", "cap_drop", "security_opt", "ulimits", "healthcheck", "stop_grace_period", "restart"):
+        assert second[name] == first[name], name
+
+
+def test_prometheus_scrapes_the_second_gateway_too() -> None:
+    jobs = {
+        job["job_name"]: job
+        for job in yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
+    }
+    ((pattern,),) = [each["files"] for each in jobs["gateway"]["file_sd_configs"]]
+    ((source, target, _),) = [volume.split(":") for volume in replicas()["prometheus"]["volumes"]]
+    assert Path(target).match(f"/etc/prometheus/{pattern}")
+    admin = load(FOLDER / "compose-replica.yaml", []).server.admin
+    assert admin is not None
+    assert yaml.safe_load((FOLDER / source).read_text()) == [{"targets": [f"gateway-b:{admin.port}"]}]
+    assert {"gateway", "gateway-b"} <= {*admin.allowed_hosts}

@@ -15,6 +15,18 @@ labels:
   {{- include "gateway.labels" . | nindent 2 }}
 {{- end }}
 
+{{- define "gateway.valkey.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}-valkey
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "gateway.valkey.metadata" -}}
+name: {{ .Release.Name }}-valkey
+namespace: {{ .Release.Namespace }}
+labels:
+  {{- include "gateway.valkey.selector" . | nindent 2 }}
+{{- end }}
+
 {{- define "gateway.image" -}}
 {{- with .Values.image -}}
 {{ .repository }}{{ if .digest }}@{{ .digest }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
