@@ -100,7 +100,8 @@ class Page:
         async for message in self._socket:
             told = json.loads(message.data)
             if "id" in told:
-                self._answers[told["id"]].set_result(told)
+                if not (answer := self._answers[told["id"]]).done():  # it was given up
+                    answer.set_result(told)
             elif told["method"] == "Runtime.exceptionThrown":
                 details = told["params"]["exceptionDetails"]
                 self.complaints.append(str(details.get("exception", details).get("description", details)))

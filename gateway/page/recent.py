@@ -45,7 +45,7 @@ class RecentRequests:
         return [*self._as_rows(self._failed)]
 
     def _as_rows(self, records: Iterable[Record]) -> Iterator[orjson.Fragment]:
-        offset_seconds, form = self._offset_seconds(), LineForm()
+        offset_seconds, form = self._offset_seconds(), LineForm(("tenant", "class"))
         for record in records:
             line = form.line(record, round(offset_seconds + record.ended_seconds, 3))
             yield orjson.Fragment(line.rstrip())  # a newline would end an event's line

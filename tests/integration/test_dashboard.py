@@ -39,6 +39,8 @@ async def test_a_request_is_shown_with_its_placement(gateway: Gateway, fleet: Fl
         detail = await page.text("tr.detail")
         assert all(name in detail for name in fleet.chat_names)
         assert "own prefill" in detail
+        await page.resize(390, 844, is_phone=True)
+        await page.until("tape.offsetWidth <= tape.parentElement.clientWidth")  # its tables scroll by themselves
         assert "What is a gateway" not in await page.run("document.documentElement.outerHTML")
         assert page.complaints == []
 

@@ -25,7 +25,7 @@ export const playground = () => {
   const model = h("select", { id: "model" }), key = h("input", { id: "key", type: "password", autocomplete: "off", placeholder: "API key" });
   const body = h("textarea", { id: "body", spellcheck: "false" }), curl = h("pre", { id: "curl" }), note = h("p", { className: "soft", id: "note" });
   const send = h("button", { className: "first", id: "send" }, "Send"), stop = h("button", { disabled: true }, "Stop"), dry = h("button", { id: "dry" }, "Where would it go?");
-  const answer = h("pre", { id: "answer", "data-empty": "Nothing has been sent." }), raw = h("pre", {}), decision = h("div", {});
+  const answer = h("pre", { id: "answer", "data-empty": "No answer." }), raw = h("pre", {}), decision = h("div", {});
   let settings = null, abort = null;
 
   const sample = () => { body.value = JSON.stringify(SAMPLES[path.value](model.value), null, 2); changed(); };
@@ -89,7 +89,8 @@ export const playground = () => {
   dry.addEventListener("click", async () => {
     try {
       const found = await askJson(`/admin/route?path=${encodeURIComponent(path.value)}`, { method: "POST", body: body.value });
-      decision.replaceChildren(h("h2", {}, "Where it would go now"), prices({ ...found, in_seconds: found.policy === "prefix", engines: found.backends }, found.waits ? "" : found.chosen.split("#")[0]));
+      for (const place of [answer, raw]) place.replaceChildren(); // they are not of this request
+      decision.replaceChildren(prices({ ...found, in_seconds: found.policy === "prefix", engines: found.backends }, found.waits ? "" : found.chosen.split("#")[0], "Where it would go now"));
       put(note, found.waits ? `It would wait: ${found.queued_requests} requests wait already.` : "Nothing was sent.");
     } catch (error) {
       put(note, error.message);

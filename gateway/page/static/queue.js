@@ -4,12 +4,12 @@ import { bytes, duration, h, milliseconds, number, put, table, tiles } from "./d
 
 const engines = (head) => h("div", {}, head.engines.map((each, at) => h("div", { className: at ? "then" : null },
   at ? "then " : "waits for ", h("b", {}, each.engine), ` (${head.inSeconds ? milliseconds(each.cost) : number(each.cost)}, hit ${number(each.hit_tokens)}): `,
-  each.why || h("span", { className: "good" }, "open: the next scan may bind it"))),
+  each.why || h("span", { className: "good" }, "open for the next scan"))),
   head.open_elsewhere ? h("div", { className: "soft" }, `${head.open_elsewhere} more open at a higher cost`) : null);
 
 const model = (view, inSeconds) => h("section", {},
   h("h2", {}, view.model, h("small", {}, `${number(view.waiting)} waiting, ${number(view.in_flight)} in flight, `
-    + `${view.drain_per_second == null ? "drain rate not known" : `${number(view.drain_per_second)} a second drained`}, for ${duration(view.since_seconds)}`)),
+    + `${view.drain_per_second == null ? "drain rate not known" : `${number(view.drain_per_second)} a second drained`}, not empty for ${duration(view.since_seconds)}`)),
   h("div", { className: "two waiting" },
     h("div", { className: "card" }, table(
       [{ name: "Tenant", className: "name" }, { name: "Class", className: "text" }, { name: "Waiting" }, { name: "In flight" }, { name: "Weight" }, { name: "Oldest" }, { name: "Expected wait", title: "of a request that joins now" }],

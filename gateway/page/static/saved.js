@@ -20,7 +20,7 @@ const shares = ({ shares: found }) => {
 };
 const prefixes = (report) => {
   const most = Math.max(1, ...report.prefixes.map((each) => each.saved_tokens));
-  return table([{ name: "Prefix family", className: "text" }, { name: "Saved tokens", title: "prompt tokens found in a cache, of all requests that begin with this prefix" }, { name: "Length" }, { name: "Requests" }, { name: "Cached on", className: "text" }],
+  return table([{ name: "Prefix family", className: "text" }, { name: "Saved tokens", title: "prompt tokens found in a cache, of all requests that begin with this prefix" }, { name: "Length", className: "more" }, { name: "Requests" }, { name: "Cached on", className: "text" }],
     report.prefixes.map((each) => [
       { className: "wide", text: h("span", {}, bar(each.saved_tokens / most, "s3"), h("code", {}, each.id), each.text ? [" … ", each.text] : "") },
       short(each.saved_tokens), `${number(each.tokens)} tokens`, number(each.requests),

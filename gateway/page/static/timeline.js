@@ -1,6 +1,7 @@
 // Errors and changes of the fleet on one time axis: a lane for each backend with events, one for failed requests.
 import { chart } from "./charts.js";
 import { clock, h, number, put, s, table, tiles } from "./dom.js";
+import { tenantOf } from "./requests.js";
 
 const LANE = 24, TOP = 8, MOST_LANES = 24, LEAST_SECONDS = 120;
 const FAILED = "failed requests";
@@ -24,6 +25,15 @@ const lanes = (marks, now, width) => {
           s("title", {}, `${clock(mark.time)} ${mark.kind}: ${mark.detail}`)))];
     }));
 };
+
+/** Failures in a row that differ in nothing but their time, as one with their number; the latest first. */
+const ALIKE = ["outcome", "status", "model", "tenant", "client", "backend", "error"];
+const folded = (rows) => rows.reduceRight((found, row) => {
+  const last = found.at(-1);
+  if (last && ALIKE.every((name) => last.row[name] === row[name])) last.count += 1;
+  else found.push({ row, count: 1 });
+  return found;
+}, []);
 
 export const timeline = () => {
   const sums = tiles("Failed since start", "Ejected now", "Down now", "Failed now", "Errors inside the gateway");
@@ -55,8 +65,8 @@ export const timeline = () => {
       events.replaceChildren(table([{ name: "Time" }, { name: "What", className: "text" }, { name: "Backend", className: "text name" }, { name: "Why", className: "text" }],
         state.events.slice(-100).reverse().map((each) => [clock(each.time), { text: each.kind, className: each.bad ? "bad" : "" }, { text: each.subject || "–", title: each.subject }, { text: each.detail, className: "wide" }]), "Nothing has happened."));
       outcomes.replaceChildren(table([{ name: "Outcome" }, { name: "Requests" }], Object.entries(since).sort((one, other) => other[1] - one[1]).map(([name, each]) => [name, number(each)]), "No request has ended."));
-      failures.replaceChildren(table([{ name: "Time" }, { name: "Outcome", className: "text" }, { name: "Status" }, { name: "Model", className: "text name" }, { name: "Key", className: "text name" }, { name: "Backend", className: "text name" }, { name: "Message", className: "text" }],
-        state.failed.slice(-100).reverse().map((row) => [clock(row.time), { text: row.outcome, className: "bad" }, row.status || "–", row.model || row.endpoint, row.client || "–", row.backend || "–", { text: row.error || "–", className: "wide" }]), "No request has failed."));
+      failures.replaceChildren(table([{ name: "Time" }, { name: "Outcome", className: "text" }, { name: "Status", className: "more" }, { name: "Model", className: "text name more" }, { name: "Tenant", className: "text name more" }, { name: "Backend", className: "text name more" }, { name: "Message", className: "text" }],
+        folded(state.failed).slice(0, 100).map(({ row, count }) => [clock(row.time), { text: row.outcome + (count > 1 ? ` (${count} times)` : ""), className: "bad" }, row.status || "–", row.model || row.endpoint, tenantOf(row), row.backend || "–", { text: row.error || "–", className: "wide" }]), "No request has failed."));
     },
     close: () => failed.close(),
   };

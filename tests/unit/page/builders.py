@@ -13,7 +13,7 @@ from gateway.request import Demand, Usage
 def record(request_id: str = "id", outcome: str = "completed", **more: Any) -> Record:
     """A request that took a second, of 100 prompt tokens, 80 of them from the cache, on backend a."""
     made = Record(request_id, "chat", 10.0, 500, more.get("client", ""))
-    made.parsed(Demand("m", streams=True), more.get("model", "m"))
+    made.parsed(Demand("m", streams=True, tenant=more.get("tenant", "")), more.get("model", "m"))
     if outcome == "completed":
         made.placed(more.get("model", "m"), more.get("backend", "a"), 0.25, 90)
         made.attempted(10.5, 7)

@@ -183,16 +183,40 @@ async def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, scheme: str) 
         await shown.page.prefer(scheme)
         await shown.page.resize(390, 844, is_phone=True)
         shown.finish(20, backend="gpu-1", model="a-model-with-a-long-name-" * 4)
+        shown.finish(20, outcome="queue_full", error="The queue is full: try again. " * 5)
         for view in VIEWS:
             await shown.show(view)
             width = await shown.page.run("document.documentElement.scrollWidth")
             assert width <= 390, view
-        for view in ("queue", "requests"):
+        for view in ("queue", "requests", "timeline"):
             await shown.show(view, f"{count('main tbody tr')} > 0")
             assert await shown.page.run(OVERFLOWS) == [], view  # nor do the cards in it
         paper = await shown.page.run("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(247, 247, 245)")
         assert shown.page.complaints == []
+
+
+async def test_failures_that_repeat_are_one_line(tmp_path: Path) -> None:
+    async with dashboard(House(2), tmp_path) as shown:
+        shown.finish(7, outcome="queue_full", error="The queue is full.", client="team-a")
+        shown.finish(1, outcome="rejected", error="There is no such model.")
+        await shown.show("timeline", "document.body.innerText.includes('queue_full (7 times)')")
+        assert "rejected (" not in await shown.page.text()
+        assert await shown.page.run("document.body.innerText.split('The queue is full.').length") == 2
+
+
+async def test_requests_are_found_by_their_tenant(tmp_path: Path) -> None:
+    async with dashboard(House(2), tmp_path) as shown:
+        await shown.show("requests")
+        shown.finish(2, tenant="team-a")
+        shown.finish(3, tenant="team-b")
+        await shown.page.until("document.querySelectorAll('#tape tbody tr').length === 5")
+        await shown.page.type("#search", "team-a")
+        await shown.page.until("document.querySelectorAll('#tape tbody tr').length === 2")
+        assert "team-a" in await shown.page.text("#tape tbody")
+        await shown.page.click("#hold")
+        shown.finish(4)
+        await shown.page.until("document.body.innerText.includes('held, 4 newer')")
 
 
 async def test_backends_that_report_no_hits_are_said_to_save_nothing_known(tmp_path: Path) -> None:

@@ -33,9 +33,10 @@ def test_it_gives_what_is_new_as_far_as_it_is_kept() -> None:
 
 def test_a_row_has_the_times_and_tokens_of_the_access_log_and_no_prompt() -> None:
     recent = RecentRequests(lambda: 1000.0)
-    recent.add([record("r", client="team-a", model="<script>alert(1)</script>")])
+    recent.add([record("r", client="team-a", tenant="search", model="<script>alert(1)</script>")])
     [row] = shown(recent.rows())
     assert (row["time"], row["queue_ms"], row["first_byte_ms"], row["duration_ms"]) == (1011.0, 250.0, 500.0, 1000.0)
     assert (row["prompt_tokens"], row["predicted_hit_tokens"], row["actual_hit_tokens"]) == (100, 90, 80)
     assert (row["model"], row["client"], row["backend"]) == ("<script>alert(1)</script>", "team-a", "a")
+    assert (row["tenant"], row["class"]) == ("search", "interactive")
     assert {"prompt", "messages", "text"}.isdisjoint(row)
