@@ -23,6 +23,7 @@ from gateway.supervisor import Supervisor
 
 _USUAL_SECONDS: Final = 1.0  # between two calls
 _WAITING_SECONDS: Final = 0.1  # while requests wait
+_FRUITLESS_SECONDS: Final = 0.4  # while requests wait, and calls change no block
 _LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
 _ATTEMPTS: Final = 8  # at a change, while others change the table
 _READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an even part
@@ -57,6 +58,7 @@ class Coordinator:
         self._count = 1
         self._is_lost = False
         self._asked_seconds = -math.inf
+        self._waiting_seconds = _WAITING_SECONDS
         self._log = structlog.get_logger("gateway")
         fleet.on_change.insert(0, self.obey)
         self.obey()
@@ -123,7 +125,7 @@ class Coordinator:
         self._wake.clear()
 
     def _pause_seconds(self) -> float:
-        return _WAITING_SECONDS if self._broker.waiting and not self.blocks.is_failing else _USUAL_SECONDS
+        return self._waiting_seconds if self._broker.waiting and not self.blocks.is_failing else _USUAL_SECONDS
 
     async def call(self) -> None:
         """Renew the blocks, and state what is wished. A store that fails costs no request anything."""
@@ -162,10 +164,14 @@ class Coordinator:
             applied, table = await self._store.swap(change)
             blocks.answered(table, sent, clock(), applied=applied)
             if applied:
+                is_fruitless = self._broker.waiting and not blocks.has_changed
+                self._waiting_seconds = (
+                    min(_FRUITLESS_SECONDS, 2 * self._waiting_seconds) if is_fruitless else _WAITING_SECONDS
+                )
                 break
         else:
             raise StoreLost("other gateways changed the table at the same time")
-        if blocks.is_short and clock() - self._asked_seconds > _WAITING_SECONDS:
+        if blocks.is_short and blocks.has_idle_peers and clock() - self._asked_seconds > _WAITING_SECONDS:
             self._asked_seconds = clock()
             self._link.publish(self._calls, self._link.replica.encode())
 

@@ -41,7 +41,6 @@ _ASK_SECONDS: Final = 2.0  # between two questions
 _ANSWER_SECONDS: Final = 10.0  # without a further part, an answer has failed
 _MOST_RUNS: Final = 50_000  # of an engine, the last used ones
 _RUNS_AT_ONCE: Final = 512
-_NOTHING: Final = OtherLoad(0, 0, 0, 0.0, 0.0)
 
 
 @dataclass(slots=True)
@@ -91,8 +90,10 @@ class Exchange:
         self._answers: dict[str, int] = {}  # numbers of questions to be answered, by who asked
         self._number = 0
         self._begun_seconds: float | None = None
-        self._sent_seconds = -_IDLE_SECONDS
-        self._sent_load: list[tuple[int, int, int]] = []
+        self._sent_seconds = -_IDLE_SECONDS  # of an update with all loads
+        self._sent_loads: dict[int, tuple[int, int]] = {}  # by the engine's hash
+        self._are_others_known = False
+        self._to_sum: set[int] = set()  # hashes of engines with other loads of peers than were added up, or older ones
         self.follow_fleet()
 
     def follow_fleet(self) -> None:
@@ -100,6 +101,8 @@ class Exchange:
         named = [(hash_of(key), engine) for key, engine in self._engines()]
         self._by_hash = dict(named)
         self._hashes = {engine.index: number for number, engine in named}
+        self._to_sum.update(self._by_hash)
+        self._sent_loads = {key: sent for key, sent in self._sent_loads.items() if key in self._by_hash}
 
     def begin(self) -> None:
         """Nothing that was learned before is announced: it is part of what others can ask for."""
@@ -114,7 +117,7 @@ class Exchange:
         """Take over which other replicas there are now; returns those whose updates are used."""
         kept = [name for name in names if name != self.own][:MOST_PEERS]
         for name in self._peers.keys() - {*kept}:
-            del self._peers[name]
+            self._to_sum.update(self._peers.pop(name).loads)
             if name in self._lacking:  # it cannot be asked any more
                 del self._lacking[name]
                 self._is_incomplete = True
@@ -133,20 +136,20 @@ class Exchange:
         """The updates to publish now; usually one or none."""
         if self._begun_seconds is None:
             self._begun_seconds = now
-        self._follow_peers(now)
+        self._add_up(now)
         chains, engines, is_complete = self._news()
-        is_news = bool(engines)
         if not is_complete:
             self._number += 1  # so that others notice, and ask
-        loads = self._loads(engines, now)
-        load = [(engines[each.at].hash, each.in_flight, each.decoding) for each in loads]
-        pause = _BUSY_SECONDS if load else _IDLE_SECONDS
+        is_whole = now - self._sent_seconds >= (_BUSY_SECONDS if self._sent_loads else _IDLE_SECONDS)
+        if is_whole:
+            self._sent_seconds = now
+        loads = self._loads(engines, now, is_whole=is_whole)
         messages: list[bytes] = []
-        if is_news or load != self._sent_load or now - self._sent_seconds >= pause:
-            self._sent_load, self._sent_seconds = load, now
+        if engines or is_whole:
             for group in [*split(chains)] or [()]:
                 self._number += 1
-                messages.append(encode(Update(FORMAT, self.own, self._number, engines, loads, pack(group))))
+                update = Update(FORMAT, self.own, self._number, engines, loads, pack(group), is_whole)
+                messages.append(encode(update))
         self.counts["sent"] += len(messages)
         return messages
 
@@ -192,15 +195,22 @@ class Exchange:
     def _named(self, number: int) -> NamedEngine:
         return NamedEngine(self._hashes[number], self._index.generation(number))
 
-    def _loads(self, engines: list[NamedEngine], now: float) -> list[SentLoad]:
-        """What is in flight on each engine; those that are not among `engines` yet are added."""
+    def _loads(self, engines: list[NamedEngine], now: float, *, is_whole: bool) -> list[SentLoad]:
+        """What is in flight on each engine, or on those with other sequences than were sent; engines that are not among
+        `engines` yet are added."""
         places = {engine.hash: place for place, engine in enumerate(engines)}
         loads = []
         for name, engine in self._by_hash.items():
-            load = engine.load
-            share = load.own_prefill_share(now)
-            if not load.in_flight and share < LEAST_SHARE:
+            load, sent = engine.load, self._sent_loads.get(name, (0, 0))
+            if not is_whole and sent == (load.in_flight, load.decoding):
                 continue
+            share = load.own_prefill_share(now)
+            if load.in_flight:
+                self._sent_loads[name] = load.in_flight, load.decoding
+            else:
+                self._sent_loads.pop(name, None)
+                if is_whole and share < LEAST_SHARE:
+                    continue
             if name not in places:
                 places[name] = len(engines)
                 engines.append(self._named(engine.index))
@@ -264,12 +274,14 @@ class Exchange:
             self.counts["gaps"] += 1
             self._lacking[sender] = None
         peer.number, peer.heard_seconds = number, now
-        peer.loads = {
-            update.engines[load.at].hash: OtherLoad(
-                load.in_flight, load.decoding, load.context_tokens, load.ahead_seconds, load.prefill_share
-            )
-            for load in update.loads
-        }
+        if update.is_whole:
+            self._to_sum.update(peer.loads)
+            peer.loads = {}
+        for load in update.loads:
+            engine = update.engines[load.at].hash
+            counts = load.in_flight, load.decoding, load.context_tokens
+            peer.loads[engine] = OtherLoad(*counts, load.ahead_seconds, load.prefill_share)
+            self._to_sum.add(engine)
         self.counts["used"] += 1
         self._copy(update.engines, chains)
 
@@ -298,29 +310,40 @@ class Exchange:
             if (number := engines[place]) is not None:
                 index.copy(number, keys, edges)
 
-    def _follow_peers(self, now: float) -> None:
+    def _add_up(self, now: float) -> None:
         """Add up what live peers have in flight, for the costs of requests."""
         live = []
         for name, peer in self._peers.items():
             if peer.heard_seconds is None:
                 continue
-            age_seconds = now - peer.heard_seconds
-            if age_seconds > LIFE_SECONDS:
+            if now - peer.heard_seconds > LIFE_SECONDS:
+                self._to_sum.update(peer.loads)
                 peer.heard_seconds, peer.loads = None, {}
                 self._lacking[name] = None
             else:
-                live.append((peer, age_seconds))
-        for engine_hash, engine in self._by_hash.items():
-            others = _NOTHING if live else None
-            for peer, age_seconds in live:
-                if (load := peer.loads.get(engine_hash)) is not None and others is not None:
-                    ahead = max(0.0, load.ahead_seconds - age_seconds)
-                    others = OtherLoad(
-                        others.in_flight + load.in_flight,
-                        others.decoding + load.decoding,
-                        others.context_tokens + load.context_tokens,
-                        others.ahead_seconds + ahead,
-                        others.prefill_share + load.prefill_share,
-                    )
+                live.append((peer, now - peer.heard_seconds))
+        if self._are_others_known != bool(live):
+            self._are_others_known = bool(live)
+            self._to_sum.update(self._by_hash)
+        to_sum, self._to_sum = self._to_sum, set()
+        for key in to_sum:
+            if (engine := self._by_hash.get(key)) is None:
+                continue
+            others = _sum([(peer.loads[key], age) for peer, age in live if key in peer.loads]) if live else None
+            if others is not None and others.ahead_seconds > 0.0:
+                self._to_sum.add(key)  # it grows less with time
             if others != engine.load.others:
                 engine.load.follow_others(others, now)
+
+
+def _sum(loads: list[tuple[OtherLoad, float]]) -> OtherLoad:
+    """All loads together; each was sent so many seconds ago, in which prefill went on."""
+    in_flight = decoding = context_tokens = 0
+    ahead_seconds = prefill_share = 0.0
+    for load, age_seconds in loads:
+        in_flight += load.in_flight
+        decoding += load.decoding
+        context_tokens += load.context_tokens
+        ahead_seconds += max(0.0, load.ahead_seconds - age_seconds)
+        prefill_share += load.prefill_share
+    return OtherLoad(in_flight, decoding, context_tokens, ahead_seconds, prefill_share)

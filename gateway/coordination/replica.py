@@ -38,11 +38,13 @@ class ReplicaBlocks:
         self.peers: frozenset[str] = frozenset()  # other replicas that were not silent when the table was last read
         self.missing = 0  # silent ones, whose blocks are kept free
         self.is_short = False  # more is wanted than was free
+        self.has_changed = False  # the last change of the table was one of the own blocks
         self.is_failing = False  # no call succeeded since the last one that failed
         self._new_version = new_version
         self._count, self._place = expected_replicas, 0  # of replicas for even parts; the own place among them
         self._renewed_seconds: float | None = None
         self._held: dict[str, EngineUse] = {}  # what may be used until it lapses
+        self._granted: dict[str, EngineUse] = {}  # the same as it was when it was last renewed
         self._number = 0
         self._table: Table | None = None
         self._records: Records = {}  # of the table, with those that it lost
@@ -69,6 +71,11 @@ class ReplicaBlocks:
     def known(self) -> set[str]:
         """The replicas of which this one knows."""
         return {*self._records}
+
+    @property
+    def has_idle_peers(self) -> bool:
+        """Whether there is a peer without waiting requests, which renews its blocks once a second only."""
+        return any(not self._records[each].age_seconds for each in self.peers if each in self._records)
 
     def is_current(self, now: float) -> bool:
         """Whether the blocks are renewed, and have not lapsed."""
@@ -196,7 +203,9 @@ class ReplicaBlocks:
         self.saw(table, received)
         if applied:
             self._renewed_seconds, self.is_failing = sent, False
-            self._held = {key: share.block for key, share in self._records[self.replica].shares.items()}
+            held = {key: share.block for key, share in self._records[self.replica].shares.items()}
+            self._held, self.has_changed = held, held != self._granted
+            self._granted = held
 
 
 def _least_known(one: int, other: int) -> int:

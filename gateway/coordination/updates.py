@@ -43,7 +43,7 @@ class NamedEngine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SentLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender has in flight on one engine; `at`: the place of the engine in the message."""
+    """What the sender has in flight on one engine, all zero = nothing; `at`: the engine's place in the message."""
 
     at: Count
     in_flight: Count
@@ -63,7 +63,8 @@ class Chains(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What is new at the sender since its last update. A missing `number` shows that one was lost."""
+    """What is new at the sender since its last update. A missing `number` shows that one was lost. `is_whole`: nothing
+    is in flight on engines without a load here; otherwise there is what was."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
@@ -71,6 +72,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, tag=1):
     engines: Annotated[list[NamedEngine], Meta(max_length=_MOST_ENGINES)]
     loads: Annotated[list[SentLoad], Meta(max_length=_MOST_ENGINES)]
     chains: Chains
+    is_whole: bool = True
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2):
