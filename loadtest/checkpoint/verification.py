@@ -24,9 +24,10 @@ def questions_of(plan: Plan, new_salt: Callable[[], str]) -> tuple[list[Question
     salt = new_salt if plan.cache_salt else None
     parts = [plan.part(part) for part in plan.mix] or [plan]
     generating = {
-        (part.model, part.endpoint): Question(part.model, part.endpoint, part.extra_body, salt)
+        (part.model, asked): Question(part.model, asked, part.extra_body, salt)
         for part in parts
-        if part.endpoint is not Endpoint.EMBEDDINGS
+        if part.endpoint.generates
+        and (asked := Endpoint.CHAT if part.endpoint is Endpoint.RESPONSES else part.endpoint)
     }
     return list(generating.values()), sorted({part.model for part in parts if part.endpoint is Endpoint.EMBEDDINGS})
 

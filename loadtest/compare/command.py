@@ -22,8 +22,8 @@ from loadtest.console import complaints_of, fail, say, say_written
 from loadtest.drive.options import RunOptions
 from loadtest.drive.target import TargetError
 from loadtest.servers.server import ServerFailed
+from loadtest.workloads.bodies import DatasetError
 from loadtest.workloads.prompts import Endpoint
-from loadtest.workloads.sources import DatasetError
 from loadtest.workloads.trace import TraceError
 
 _OUT = Path("compare")

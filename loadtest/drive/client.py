@@ -39,6 +39,7 @@ from loadtest.drive.record import (
     http_outcome,
     written,
 )
+from loadtest.workloads.prompts import Call, Endpoint
 
 # A key in front of its colon cannot occur inside a JSON string, where the quotes would be escaped.
 _CONTENT = re.compile(
@@ -146,8 +147,46 @@ class StreamWatch:
             self._usage = data
 
 
+_DELTA = re.compile(rb'"delta"\s*:\s*(?:"[^"]|\{)')
+_LAST = re.compile(rb'"type"\s*:\s*"response\.(completed|incomplete|failed)"')
+
+
+class ResponseWatch(StreamWatch):
+    """The same for a stream of the Responses API: its last event has the usage, and there is no [DONE]."""
+
+    __slots__ = ()
+
+    def _event(self, event: bytes, now: float) -> None:
+        data = _data(event)
+        if not data or data == _DONE:
+            return
+        if (last := _LAST.search(data)) is not None:
+            response = _parsed(data).get("response")
+            response = response if isinstance(response, dict) else {}
+            self._usage = orjson.dumps({"usage": response.get("usage")})
+            if last.group(1) == b"failed":
+                self.error = error_message(response) or "the response failed"
+                self.error_is_object = is_error_object(response)
+            self.done = True
+        elif b'"type":"error"' in data.replace(b" ", b""):
+            found = _parsed(data)
+            self.error = error_message(found) or str(found.get("message") or "error")
+            self.error_is_object = is_error_object(found)
+        else:
+            self.first_event = now if self.first_event is None else self.first_event
+            if _DELTA.search(data):
+                self.events += 1
+                if self._kept is not None:
+                    self._kept.append(data)
+
+
 def text_of(answer: dict[str, Any]) -> str:
     """The text of the first choice of an answer or of an event of one."""
+    if isinstance(answer.get("delta"), str):
+        return str(answer["delta"]) if answer.get("type") == "response.output_text.delta" else ""
+    if isinstance(output := answer.get("output"), list):
+        parts = [part for item in output if isinstance(item, dict) for part in item.get("content") or ()]
+        return "".join(str(part.get("text") or "") for part in parts if isinstance(part, dict))
     choices = answer.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict):
@@ -217,20 +256,21 @@ class Client:
     def __init__(self, plan: Plan, session: Connections, clock: Callable[[], float]) -> None:
         self._session = session
         self._clock = clock
-        self._url, self._path = plan.url, plan.endpoint.path
-        self._stream = plan.stream
-        self._keeps_text = plan.keeps_text
+        self._url = plan.url
+        self._usual = Call(plan.endpoint, plan.stream and plan.endpoint.generates, plan.keeps_text)
         self._timeout_seconds = plan.timeout_seconds
 
-    async def send(self, record: Record, body: bytes) -> Answer:
-        """Fills in `record`. Cancellation is recorded, then raised."""
-        watch = StreamWatch(keeps_text=self._keeps_text)
+    async def send(self, record: Record, body: bytes, call: Call | None = None) -> Answer:
+        """Fills in `record`. Cancellation is recorded, then raised. `call`: if it is not as the plan has it."""
+        call = call or self._usual
+        kind = ResponseWatch if call.endpoint is Endpoint.RESPONSES else StreamWatch
+        watch = kind(keeps_text=call.keeps_text)
         answer = Answer(watch.read_times)
         ended, at = RequestEnd(INTERRUPTED), None
         record.begin(self._clock())
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                ended, at = await self._exchange(record, body, watch, answer)
+                ended, at = await self._exchange(record, body, call, watch, answer)
         except asyncio.CancelledError:
             ended = RequestEnd(INTERRUPTED)
             raise
@@ -238,42 +278,37 @@ class Client:
             ended = RequestEnd(TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s", NOTHING)
         except OSError as error:
             # Who cannot go on with a stream may say why, and then break it off.
-            ended = _error_event(watch) or RequestEnd(self._broken(record, error), _shown(error), CONNECTION)
+            ended = _error_event(watch) or RequestEnd(_broken(record, call, error), _shown(error), CONNECTION)
         except Exception as error:
             # Whatever a server answers is a failure of that request, and never of the run.
             ended = RequestEnd(BAD_BODY, _shown(error), OTHER_ANSWER)
         finally:
-            first_token = watch.first_content if self._stream else None
+            first_token = watch.first_content if call.stream else None
             end = self._clock() if at is None else at
             record.finish(ended, end, first_token, watch.read_times, watch.events)
         return answer
 
-    def _broken(self, record: Record, error: Exception) -> str:
-        if record.status is None:
-            return _network_outcome(error)
-        return STREAM_CUT if self._stream else BODY_CUT
-
     async def _exchange(
-        self, record: Record, body: bytes, watch: StreamWatch, answer: Answer
+        self, record: Record, body: bytes, call: Call, watch: StreamWatch, answer: Answer
     ) -> tuple[RequestEnd, float | None]:
         """How it ended, and when its last byte came."""
-        async with self._session.post(self._url, self._path, body, self._clock) as received:
+        async with self._session.post(self._url, call.endpoint.path, body, self._clock) as received:
             whole: list[bytes] = []
             try:
                 while not received.is_over:
                     await received.more()
-                    await self._read(received, watch, whole)
+                    await self._read(received, call, watch, whole)
             finally:
                 if received.status is not None:
                     record.note_headers(received.status, received.headers)
-                take = self._taker(received, watch, whole)
+                take = _taker(received, call, watch, whole)
                 for at, data in received.take():
                     take(data, at)
-            return self._judged(record, received, watch, b"".join(whole), answer), received.ended_at
+            return _judged(record, received, call, watch, b"".join(whole), answer), received.ended_at
 
-    async def _read(self, received: Received, watch: StreamWatch, whole: list[bytes]) -> None:
+    async def _read(self, received: Received, call: Call, watch: StreamWatch, whole: list[bytes]) -> None:
         """Looks into what has come, in slices: the reads of other streams must not wait for all of it."""
-        take = self._taker(received, watch, whole)
+        take = _taker(received, call, watch, whole)
         for number, (at, data) in enumerate(received.take(), 1):
             take(data, at)
             if number % _READS_OF_A_SLICE == 0:
@@ -281,30 +316,38 @@ class Client:
         if sum(map(len, whole)) > _MOST_ANSWER_BYTES:
             raise ValueError(f"an answer of more than {_MOST_ANSWER_BYTES >> 20} MiB")
 
-    def _taker(self, received: Received, watch: StreamWatch, whole: list[bytes]) -> Callable[[bytes, float], None]:
-        if self._stream and received.status == 200 and _is_stream(received):
-            return watch.feed
-        return lambda data, _: whole.append(data)
 
-    def _judged(
-        self, record: Record, received: Received, watch: StreamWatch, body: bytes, answer: Answer
-    ) -> RequestEnd:
-        assert received.status is not None
-        if received.status != 200:
-            return _refusal(received.status, body)
-        if not self._stream:
-            return _whole(record, body, answer)
-        if not _is_stream(received):
-            kind = received.headers.get("content-type", "").partition(";")[0]
-            return RequestEnd(NOT_A_STREAM, f"content-type {written(kind)}", OTHER_ANSWER)
-        watch.finish()
-        record.note_usage(watch.usage())
-        answer.say(watch.text())
-        if (broken := _error_event(watch)) is not None:
-            return broken
-        if watch.done:
-            return RequestEnd(OK)
-        return RequestEnd(STREAM_CUT, f"ended after {watch.events} events", SILENT_END)
+def _broken(record: Record, call: Call, error: Exception) -> str:
+    if record.status is None:
+        return _network_outcome(error)
+    return STREAM_CUT if call.stream else BODY_CUT
+
+
+def _taker(received: Received, call: Call, watch: StreamWatch, whole: list[bytes]) -> Callable[[bytes, float], None]:
+    if call.stream and received.status == 200 and _is_stream(received):
+        return watch.feed
+    return lambda data, _: whole.append(data)
+
+
+def _judged(
+    record: Record, received: Received, call: Call, watch: StreamWatch, body: bytes, answer: Answer
+) -> RequestEnd:
+    assert received.status is not None
+    if received.status != 200:
+        return _refusal(received.status, body)
+    if not call.stream:
+        return _whole(record, body, answer)
+    if not _is_stream(received):
+        kind = received.headers.get("content-type", "").partition(";")[0]
+        return RequestEnd(NOT_A_STREAM, f"content-type {written(kind)}", OTHER_ANSWER)
+    watch.finish()
+    record.note_usage(watch.usage())
+    answer.say(watch.text())
+    if (broken := _error_event(watch)) is not None:
+        return broken
+    if watch.done:
+        return RequestEnd(OK)
+    return RequestEnd(STREAM_CUT, f"ended after {watch.events} events", SILENT_END)
 
 
 def _is_stream(received: Received) -> bool:
@@ -320,10 +363,14 @@ def _error_event(watch: StreamWatch) -> RequestEnd | None:
     )
 
 
+# Where chats and completions, embeddings and scores, responses, and reranks have what was asked for.
+_ANSWERS = ("choices", "data", "output", "results")
+
+
 def _whole(record: Record, body: bytes, answer: Answer) -> RequestEnd:
     """Of an answer that came in one piece."""
     found = _parsed(body)
-    if not (found.get("choices") or found.get("data")):
+    if not any(found.get(name) for name in _ANSWERS):
         return RequestEnd(BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace"), OTHER_ANSWER)
     record.note_usage(found.get("usage") or {})
     answer.say(text_of(found))

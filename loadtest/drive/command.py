@@ -16,7 +16,7 @@ from loadtest.drive.fleet import Stopped, WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import carry_out, carry_out_series, orders_of
 from loadtest.drive.target import Target, TargetError, look_at
-from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.bodies import DatasetError
 from loadtest.workloads.trace import TraceError
 
 

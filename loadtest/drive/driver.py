@@ -13,7 +13,7 @@ from loadtest.drive.client import Client
 from loadtest.drive.connections import Connections
 from loadtest.drive.plan import Plan, schedule, shared_out
 from loadtest.drive.record import ITL_TICKS_PER_SECOND, Record
-from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Endpoint, Prompt, Source, fingerprint
+from loadtest.workloads.prompts import NO_GROUP, BodyMaker, Prompt, Source, fingerprint
 from loadtest.workloads.sources import source_of
 
 
@@ -98,7 +98,8 @@ class Driver:
             async with gate:
                 record = Record.planned(index, NO_GROUP, self._clock())
                 lane = self._lanes.lanes[index % len(self._lanes.lanes)]
-                await lane.client.send(record, lane.bodies.body(lane.source.warmup(index)))
+                prompt = lane.source.warmup(index)
+                await lane.client.send(record, lane.bodies.body(prompt), lane.bodies.call(prompt))
                 records.append(record)
 
         async with asyncio.TaskGroup() as group:
@@ -167,7 +168,8 @@ class Driver:
             if number and self._plan.concurrency is None and self._is_full():
                 self._drop(_planned(lane, index, number, turn.prompt, due))
                 return False
-            record, answer = await self._one(lane, index, number, turn.prompt.after(history), due)
+            prompt = turn.prompt.after(history)
+            record, answer = await self._one(lane, index, number, prompt, due, keeps_text=turn.remembers)
             if not record.ok:
                 return False
             due = record.end
@@ -186,12 +188,14 @@ class Driver:
     def _over(self, now: float) -> bool:
         return self._plan.duration_seconds is not None and now >= self._plan.duration_seconds
 
-    async def _one(self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float) -> tuple[Record, str]:
+    async def _one(
+        self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float, *, keeps_text: bool
+    ) -> tuple[Record, str]:
         record = _planned(lane, index, turn, prompt, intended)
         body = lane.bodies.body(prompt)
         self.in_flight += 1
         try:
-            answer = await lane.client.send(record, body)
+            answer = await lane.client.send(record, body, lane.bodies.call(prompt, keeps_text=keeps_text))
         finally:
             self.in_flight -= 1
             record.note_body(fingerprint(body))
@@ -214,7 +218,7 @@ def _planned(lane: Lane, index: int, turn: int, prompt: Prompt, intended: float)
         index,
         prompt.group,
         intended,
-        asked_tokens=0 if lane.bodies.endpoint is Endpoint.EMBEDDINGS else prompt.max_tokens,
+        asked_tokens=prompt.max_tokens if lane.bodies.endpoint.generates else 0,
         asked_prompt_tokens=prompt.asked_tokens,
         part=lane.name,
         turn=turn,

@@ -19,7 +19,7 @@ from loadtest.console import say
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.target import Target
-from loadtest.workloads.prompts import NO_GROUP, Endpoint, Prompt
+from loadtest.workloads.prompts import NO_GROUP, Prompt
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60.0)
 _REFUSED = (400, 422)
@@ -47,7 +47,7 @@ def adapted(options: RunOptions, looked: Mapping[str, Target], console: Console)
 async def _left_out(options: RunOptions, url: str, target: Target) -> Mapping[str, Any]:
     """The changes of options that the target needs; none where it accepts everything, or none of the ways."""
     ways = [_NO_SALT, _NO_LENGTH, {**_NO_SALT, **_NO_LENGTH}]
-    offered = {"cache_salt": options.cache_salt != "off", "ignore_eos": options.ignore_eos}
+    offered = {"cache_salt": options.cache_salt != "off", "ignore_eos": options.ignore_eos and not options.sends_bodies}
     ways = [way for way in ways if all(offered[name] for name in way)]
     if not ways or await _accepts(options, url, target):
         return {}
@@ -69,7 +69,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
 
 
 async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
-    if plan.endpoint is Endpoint.EMBEDDINGS and plan.cache_salt is None:
+    if not plan.endpoint.generates and plan.cache_salt is None:
         return False
     body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, 1))
     url, headers = plan.url + plan.endpoint.path, {"content-type": "application/json"}

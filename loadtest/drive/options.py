@@ -6,8 +6,9 @@ import hashlib
 import math
 import os
 import secrets
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from typer import Argument
@@ -29,7 +30,8 @@ from loadtest.drive.spelling import (
 )
 from loadtest.drive.target import Target, base_url
 from loadtest.report.schema import Bounds
-from loadtest.workloads.prompts import Endpoint, SourceFile, WorkloadKind, WorkloadSpec
+from loadtest.workloads.bodies import BodyFile, DatasetError, first_body
+from loadtest.workloads.prompts import Endpoint, Recorded, SourceFile, WorkloadKind, WorkloadSpec
 from loadtest.workloads.sources import exchanges_of, trace_of
 
 DEFAULT_DURATION_SECONDS = 30.0
@@ -40,7 +42,7 @@ _TOKENS_OF_A_WORKER = 40_000  # a second, well within what one reads
 _FAST_STREAM = 100  # tokens a second
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
-_FROM_DATASETS = (WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
+_FROM_DATASETS = (WorkloadKind.BODIES, WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
 
 
@@ -70,7 +72,8 @@ class RunOptions(BaseModel):
         Path | None,
         option(
             _LOAD,
-            "Mooncake's JSONL or a derivative, sessions, or Azure's CSV: its requests, at its times without -c or -r.",
+            "Mooncake's JSONL or a derivative, sessions, Azure's CSV, or JSONL of OpenAI bodies with `timestamp`: its"
+            " requests, at its times without -c or -r.",
             exists=True,
             dir_okay=False,
         ),
@@ -108,7 +111,14 @@ class RunOptions(BaseModel):
     embeddings_model: Annotated[
         str | None, option(_TARGET, "The model of a mix's embeddings. Default: that of the rest.")
     ] = None
-    stream: Annotated[bool, option(_TARGET, "Token by token, or whole.", "--stream/--no-stream")] = True
+    stream: Annotated[
+        bool | None,
+        option(
+            _TARGET,
+            "Token by token, or whole. Default: token by token; bodies of a file as they are.",
+            "--stream/--no-stream",
+        ),
+    ] = None
     api_key: Annotated[
         str | None, option(_TARGET, "Sent as a bearer token, never recorded.", envvar="LOADTEST_API_KEY")
     ] = None
@@ -144,8 +154,8 @@ class RunOptions(BaseModel):
         WorkloadKind | None,
         option(
             _PROMPTS,
-            "Shape of the prompts. Default: shared-prefix; trace, sharegpt and"
-            " texts where a trace, a dataset and embeddings are asked for.",
+            "Shape of the prompts. Default: shared-prefix; as the file of --trace or --dataset has it; texts for"
+            " embeddings, rerank and score.",
             "--workload",
             "-w",
         ),
@@ -157,7 +167,8 @@ class RunOptions(BaseModel):
         Path | None,
         option(
             _PROMPTS,
-            "sharegpt, sessions: a JSON file in ShareGPT's form. Default: made-up words, lengths as in ShareGPT.",
+            "JSONL of OpenAI bodies or batch lines: its requests as they are (with -w sessions turn by turn); or"
+            " ShareGPT's JSON or JSONL (sharegpt, sessions). Default: made-up words, lengths as in ShareGPT.",
             exists=True,
             dir_okay=False,
         ),
@@ -166,7 +177,9 @@ class RunOptions(BaseModel):
     think: Annotated[float, option(_PROMPTS, "sessions: mean seconds between an answer and the next turn.", min=0)] = (
         0.0
     )
-    inputs: Annotated[str | None, option(_PROMPTS, "embeddings: texts of a request, N or LOW:HIGH. Default: 1.")] = None
+    inputs: Annotated[
+        str | None, option(_PROMPTS, "embeddings, rerank, score: texts of a request, N or LOW:HIGH. Default: 1.")
+    ] = None
     groups: Annotated[int, option(_PROMPTS, "How many distinct prefixes there are.", min=1)] = 8
     prefix_tokens: Annotated[int, option(_PROMPTS, "Length of each prefix.", min=1)] = 1024
     tail_tokens: Annotated[int, option(_PROMPTS, "Length of what each prompt has alone.", min=1)] = 64
@@ -237,24 +250,30 @@ class RunOptions(BaseModel):
 
     def _check_prompts(self) -> None:
         kinds = [kind for _, _, _, kind in self._parts()]
-        if (WorkloadKind.TRACE in kinds) != (self.trace is not None) or (self.mix and self.trace):
+        of_traces = {WorkloadKind.TRACE, WorkloadKind.BODIES} & set(kinds)
+        if (WorkloadKind.TRACE in kinds and self.trace is None) or (self.trace is not None and not of_traces):
             raise ValueError("--workload trace and --trace FILE belong together, and not into a mix")
-        if self.dataset is not None and not {WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS} & set(kinds):
-            raise ValueError("--dataset is for --workload sharegpt or sessions")
+        if WorkloadKind.BODIES in kinds and (self.trace or self.dataset) is None:
+            raise ValueError("--workload bodies needs a file of requests: --dataset FILE, or --trace FILE with times")
+        if self.sends_bodies and not {WorkloadKind.BODIES, WorkloadKind.SESSIONS} & set(kinds):
+            raise ValueError("the file holds requests: leave out --workload, or give --workload sessions")
+        if self.dataset is not None and (self.trace is not None or not set(_FROM_DATASETS) & set(kinds)):
+            raise ValueError("--dataset is for --workload bodies, sharegpt or sessions, and not beside --trace")
         if self.inputs is not None and WorkloadKind.TEXTS not in kinds:
-            raise ValueError("--inputs is for embeddings: -e embeddings, or a part of --mix")
+            raise ValueError("--inputs is for -e embeddings, rerank or score, or a part of --mix")
         for _, _, endpoint, kind in self._parts():
-            if (endpoint is Endpoint.EMBEDDINGS) and kind is WorkloadKind.SESSIONS:
-                raise ValueError("embeddings have no sessions")
-            if (endpoint is not Endpoint.EMBEDDINGS) and kind is WorkloadKind.TEXTS:
-                raise ValueError("--workload texts is for -e embeddings")
+            if not endpoint.generates and kind is WorkloadKind.SESSIONS:
+                raise ValueError(f"{endpoint} has no sessions")
+            if endpoint.generates and kind is WorkloadKind.TEXTS:
+                raise ValueError("--workload texts is for -e embeddings, rerank or score")
         bounds_of(self.turns, "--turns")
         bounds_of(self.inputs or "1", "--inputs")
 
     def _parts(self) -> list[tuple[str, float, Endpoint, WorkloadKind]]:
         """Name, share, endpoint and workload of everything that is sent. Raises ValueError."""
         if self.mix is None:
-            return [("", 1.0, self.endpoint, self._kind(self.endpoint))]
+            endpoint = self._first_body.endpoint if self._first_body is not None else self.endpoint
+            return [("", 1.0, endpoint, self._kind(endpoint))]
         made = []
         for name, share in shares_of(self.mix):
             if name in list(Endpoint):
@@ -266,13 +285,26 @@ class RunOptions(BaseModel):
 
     def _kind(self, endpoint: Endpoint) -> WorkloadKind:
         """The workload where none is named."""
-        if self.workload is not None and not (self.mix and endpoint is Endpoint.EMBEDDINGS):
+        if self.workload is not None and not (self.mix and not endpoint.generates):
             return self.workload
-        if endpoint is Endpoint.EMBEDDINGS:
+        if self.mix is None and self._first_body is not None:
+            return WorkloadKind.BODIES
+        if not endpoint.generates:
             return WorkloadKind.TEXTS
         if self.trace is not None:
             return WorkloadKind.TRACE
         return WorkloadKind.SHAREGPT if self.dataset is not None else WorkloadKind.SHARED_PREFIX
+
+    @cached_property
+    def _first_body(self) -> Recorded | None:
+        """The first request of the file, if it is one of requests."""
+        path = self.trace or self.dataset
+        return None if path is None else first_body(path)
+
+    @property
+    def sends_bodies(self) -> bool:
+        """Whether requests are those of a file, as they are."""
+        return self._first_body is not None and self.mix is None
 
     @property
     def target_urls(self) -> dict[str, str]:
@@ -324,9 +356,17 @@ class RunOptions(BaseModel):
         return until_of(self.until)
 
     def check_files(self) -> None:
-        """Reads the files once, so that a bad one fails before anything starts. Raises TraceError, DatasetError."""
+        """Reads the files once, so that a bad one fails before anything starts.
+
+        Raises TraceError, DatasetError.
+        """
         for _, _, _, kind in self._parts():
-            if self.trace is not None:
+            path = self.trace or self.dataset
+            if path is not None and (self.sends_bodies or kind is WorkloadKind.BODIES):
+                timed = BodyFile(path, check=True).arrivals_seconds
+                if self.trace is not None and not timed:
+                    raise DatasetError(f"{path}: lines have no timestamp; give the file with --dataset, or -c or -r")
+            elif self.trace is not None:
                 trace_of(self._workload(kind, None, 0))
             elif self.dataset is not None and kind in _FROM_DATASETS:
                 exchanges_of(self._workload(kind, None, 0))
@@ -338,14 +378,14 @@ class RunOptions(BaseModel):
     def plan(self, url: str, target: Target, load: Load, seed: int, cpus: int | None = os.cpu_count()) -> Plan:
         """The plan for a target that was looked at; the salt is drawn here, so that each run has its own."""
         unbounded = self.duration is None and self.requests is None and self.trace is None
-        model = self.model or target.models[0]
+        model = self.model or self._own_model or target.models[0]
         parts = [
             MixPart(
                 name=name,
                 share=share,
                 endpoint=endpoint,
-                stream=self.stream and endpoint is not Endpoint.EMBEDDINGS,
-                model=(self.mix and endpoint is Endpoint.EMBEDDINGS and self.embeddings_model) or model,
+                stream=self.stream is not False and endpoint.generates,
+                model=(self.mix and not endpoint.generates and self.embeddings_model) or model,
                 workload=self._workload(kind, target.bytes_per_token, seed + number),
             )
             for number, (name, share, endpoint, kind) in enumerate(self._parts())
@@ -361,9 +401,9 @@ class RunOptions(BaseModel):
             duration_seconds=DEFAULT_DURATION_SECONDS if unbounded else self.duration,
             requests=self.requests,
             max_in_flight=self.max_in_flight,
-            ignore_eos=self.ignore_eos,
+            ignore_eos=self.ignore_eos and not self.sends_bodies,
             cache_salt={"auto": secrets.token_hex(8), "off": None}.get(self.cache_salt, self.cache_salt),
-            extra_body=json_object(self.extra_body),
+            extra_body=self._extra_body,
             timeout_seconds=self.timeout,
             warmup_requests=self.warmup,
             workers=self._worker_count(cpus or 1, load),
@@ -372,11 +412,26 @@ class RunOptions(BaseModel):
             access=self.access,
         )
 
+    @property
+    def _own_model(self) -> str | None:
+        """The model that the first request of the file names."""
+        named = None if self._first_body is None else self._first_body.fields.get("model")
+        return named if isinstance(named, str) else None
+
+    @property
+    def _extra_body(self) -> dict[str, Any]:
+        """What is merged into every request; into those of a file also what is asked for explicitly."""
+        added: dict[str, Any] = {}
+        if self.sends_bodies:
+            added |= {"model": self.model} if self.model is not None else {}
+            added |= {"stream": self.stream} if self.stream is not None else {}
+        return added | json_object(self.extra_body)
+
     def _worker_count(self, cpus: int, load: Load) -> int:
         wanted = self._auto_workers(cpus, load) if self.workers == "auto" else int(self.workers)
         users: list[int] = [load.fields[name] for name in ("concurrency", "first_concurrency") if load.fields.get(name)]
         # Each worker sends its own part of the requests, and cannot once its last user has left.
-        ends_by_count = self.requests is not None or self.trace is not None
+        ends_by_count = self.requests is not None or self.trace is not None or self.sends_bodies
         return min([wanted, *users[:1]] if ends_by_count else [wanted, max(users, default=wanted)])
 
     def _auto_workers(self, cpus: int, load: Load) -> int:

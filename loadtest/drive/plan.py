@@ -127,7 +127,7 @@ class Plan(BaseModel):
     def _one_kind_of_load(self) -> Self:
         if [self.concurrency, self.rate_per_second, self.trace_speed].count(None) != 2:
             raise ValueError("give either a concurrency (closed loop), a rate (open loop), or a trace's own times")
-        endless = self.workload.kind is not WorkloadKind.TRACE
+        endless = self.workload.kind not in (WorkloadKind.TRACE, WorkloadKind.BODIES)
         if endless and self.duration_seconds is None and self.requests is None:
             raise ValueError("give a duration, a number of requests, or both")
         ramps = self.first_concurrency is not None or self.first_rate_per_second is not None

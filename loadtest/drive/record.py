@@ -12,6 +12,8 @@ from typing import Any, Self
 # Gaps between reads are counted in ticks of 10 µs: finer than any timer here, and any number of them stays small.
 ITL_TICKS_PER_SECOND = 100_000
 
+_PROMPT_TOKENS = ("prompt_tokens", "input_tokens", "total_tokens")
+
 OK = "ok"
 INTERRUPTED = "interrupted"
 DROPPED = "dropped"
@@ -103,9 +105,11 @@ class Record:
         self.queue_seconds = None if queue_ms is None else queue_ms / 1e3
 
     def note_usage(self, usage: Mapping[str, Any]) -> None:
-        self.prompt_tokens = _count(usage.get("prompt_tokens"))
-        self.completion_tokens = _count(usage.get("completion_tokens"))
-        details = usage.get("prompt_tokens_details")
+        """By the names of chats, or else by those of responses; some reranks report the total only."""
+        prompt = next((usage[name] for name in _PROMPT_TOKENS if usage.get(name) is not None), None)
+        self.prompt_tokens = _count(prompt)
+        self.completion_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")))
+        details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
         self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
 
     def finish(

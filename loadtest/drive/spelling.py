@@ -16,7 +16,7 @@ import orjson
 from loadtest.drive.target import base_url
 from loadtest.workloads.prompts import Endpoint, WorkloadKind
 
-_OF_A_MIX = [*Endpoint, *(kind for kind in WorkloadKind if kind is not WorkloadKind.TRACE)]
+_OF_A_MIX = [*Endpoint, *(kind for kind in WorkloadKind if kind not in (WorkloadKind.TRACE, WorkloadKind.BODIES))]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def seconds_text(seconds: float) -> str:
 def requested_text(plan: Mapping[str, Any]) -> str:
     """What was asked of which model."""
     if not plan.get("mix"):
-        how = "" if plan["stream"] or plan["endpoint"] == "embeddings" else ", not streamed"
+        how = "" if plan["stream"] or plan["endpoint"] in ("embeddings", "rerank", "score") else ", not streamed"
         return f"{plan['endpoint']}{how} · {plan['model']} · {plan['workload']['kind']}"
     total = sum(part["share"] for part in plan["mix"])
     parts = (f"{part['share'] / total:.0%} {part['name']}" for part in plan["mix"])

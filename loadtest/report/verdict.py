@@ -132,7 +132,7 @@ def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early
         warnings.append(f"{tokens.without_usage} answers held no usage: token rates and TPOT leave them out")
     if tokens.short_outputs:
         warnings.append(f"{tokens.short_outputs} answers were shorter than --max-tokens")
-    if tokens.counted_per_prompt is not None:
+    if tokens.counted_per_prompt is not None and tokens.asked_per_prompt:
         off = tokens.counted_per_prompt / tokens.asked_per_prompt - 1
         if abs(off) > _TOKEN_MISMATCH:
             warnings.append(

@@ -17,7 +17,7 @@ from loadtest.sweep.report import outcome, show, write_report
 from loadtest.sweep.run import Sweep
 from loadtest.sweep.space import Space, space_of
 from loadtest.sweep.store import Store
-from loadtest.workloads.sources import DatasetError
+from loadtest.workloads.bodies import DatasetError
 from loadtest.workloads.trace import TraceError
 
 

@@ -28,6 +28,7 @@ class WorkloadKind(StrEnum):
     SHAREGPT = "sharegpt"
     TEXTS = "texts"
     TRACE = "trace"
+    BODIES = "bodies"
 
 
 WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION, WorkloadKind.SESSIONS)
@@ -63,7 +64,9 @@ class WorkloadSpec(BaseModel):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens asked for in one prompt, where all are alike."""
+        """Tokens asked for in one prompt, where all are alike; 0 where a file has the prompts."""
+        if self.kind is WorkloadKind.BODIES or (self.kind is WorkloadKind.SESSIONS and self.file is not None):
+            return 0
         return self.tail_tokens + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)
 
 
@@ -105,6 +108,47 @@ class Corpus:
 NO_GROUP = -1
 
 
+class Endpoint(StrEnum):
+    """The endpoints that can be driven."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    SCORE = "score"
+
+    @property
+    def path(self) -> str:
+        """Its path below the base URL."""
+        return "/v1/" + {"chat": "chat/completions"}.get(self, self.value)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it answers with generated tokens; else with numbers, at once."""
+        return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A body that is sent as it is. `answers_at`: for each turn before, the message that its answer replaces."""
+
+    endpoint: Endpoint
+    fields: Mapping[str, Any]
+    answers_at: tuple[int | None, ...] = ()
+
+    def after(self, answers: Sequence[str]) -> Recorded:
+        """With what the server answered to the turns before, in place of what was recorded."""
+        said = {place: text for place, text in zip(self.answers_at, answers, strict=False) if text}
+        if said.keys() <= {None}:
+            return self
+        messages = [
+            {**message, "content": said[place]} if place in said else message
+            for place, message in enumerate(self.fields["messages"])
+        ]
+        return replace(self, fields={**self.fields, "messages": messages})
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """One prompt: what its group shares (may be empty), then what is its own, and how long its answer is to be.
@@ -120,9 +164,12 @@ class Prompt:
     asked_tokens: int = 0
     history: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
+    recorded: Recorded | None = None
 
     def after(self, history: tuple[str, ...]) -> Prompt:
         """The same as the next turn of a conversation."""
+        if self.recorded is not None:
+            return replace(self, recorded=self.recorded.after(history[1::2]))
         return replace(self, history=history) if history else self
 
 
@@ -153,7 +200,7 @@ class Source(ABC):
 
     def warmup(self, index: int) -> Prompt:
         """A prompt of the same size that shares its first block with no measured prompt and no other warm-up."""
-        text = self.distinct(f"warm-up {index}", self.spec.prompt_tokens)
+        text = self.distinct(f"warm-up {index}", self.spec.prompt_tokens or self.spec.tail_tokens)
         return Prompt(NO_GROUP, "", text, self.spec.max_tokens)
 
     def output_length(self, rng: random.Random) -> int:
@@ -211,17 +258,16 @@ class PromptSource(Source):
         return Prompt(group, self._prefixes[group], tail, max_tokens, asked)
 
 
-class Endpoint(StrEnum):
-    """The endpoints that can be driven."""
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Which endpoint a body is for, how its answer comes, and whether its text is needed."""
 
-    CHAT = "chat"
-    COMPLETIONS = "completions"
-    EMBEDDINGS = "embeddings"
+    endpoint: Endpoint
+    stream: bool
+    keeps_text: bool = False
 
-    @property
-    def path(self) -> str:
-        """Its path below the base URL."""
-        return {"chat": "/v1/chat/completions", "completions": "/v1/completions", "embeddings": "/v1/embeddings"}[self]
+
+QUERY = "Which of these texts speaks of light and water?"
 
 
 def fingerprint(body: bytes) -> str:
@@ -240,15 +286,49 @@ class BodyMaker:
     cache_salt: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
 
+    def call(self, prompt: Prompt, *, keeps_text: bool = False) -> Call:
+        """To which endpoint its body goes, and whether as a stream."""
+        if prompt.recorded is None:
+            return Call(self.endpoint, self.stream and self.endpoint.generates, keeps_text)
+        endpoint = prompt.recorded.endpoint
+        return Call(endpoint, endpoint.generates and bool(self._recorded_fields(prompt.recorded)["stream"]), keeps_text)
+
     def body(self, prompt: Prompt) -> bytes:
+        if prompt.recorded is not None:
+            return orjson.dumps(self._recorded_fields(prompt.recorded))
         fields: dict[str, Any] = {"model": self.model}
-        if self.endpoint is Endpoint.EMBEDDINGS:
-            fields["input"] = list(prompt.inputs) if len(prompt.inputs) > 1 else prompt.prefix + prompt.tail
-        else:
+        if self.endpoint.generates:
             fields |= self._prompt_fields(prompt) | self._generation_fields(prompt.max_tokens)
+        else:
+            fields |= self._input_fields(prompt)
         if self.cache_salt:
             fields["cache_salt"] = self.cache_salt
         return orjson.dumps(fields | dict(self.extra))
+
+    def _recorded_fields(self, recorded: Recorded) -> dict[str, Any]:
+        """As recorded, but for the salt and what the user adds; a stream reports its usage."""
+        fields = {"model": self.model, **recorded.fields}
+        if self.cache_salt:
+            own = fields.get("cache_salt")
+            fields["cache_salt"] = f"{own} {self.cache_salt}" if own else self.cache_salt
+        fields |= self.extra
+        if not recorded.endpoint.generates:
+            fields.pop("stream", None)
+            return fields
+        if not fields.setdefault("stream", False):
+            fields.pop("stream_options", None)
+        elif recorded.endpoint is not Endpoint.RESPONSES:
+            fields["stream_options"] = {**(fields.get("stream_options") or {}), "include_usage": True}
+        return fields
+
+    def _input_fields(self, prompt: Prompt) -> dict[str, Any]:
+        text = prompt.prefix + prompt.tail
+        if self.endpoint is Endpoint.EMBEDDINGS:
+            return {"input": list(prompt.inputs) if len(prompt.inputs) > 1 else text}
+        texts = list(prompt.inputs) or [text]
+        if self.endpoint is Endpoint.RERANK:
+            return {"query": QUERY, "documents": texts}
+        return {"text_1": QUERY, "text_2": texts}
 
     def _prompt_fields(self, prompt: Prompt) -> dict[str, Any]:
         if self.endpoint is Endpoint.COMPLETIONS:
@@ -257,12 +337,13 @@ class BodyMaker:
         messages = [{"role": role, "content": text} for role, text in said]
         if prompt.prefix:
             messages.insert(0, {"role": "system", "content": prompt.prefix})
-        return {"messages": messages}
+        return {"input" if self.endpoint is Endpoint.RESPONSES else "messages": messages}
 
     def _generation_fields(self, max_tokens: int) -> dict[str, Any]:
-        fields: dict[str, Any] = {"max_tokens": max_tokens, "temperature": 0}
+        is_response = self.endpoint is Endpoint.RESPONSES
+        fields: dict[str, Any] = {"max_output_tokens" if is_response else "max_tokens": max_tokens, "temperature": 0}
         if self.ignore_eos:
             fields |= {"ignore_eos": True, "min_tokens": max_tokens}
         if self.stream:
-            fields |= {"stream": True, "stream_options": {"include_usage": True}}
+            fields |= {"stream": True} | ({} if is_response else {"stream_options": {"include_usage": True}})
         return fields

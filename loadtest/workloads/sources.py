@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from loadtest.workloads.bodies import BodiesSource, DatasetError, first_body
 from loadtest.workloads.prompts import NO_GROUP, Prompt, PromptSource, Source, Turn, WorkloadKind, WorkloadSpec
 from loadtest.workloads.trace import Row, Trace, TraceError, read_trace
 
@@ -21,10 +22,6 @@ from loadtest.workloads.trace import Row, Trace, TraceError, read_trace
 _PROMPT_MEDIAN, _PROMPT_DEVIATION = 40.0, 1.35
 _ANSWER_MEDIAN, _ANSWER_DEVIATION = 206.0, 1.02
 _SHORTEST, _LONGEST_PROMPT, _LONGEST = 4, 1024, 2048
-
-
-class DatasetError(Exception):
-    """A dataset that cannot be used; the message names the file."""
 
 
 class ShareGptSource(Source):
@@ -76,7 +73,7 @@ def exchanges_of(spec: WorkloadSpec) -> list[list[tuple[str, str]]]:
         raise DatasetError("no dataset is named")
     path = Path(spec.file.path)
     try:
-        conversations = orjson.loads(path.read_bytes())
+        conversations = _document(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
         raise DatasetError(f"{path}: {error}") from None
     if not isinstance(conversations, list):
@@ -85,6 +82,13 @@ def exchanges_of(spec: WorkloadSpec) -> list[list[tuple[str, str]]]:
     if not found:
         raise DatasetError(f"{path}: has no conversation in ShareGPT's form, `conversations` of `from` and `value`")
     return found
+
+
+def _document(text: bytes) -> Any:
+    """JSON, or JSON lines as a list."""
+    if text.lstrip()[:1] == b"{":
+        return [orjson.loads(line) for line in text.splitlines() if line.strip()]
+    return orjson.loads(text)
 
 
 def _pairs(conversation: Any) -> list[tuple[str, str]]:
@@ -207,7 +211,13 @@ def source_of(spec: WorkloadSpec) -> Source:
         case WorkloadKind.TRACE:
             return TraceSource(spec)
         case WorkloadKind.SESSIONS:
-            return SessionSource(spec) if spec.file is None else DatasetSource(spec, whole=True)
+            if spec.file is None:
+                return SessionSource(spec)
+            if first_body(Path(spec.file.path)) is not None:
+                return BodiesSource(spec, split=True)
+            return DatasetSource(spec, whole=True)
+        case WorkloadKind.BODIES:
+            return BodiesSource(spec)
         case WorkloadKind.SHAREGPT:
             return ShareGptSource(spec) if spec.file is None else DatasetSource(spec, whole=False)
         case WorkloadKind.TEXTS:

@@ -10,8 +10,9 @@ from typing import Any
 import orjson
 import pytest
 
+from loadtest.workloads.bodies import DatasetError
 from loadtest.workloads.prompts import BodyMaker, Endpoint, Prompt, WorkloadSpec
-from loadtest.workloads.sources import DatasetError, source_of
+from loadtest.workloads.sources import source_of
 
 
 def _spec(kind: str, **more: Any) -> WorkloadSpec:
