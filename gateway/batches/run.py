@@ -22,6 +22,7 @@ from gateway.batches.journal import (
     why_unexecuted,
 )
 from gateway.batches.order import PrefixOrder
+from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LinePaused, LineSender, error_answer
 from gateway.batches.slots import Slots
 from gateway.errors import (
@@ -156,6 +157,7 @@ class BatchRun:
         self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
+        self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
         self._backoff = Backoff(parts.random)
         self._pace = pace
         self._tasks: set[asyncio.Task[None]] = set()
@@ -263,11 +265,18 @@ class BatchRun:
 
     async def _send(self, line: Line, custom_id: str, body: bytes) -> None:
         """Send a line once, and write its answer; or have it sent again."""
-        parts, batch = self._parts, self.batch
+        parts, batch, partial = self._parts, self.batch, self._partial.pop(line.place, None)
+        may_stream = line.place not in self._attempts  # a line that failed is sent whole
+        if partial is not None:
+            parts.metrics.lines.add(("continued",))
         try:
-            answer = await parts.sender.send(batch.endpoint, body, batch.owner, self._pace)
-        except LinePaused:
+            answer = await parts.sender.send(
+                batch.endpoint, body, batch.owner, self._pace, partial, may_stream=may_stream
+            )
+        except LinePaused as paused:
             self._again.append(line)
+            if paused.partial is not None:
+                self._partial[line.place] = paused.partial
             parts.metrics.lines.add(("paused",))
             return
         except GatewayError as error:

@@ -2,29 +2,53 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
 from gateway.batches.batch import Owner
+from gateway.batches.continuation import can_continue, continued_fields, stream_fields
+from gateway.batches.partial import PartialAnswer
+from gateway.batches.sink import LineSink
 from gateway.config import Config
 from gateway.config.keys import KeyConfig
-from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, MemoryFull, Unauthorized, WrongAnswer
+from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, Unauthorized
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import SHORT_BYTES, in_turns
+from gateway.front.json_body import SHORT_BYTES, at_once, in_turns, with_fields
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
 from gateway.observe.record import Record
-from gateway.request import InferenceRequest, OfflineLine, UpstreamResult
+from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.offline import BatchPace
 
-_MOST_ANSWER_BYTES = 67108864
+_MOST_STREAMED_BYTES = 262144  # of a body: it is parsed once more
 _PRIORITY = b"x-gateway-priority"
 
 
 class LinePaused(Exception):
-    """Interactive requests need what the line's request held; it is sent again when capacity is idle."""
+    """Interactive requests need what the line's request held; it is sent again when capacity is idle.
+
+    `partial`: from where it is continued; None = from the start.
+    """
+
+    def __init__(self, partial: PartialAnswer | None) -> None:
+        super().__init__()
+        self.partial = partial
+
+
+class _NotStreamed(Exception):
+    """The backend's stream cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StreamedLine:
+    """A line that is sent as a stream. `document`: its body; `partial`: what is generated of its answer."""
+
+    document: dict[str, Any]
+    partial: PartialAnswer | None
 
 
 class LineDispatcher(Protocol):
@@ -58,70 +82,6 @@ class LineDispatchers(NamedTuple):
         return self.plain if request.pairs is None else self.pairs
 
 
-class LineSink:
-    """Collects one whole answer, in memory that `holding` reserves. At the bound, `fetching` ends the request."""
-
-    address = ""
-
-    def __init__(self, holding: Holding) -> None:
-        self.begun = self.chunked = False
-        self.status = 0
-        self.body = bytearray()
-        self.error: GatewayError | None = None  # why no more is kept
-        self.is_revoked = False
-        self.fetching = asyncio.Timeout(None)
-        self._holding = holding
-
-    @property
-    def blocked(self) -> bool:
-        return False
-
-    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
-        self.begin(status, content_type, extra)
-        self.write(body)
-
-    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:  # noqa: ARG002
-        self.begun, self.status = True, status
-
-    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
-        """Keep body bytes. True = no more are taken."""
-        if self.error is None:
-            try:
-                if len(self.body) + len(data) > _MOST_ANSWER_BYTES:
-                    raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
-                self._holding.add(len(data))
-            except (WrongAnswer, MemoryFull) as error:
-                self.error = error
-                self._end_request()
-            else:
-                self.body += data
-        return self.error is not None
-
-    def revoke(self) -> None:
-        """End the request: its lease is revoked."""
-        self.is_revoked = True
-        self._end_request()
-
-    def _end_request(self) -> None:
-        if not self.fetching.expired():
-            self.fetching.reschedule(asyncio.get_running_loop().time())
-
-    def set_backend_headers(self, lines: bytes) -> None:
-        """Dropped: the answer's headers are not kept."""
-
-    def add_headers(self, lines: bytes) -> None:
-        """Dropped: the answer's headers are not kept."""
-
-    def comment(self) -> None:
-        """Dropped: no client reads keep-alive comments here."""
-
-    def when_writable(self, resume: Callable[[], None] | None) -> None:
-        """It is never full: at its bound, the request ends."""
-
-    def end(self) -> None:
-        """Nothing is left to do: the answer is read when the request has ended."""
-
-
 class LineSender:
     """Sends lines for the owners of batches. Their keys' permissions apply, their rate limits do not."""
 
@@ -145,6 +105,7 @@ class LineSender:
         self._keys: dict[str, KeyConfig] = {}
         self._has_keys = True  # until they are known
         self._idle_only = True
+        self._unstreamed: set[str] = set()  # models whose backends answer lines whole, and refuse streams of them
         self._tenant_header = b""
 
     def follow(self, config: Config, reader: RequestReader) -> None:
@@ -152,6 +113,7 @@ class LineSender:
         self._reader = reader
         self._server = config.server
         self._idle_only = config.batches.idle_only
+        self._unstreamed.clear()
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
     def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
@@ -161,8 +123,44 @@ class LineSender:
     def now(self) -> float:
         return self._clock()
 
-    async def send(self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace) -> LineAnswer:
-        """The answer of a backend, whatever its status. Raises a GatewayError if there is none, or LinePaused."""
+    async def send(
+        self,
+        endpoint: str,
+        body: bytes,
+        owner: Owner,
+        pace: BatchPace,
+        partial: PartialAnswer | None = None,
+        *,
+        may_stream: bool = True,
+    ) -> LineAnswer:
+        """The answer of a backend, whatever its status. Raises a GatewayError if there is none, or LinePaused.
+
+        What can be continued after a pause is sent as a stream; if that fails for the stream, it is sent whole.
+        """
+        streamed = self._streamed(endpoint, body, partial) if may_stream else None
+        if streamed is not None:
+            try:
+                answer = await self._send(endpoint, body, owner, pace, streamed)
+                if answer.status < 400:
+                    return answer
+            except _NotStreamed:
+                pass
+        answer = await self._send(endpoint, body, owner, pace, None)
+        if streamed is not None and answer.status < 400:
+            self._unstreamed.add(streamed.document["model"])
+        return answer
+
+    def _streamed(self, endpoint: str, body: bytes, partial: PartialAnswer | None) -> _StreamedLine | None:
+        if not self._idle_only or len(body) > _MOST_STREAMED_BYTES:
+            return None
+        document = orjson.loads(body)
+        if document["model"] in self._unstreamed or not can_continue(endpoint, document):
+            return None
+        return _StreamedLine(document, partial)
+
+    async def _send(
+        self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace, streamed: _StreamedLine | None
+    ) -> LineAnswer:
         request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
         record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
         outcome = message = ""
@@ -171,10 +169,13 @@ class LineSender:
             with Holding(self._memory) as holding:
                 holding.add(len(body))
                 sink = LineSink(holding)
-                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace)
+                if streamed is not None:
+                    body = at_once(with_fields(body, streamed.document, stream_fields()))
+                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace, streamed)
                 status = sink.status
+                whole = sink.whole()
                 outcome = "completed" if status < 400 else "refused_by_backend"
-                return LineAnswer(status, request_id, bytes(sink.body))
+                return LineAnswer(status, request_id, whole)
         except asyncio.CancelledError:
             outcome = "cut_by_shutdown"
             raise
@@ -183,6 +184,8 @@ class LineSender:
             raise
         except GatewayError as error:
             outcome, message, status = error.outcome, error.message, error.status
+            if sink.is_unusable:
+                raise _NotStreamed from error
             raise
         except Exception as error:
             outcome, message, status = InternalError.outcome, type(error).__name__, InternalError.status
@@ -210,17 +213,29 @@ class LineSender:
         return key
 
     async def _fetch(
-        self, incoming: HttpRequest, route: Route, record: Record, sink: LineSink, pace: BatchPace
+        self,
+        incoming: HttpRequest,
+        route: Route,
+        record: Record,
+        sink: LineSink,
+        pace: BatchPace,
+        streamed: _StreamedLine | None,
     ) -> None:
-        request_id = record.request_id
+        request_id, continues = record.request_id, False
         if len(incoming.body) <= SHORT_BYTES:
             request = self._reader.read(incoming, route, request_id, _no_model)
         else:
             request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
         if request.document is not None:
             request = await self._complete(request)
+        if streamed is not None:
+            partial = _partial_of(request, streamed)
+            sink.expect_stream(partial)
+            continues = partial.continues
+            if partial.tokens:
+                request = _continued(request, streamed.document, partial)
         if self._idle_only and request.inputs is None and request.pairs is None:
-            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke)
+            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues)
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:
@@ -228,7 +243,7 @@ class LineSender:
                 await self._dispatchers.of(request).dispatch(request, sink, record)
         except TimeoutError:
             if sink.is_revoked and sink.error is None:
-                raise LinePaused from None
+                raise LinePaused(sink.cut()) from None
             if sink.error is None:
                 raise
         except GatewayError:
@@ -236,6 +251,36 @@ class LineSender:
                 raise
         if sink.error is not None:
             raise sink.error
+
+
+def _partial_of(request: InferenceRequest, streamed: _StreamedLine) -> PartialAnswer:
+    """Where the stream is put together: in what is generated of the line, if that is of the same model."""
+    model, choice, partial = request.demand.model, request.model_choice, streamed.partial
+    continues = choice is None or not choice.fallbacks  # another model has other token ids
+    if partial is not None and partial.model == model and continues:
+        return partial
+    return PartialAnswer(model, is_chat=request.endpoint == "chat", continues=continues)
+
+
+def _continued(request: InferenceRequest, document: dict[str, Any], partial: PartialAnswer) -> InferenceRequest:
+    """The request for the rest of an answer."""
+    body = at_once(with_fields(request.body, document, continued_fields(document, partial)))
+    return replace(request, body=body, demand=_longer(request.demand, partial.tokens))
+
+
+def _longer(demand: Demand, tokens: int) -> Demand:
+    """A demand whose prompt has so many more tokens, which are no longer expected as output.
+
+    Nothing is learned of the size of its text.
+    """
+    prompt, output = max(1, demand.prompt_tokens), demand.output_tokens
+    return replace(
+        demand,
+        prompt_tokens=prompt + tokens,
+        prompt_size=demand.prompt_size * (prompt + tokens) // prompt,
+        learnable_bytes=0,
+        output_tokens=None if output is None else max(1, output - tokens),
+    )
 
 
 def _no_model() -> str | None:

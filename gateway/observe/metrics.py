@@ -349,7 +349,7 @@ class BatchMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.lines = Counter(
             "gateway_batch_lines_total",
-            "Lines of offline batches, by state: completed, failed, retried, paused; not executed: cancelled, expired.",
+            "Lines of offline batches: completed, failed, retried, paused, continued; never run: cancelled, expired.",
             ("state",),
         )
         self.batches = Counter(

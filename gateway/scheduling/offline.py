@@ -191,18 +191,24 @@ def step_seconds(model: CostModel, engine: Engine, sequences: int = 0, tokens: i
 def victims(leases: Iterable[Lease], slots: int, tokens: int, now: float) -> list[Lease]:
     """Which leases on one engine to revoke, to free so many slots and KV tokens: the least work lost for what is freed.
 
-    Sequences on one engine advance together, so the time since the start is their progress.
+    Lines that are continued lose hardly any, so the others are the last. Sequences on one engine advance together, so
+    the time since the start is their progress.
     """
     chosen: list[Lease] = []
     if slots <= 0 and tokens <= 0:
         return chosen
-    for lease in sorted(leases, key=lambda lease: (now - lease.started_seconds) / max(1, lease.tokens_alone)):
+    for lease in sorted(leases, key=lambda lease: _loss(lease, now)):
         chosen.append(lease)
         slots -= lease.sequences
         tokens -= lease.tokens_alone
         if slots <= 0 and tokens <= 0:
             break
     return chosen
+
+
+def _loss(lease: Lease, now: float) -> tuple[bool, float]:
+    line = lease.demand.offline
+    return line is None or not line.continues, (now - lease.started_seconds) / max(1, lease.tokens_alone)
 
 
 class Every:

@@ -1,13 +1,13 @@
 """One answer that is being generated: its length, how it ends, and its text token by token."""
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from loadtest.engine.kv_cache import BlockContent, SequenceState
 from loadtest.engine.request_parameters import SamplingParams, Steering
-from loadtest.engine.tokens import BYTES_PER_TOKEN, OutputKeys, TokenisedText, tokenise
+from loadtest.engine.tokens import BYTES_PER_TOKEN, OutputKeys, TokenisedText, detokenise, tokenise
 
 # Three letters a word: with the space before it, a token.
 _LETTERS: Final = (
@@ -18,6 +18,8 @@ _LETTERS: Final = (
 _WORDS: Final = tuple(" " + _LETTERS[i : i + 3] for i in range(0, len(_LETTERS), 3))
 _NONCE: Final = re.compile(r"nonce:([A-Za-z0-9_-]{1,64})")
 _MULTIPLIER: Final = 0x9E3779B97F4A7C15
+_FIRST_TOKENS: Final = frozenset((*(word.encode() for word in _WORDS), b"nonc"))  # of answers
+_MOST_REPLAYED_TOKENS: Final = 8192
 
 
 def find_nonce(prompt: str) -> str | None:
@@ -34,6 +36,7 @@ class Prose:
 
     seed: int
     opening: Sequence[str] = ()
+    first: int = 0  # the number of its first token: those before are part of the prompt
 
     @classmethod
     def saying(cls, seed: int, text: str) -> "Prose":
@@ -53,6 +56,7 @@ class Prose:
 
     def token(self, index: int) -> str:
         """The text of the answer's token number `index`."""
+        index += self.first
         opening = self.opening
         if index < len(opening):
             return opening[index]
@@ -114,15 +118,28 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompt:
-    """A prompt ready for the engine."""
+    """A prompt ready for the engine. `replayed_tokens` at its end are the beginning of the answer to the rest."""
 
     tokens: TokenisedText
     keys: Sequence[int]
     parent_key: int
-    seed: int
+    seed: int  # of the answer, by the prompt without what is replayed
     nonce: str | None
     lora_name: str | None = None
     cache_salt: str | None = None
+    replayed_tokens: int = 0
+
+
+def find_replayed(packed: bytes, seed_of: Callable[[bytes], int]) -> int:
+    """How many tokens at the end of a prompt are what the engine would answer to the rest of it."""
+    width = BYTES_PER_TOKEN
+    for start in range(max(width, len(packed) - _MOST_REPLAYED_TOKENS * width), len(packed), width):
+        if packed[start : start + width] in _FIRST_TOKENS:
+            prompt, count = packed[:start], (len(packed) - start) // width
+            prose = Prose.of(seed_of(prompt), find_nonce(detokenise(prompt)), _MOST_REPLAYED_TOKENS)
+            if prose.packed(0, count) == packed[start:]:
+                return count
+    return 0
 
 
 def plan_choice(
@@ -135,6 +152,8 @@ def plan_choice(
     forced_tokens: int | None = None,
 ) -> Choice:
     """Decide an answer's length and end: at `limit_tokens`, at a stop string, or where the model would stop itself."""
+    replayed = prompt.replayed_tokens
+    limit_tokens += replayed
     seed = prompt.seed ^ (index * 0x5851F42D4C957F2D) ^ sampling.seed
     prescribed = sampling.prescription
     if prescribed is not None:
@@ -143,7 +162,7 @@ def plan_choice(
     else:
         prose = Prose.of(seed, prompt.nonce, limit_tokens)
         natural = _SHORTEST_NATURAL_TOKENS + (seed >> 7) % _NATURAL_SPREAD_TOKENS
-        natural = max(natural, sampling.min_tokens, len(prose.opening) + 1)
+        natural = max(natural, sampling.min_tokens + replayed, len(prose.opening) + 1)
         if forced_tokens is not None:
             natural = forced_tokens
     if natural > limit_tokens or (sampling.ignore_eos and prescribed is None):
@@ -151,6 +170,9 @@ def plan_choice(
         reason = "length"
     else:
         words, output_tokens, reason = natural - 1, natural, "stop"
+    if replayed and prescribed is None:
+        prose = replace(prose, first=replayed)
+        words, output_tokens = max(0, words - replayed), max(1, output_tokens - replayed)
     pieces, stop = _cut_at_stop(prose, words, sampling)
     if pieces is not None:
         output_tokens, reason = len(pieces), "stop"
@@ -168,7 +190,16 @@ def plan_choice(
     if prescribed is not None and prescribed.must_call and reason == "stop":
         reason = "tool_calls"
     return Choice(
-        index, prompt.tokens, prose, sequence, reason, stop, words, pieces, tool=tool, limit_tokens=limit_tokens
+        index,
+        prompt.tokens,
+        prose,
+        sequence,
+        reason,
+        stop,
+        words,
+        pieces,
+        tool=tool,
+        limit_tokens=limit_tokens - replayed,
     )
 
 

@@ -4,20 +4,21 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import xxhash
 from aiohttp import web
 
 from loadtest.engine.api.errors import engine_dead, queue_full, too_long, unknown_model
-from loadtest.engine.choice import Choice, PreparedPrompt, content_of, find_nonce, plan_choice
+from loadtest.engine.choice import Choice, PreparedPrompt, content_of, find_nonce, find_replayed, plan_choice
 from loadtest.engine.config import EngineConfig
 from loadtest.engine.faults import Faults, ServerFaults
 from loadtest.engine.kv_event_publisher import KvEventPublishers
 from loadtest.engine.ledger import Ending, Ledger, LedgerEntry
 from loadtest.engine.ranks import EngineRanks
 from loadtest.engine.request_parameters import SamplingParams, Steering
-from loadtest.engine.tokens import TokenisedText, block_keys, namespace
+from loadtest.engine.tokens import BYTES_PER_TOKEN, TokenisedText, block_keys, detokenise, namespace
 
 
 @dataclass(slots=True)
@@ -112,8 +113,10 @@ class Service:
             self.engine.reject()
             raise queue_full()
 
-    def prompt(self, tokens: TokenisedText, text: str, model: str, cache_salt: str) -> PreparedPrompt:
-        """Hash a prompt; 400 if it exceeds the context."""
+    def prompt(
+        self, tokens: TokenisedText, text: str, model: str, cache_salt: str, *, has_ids: bool = False
+    ) -> PreparedPrompt:
+        """Hash a prompt; 400 if it exceeds the context. One of token ids may end with the beginning of its answer."""
         if tokens.num_tokens > self.config.max_model_len:
             raise too_long(tokens.num_tokens, self.config.max_model_len)
         lora = None if model == self.served_model else model
@@ -121,8 +124,12 @@ class Service:
         keys = block_keys(tokens.packed, self.config.limits.block_size, parent)
         nonce = find_nonce(text) if "nonce:" in text else None
         # What a model says depends on the prompt, not on the salt of its cache.
-        seed = xxhash.xxh3_64_intdigest(tokens.packed, namespace(lora or ""))
-        return PreparedPrompt(tokens, keys, parent, seed, nonce, lora, cache_salt or None)
+        seed_of = partial(xxhash.xxh3_64_intdigest, seed=namespace(lora or ""))
+        replayed = find_replayed(tokens.packed, seed_of) if has_ids else 0
+        own = tokens.packed[: len(tokens.packed) - replayed * BYTES_PER_TOKEN]
+        if replayed and nonce is not None:
+            nonce = find_nonce(detokenise(own))
+        return PreparedPrompt(tokens, keys, parent, seed_of(own), nonce, lora, cache_salt or None, replayed)
 
     def choices(
         self,

@@ -217,6 +217,7 @@ EDGES = {
     "batches.service",
     "batches.share",
     "batches.shared",
+    "batches.sink",
     "batches.slots",
     "batches.sqlite",
     "cli.batch",

@@ -6,8 +6,8 @@ from typing import Any, Final
 import orjson
 from aiohttp import BodyPartReader, web
 
-from loadtest.engine.api.errors import ApiError, invalid
-from loadtest.engine.api.exchange import Body, EventStream, json_answer, read_json, read_messages
+from loadtest.engine.api.errors import ApiError, bad_request, invalid
+from loadtest.engine.api.exchange import Body, EventStream, json_answer, read_json, read_messages, tokens_and_text
 from loadtest.engine.choice import Choice, PreparedPrompt
 from loadtest.engine.generation import Generation, StreamedGeneration
 from loadtest.engine.ledger import LedgerEntry
@@ -72,7 +72,10 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: Le
     sampling = read_sampling(body, ("max_completion_tokens", "max_tokens"), service.config.max_model_len)
     model = service.check_model(body.get("model"))
     service.check_admission(sampling.n)
-    prompt = chat_prompt(service, body, messages, model, sampling.cache_salt)
+    if (ids := read_replay(body)) is not None:
+        prompt = service.prompt(*tokens_and_text(ids), model, sampling.cache_salt, has_ids=True)
+    else:
+        prompt = chat_prompt(service, body, messages, model, sampling.cache_salt)
     entry.note(service.request_id(request), model, [prompt.nonce])
     answer_id = f"chatcmpl-{entry.request_id}"
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, body))
@@ -112,6 +115,20 @@ def chat_prompt(
     head = [("system", orjson.dumps(tools).decode())] if tools else []
     text = render_chat([*head, *messages], bool(body.get("add_generation_prompt", True)))
     return service.prompt(tokenise(text), text, model, cache_salt)
+
+
+def read_replay(body: Body) -> list[int] | None:
+    """The token ids to use instead of the messages' own, as vLLM takes them from the prefill of another engine."""
+    forwarded = body.get("kv_transfer_params")
+    ids = forwarded.get("prompt_token_ids") if isinstance(forwarded, dict) else None
+    if ids is None:
+        return None
+    if not isinstance(ids, list) or not ids or any(type(each) is not int or each < 0 for each in ids):
+        raise bad_request(
+            "`kv_transfer_params['prompt_token_ids']` must be a non-empty list of non-negative integers.",
+            "kv_transfer_params.prompt_token_ids",
+        )
+    return ids
 
 
 async def stream_events(

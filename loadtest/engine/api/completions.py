@@ -32,7 +32,9 @@ async def completions(service: Service, request: web.BaseRequest, entry: LedgerE
     service.check_admission(sampling.n * len(texts))
     if not all(tokens.num_tokens for tokens, _ in texts):
         raise ApiError(400, "The decoder prompt cannot be empty")
-    prompts = [service.prompt(tokens, text, model, sampling.cache_salt) for tokens, text in texts]
+    has_ids = not isinstance(body["prompt"], str) and not isinstance(body["prompt"][0], str)
+    salt = sampling.cache_salt
+    prompts = [service.prompt(tokens, text, model, salt, has_ids=has_ids) for tokens, text in texts]
     entry.note(service.request_id(request), model, (prompt.nonce for prompt in prompts))
     choices = service.choices(prompts, sampling, entry, read_steering(request.headers, body))
     answer_id = f"cmpl-{entry.request_id}"

@@ -90,7 +90,7 @@ def row(name: str, requests: list[Request], rule: Rule | None, objective: float 
     fleet = Fleet(again, rule, objective)
     done = fleet.run(seconds)
     others = [request for request in done if not request.is_line]
-    tokens = sum(request.output_tokens for request in done if request.is_line)
+    tokens = sum(request.earlier_tokens + request.output_tokens for request in done if request.is_line)
     ttft = percentile(sorted(request.ttft_seconds for request in others), 99) if others else 0.0
     tpot = percentile(sorted(request.tpot_seconds for request in others), 99) if others else 0.0
     return Row(name, ttft, tpot, tokens / seconds, fleet.revoked)

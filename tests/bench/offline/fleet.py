@@ -1,7 +1,8 @@
 """Simulated engines under the gateway's own scheduler, in virtual time: interactive requests and offline lines.
 
 As in the gateway, the queue is scanned once after all events of a moment, and every 50 ms. A revoked line is aborted at
-once, frees its place at the engine's next step, and starts again from its prompt when its turn comes.
+once, frees its place at the engine's next step, and goes on when its turn comes: what it had generated is part of its
+prompt then, which is computed anew, as if no cache had it.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Request:
     lease: Lease | None = None
     first_token_seconds: float = -1.0
     finished_seconds: float = -1.0
+    earlier_tokens: int = 0  # of the answer, before a line was paused
 
     @property
     def ttft_seconds(self) -> float:
@@ -136,7 +138,7 @@ class Fleet:
     def _place(self, request: Request) -> None:
         offline = None
         if request.is_line and self._rule is not None and self._rule.is_offline:
-            offline = OfflineLine(_DAY_SECONDS, lambda now: _DAY_SECONDS - now, lambda: self._abort(request))
+            offline = OfflineLine(_DAY_SECONDS, lambda now: _DAY_SECONDS - now, lambda: self._abort(request), True)
         demand = Demand(
             MODEL,
             "batch" if request.is_line else "",
@@ -166,10 +168,14 @@ class Fleet:
         self.revoked += 1
         site = self._sites[request.lease.engine_index]
         del site.running[request.number]
+        generated = min(site.engine.generated_tokens(request.sequence), request.output_tokens - 1)
         site.engine.abort(request.sequence)
         request.lease.on_failure()
         self._scheduler.release(request.lease, self._now, served_tokens=0)
-        self._place(Request(next(self._numbers), self._now, request.prompt_tokens, request.output_tokens, True))
+        prompt, output = request.prompt_tokens + generated, request.output_tokens - generated
+        rest = Request(next(self._numbers), self._now, prompt, output, True)
+        rest.earlier_tokens = request.earlier_tokens + generated
+        self._place(rest)
 
     def _scan(self) -> None:
         granted = self._scheduler.scan_queue(MODEL, self._now)

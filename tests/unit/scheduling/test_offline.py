@@ -235,6 +235,17 @@ def test_a_batch_without_any_answer_has_no_laxity() -> None:
     assert BatchPace(0.0, 10_000.0, 5).laxity_seconds(100.0) == -math.inf
 
 
+def test_lines_that_start_anew_are_the_last_victims() -> None:
+    here, leases = hall(64), list[Lease]()
+    for continues in (False, True, False, True):
+        offline = OfflineLine(DAY_SECONDS, lambda _: DAY_SECONDS, lambda: None, continues)
+        wait(here, ask(batch=True, offline=offline, tenant="batch"))
+        leases += scan(here)
+    anew, goes_on, other, goes_on_too = leases
+    assert victims(leases, 3, 0, here.now + 1.0) == [goes_on_too, goes_on, other]
+    assert anew not in victims(leases, 3, 0, here.now + 1.0)
+
+
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0, 100)), max_size=12), st.integers(0, 8), st.integers(0, 9))
 def test_victims_free_enough_and_are_the_cheapest(runs: list[tuple[int, float]], slots: int, blocks: int) -> None:
     here, tokens = hall(64), 500 * blocks

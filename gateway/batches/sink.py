@@ -1,0 +1,126 @@
+"""Where the answer to a line is collected: as it comes, or put together from a stream."""
+
+import asyncio
+from collections.abc import Callable
+
+from gateway.batches.partial import PartialAnswer, StreamUnusable
+from gateway.errors import GatewayError, MemoryFull, WrongAnswer
+from gateway.resources import Holding
+
+_MOST_ANSWER_BYTES = 67108864
+_READ_BYTES = 65536  # of a stream: events are cheap to keep, and cheaper to read together
+
+
+class LineSink:
+    """Collects one whole answer, in memory that `holding` reserves. At the bound, `fetching` ends the request."""
+
+    address = ""
+
+    def __init__(self, holding: Holding) -> None:
+        self.begun = self.chunked = False
+        self.status = 0
+        self.error: GatewayError | None = None  # why no more is kept
+        self.is_revoked = False
+        self.is_unusable = False  # the stream; the error is the reason
+        self.fetching = asyncio.Timeout(None)
+        self._body = bytearray()
+        self._partial: PartialAnswer | None = None
+        self._holding = holding
+
+    @property
+    def blocked(self) -> bool:
+        return False
+
+    def expect_stream(self, partial: PartialAnswer) -> None:
+        """Put a stream together in this."""
+        self._partial = partial
+        self._holding.add(partial.size_bytes)
+
+    def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
+        self.begin(status, content_type, extra)
+        self.write(body)
+
+    def begin(self, status: int, content_type: bytes, extra: bytes) -> None:  # noqa: ARG002
+        self.begun, self.status = True, status
+        if not content_type.startswith(b"text/event-stream"):
+            self._partial = None  # it is an error, or the backend does not stream
+
+    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
+        """Keep body bytes. True = no more are taken."""
+        if self.error is None:
+            try:
+                self._keep(data)
+            except (WrongAnswer, MemoryFull) as error:
+                self.error = error
+                self._end_request()
+        return self.error is not None
+
+    def _keep(self, data: bytes) -> None:
+        partial = self._partial
+        if len(self._body) + len(data) + (partial.size_bytes if partial is not None else 0) > _MOST_ANSWER_BYTES:
+            raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
+        self._holding.add(len(data))
+        self._body += data
+        if partial is not None and len(self._body) >= _READ_BYTES:
+            self._read(partial)
+
+    def _read(self, partial: PartialAnswer) -> None:
+        """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
+        data, size_bytes = bytes(self._body), partial.size_bytes
+        self._body.clear()
+        try:
+            partial.feed(data)
+        except StreamUnusable as error:
+            raise self._unusable(error) from error
+        self._holding.shrink(len(data))
+        self._holding.add(partial.size_bytes - size_bytes)
+
+    def _unusable(self, error: StreamUnusable) -> WrongAnswer:
+        self.is_unusable = True
+        return WrongAnswer(str(error))
+
+    def whole(self) -> bytes:
+        """The body of the answer, which has ended. Raises WrongAnswer or MemoryFull."""
+        partial = self._partial
+        if partial is None:
+            return bytes(self._body)
+        self._read(partial)
+        try:
+            return partial.body()
+        except StreamUnusable as error:
+            raise self._unusable(error) from error
+
+    def cut(self) -> PartialAnswer | None:
+        """What can be continued of an answer that was cut."""
+        partial = self._partial
+        if partial is None:
+            return None
+        try:
+            self._read(partial)
+        except (WrongAnswer, MemoryFull):
+            return None
+        return partial if partial.cut() else None
+
+    def revoke(self) -> None:
+        """End the request: its lease is revoked."""
+        self.is_revoked = True
+        self._end_request()
+
+    def _end_request(self) -> None:
+        if not self.fetching.expired():
+            self.fetching.reschedule(asyncio.get_running_loop().time())
+
+    def set_backend_headers(self, lines: bytes) -> None:
+        """Dropped: the answer's headers are not kept."""
+
+    def add_headers(self, lines: bytes) -> None:
+        """Dropped: the answer's headers are not kept."""
+
+    def comment(self) -> None:
+        """Dropped: no client reads keep-alive comments here."""
+
+    def when_writable(self, resume: Callable[[], None] | None) -> None:
+        """It is never full: at its bound, the request ends."""
+
+    def end(self) -> None:
+        """Nothing is left to do: the answer is read when the request has ended."""
