@@ -385,7 +385,7 @@ class Gateway:
         demand = self.fleet, self.queue, self.cache_state.output_lengths, lambda: self.config.admission.kv_headroom
         caches = self.cache_state.index, self.tokenization.covers, self._random_secret, self._follow_secret
         more = self._follow_keys, partial(secrets.token_hex, 8), self.clock, self.supervisor
-        parts = ReplicaParts(*demand, self.lease_broker, *caches, *more)
+        parts = ReplicaParts(self._stored_responses, *demand, self.lease_broker, *caches, *more)
         self.coordinators = configured_coordinators(self.config, parts)
 
     def _left(self, backend: Backend) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
+from gateway.front.stored_responses import StoredResponses
 from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.cache_view import PrefixIndex
 from gateway.routing.estimates import OutputLengths
@@ -22,6 +23,7 @@ class ReplicaParts:
     """What a gateway's coordinator reads and sets. `new_name` never gives the same name twice; `is_followed`: whether
     KV events say what an engine's cache holds; `secret`: of cache salts; `counted`: the number of replicas changed."""
 
+    stored: StoredResponses
     fleet: Fleet
     queue: Queue
     lengths: OutputLengths
@@ -48,14 +50,16 @@ def configured_coordinators(config: Config, parts: ReplicaParts) -> "tuple[Coord
     from gateway.coordination.demand import Demands
     from gateway.coordination.link import RedisLink
     from gateway.coordination.replica import ReplicaBlocks
+    from gateway.coordination.responses import ResponseExchange
     from gateway.coordination.sharing import CacheSharing
 
     fleet, broker, clock, supervisor = parts.fleet, parts.broker, parts.clock, parts.supervisor
     link = RedisLink(config.coordination, parts.new_name(), supervisor)
     blocks = ReplicaBlocks(link.replica, config.coordination.expected_replicas, parts.new_name)
     follow = None if config.auth.cache_salt_secret else parts.follow_secret
+    responses = ResponseExchange(parts.stored)
     sharing = CacheSharing(
-        link, fleet, parts.index, parts.is_followed, clock, supervisor, parts.secret, follow_secret=follow
+        link, fleet, parts.index, parts.is_followed, responses, clock, supervisor, parts.secret, follow_secret=follow
     )
     demands = Demands(fleet, parts.queue, parts.lengths, parts.kv_headroom)
     return (Coordinator(link, blocks, sharing, fleet, demands, broker, parts.counted, clock, supervisor),)

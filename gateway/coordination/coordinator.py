@@ -53,6 +53,7 @@ class Coordinator:
         self._fleet, self._demands, self._broker = fleet, demands, broker
         self._counted, self._clock, self._supervisor = counted, clock, supervisor
         self._peers: frozenset[str] | None = None  # whose messages are heard
+        self._parts: dict[int, EngineUse] = {}  # what was set last, by the engine's number
         self._wake = asyncio.Event()
         self._has_ended_call = asyncio.Event()
         self._count = 1
@@ -67,8 +68,8 @@ class Coordinator:
         if caller != self._link.replica.encode():  # it wants more than it has
             self._wake.set()
 
-    def obey(self) -> None:
-        """Set what may be in flight on each engine from now on."""
+    def obey(self, *, anew: bool = True) -> None:
+        """Set what may be in flight on each engine from now on; without `anew`, only if that has changed."""
         now, parts = self._clock(), dict[int, EngineUse]()
         engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
         all_used: dict[str, int] = {}
@@ -78,10 +79,12 @@ class Coordinator:
             limit = self.blocks.limit(key, engine.whole, now)
             elsewhere = all_used[key] - engine.load.in_flight  # on a backend of the same URL, which leaves
             parts[engine.index] = EngineUse(max(0, limit.slots - elsewhere), limit.kv_tokens)
-        self._fleet.grant(parts)
         until = self.blocks.lapses_seconds if self.blocks.is_current(now) else math.inf
         self._broker.lapse_at(until, self.obey)
-        self._broker.scan_soon()
+        if anew or parts != self._parts:
+            self._parts = parts
+            self._fleet.grant(parts)
+            self._broker.scan_soon()
 
     @asynccontextmanager
     async def taking_part(self) -> AsyncIterator[None]:
@@ -146,7 +149,7 @@ class Coordinator:
                 self._is_lost = False
                 self._log.info("coordination_restored", replicas=self.blocks.live)
         finally:
-            self.obey()
+            self.obey(anew=False)
             self._has_ended_call.set()
         if self.blocks.live != self._count:
             self._count = self.blocks.live
@@ -160,7 +163,7 @@ class Coordinator:
         for _ in range(_ATTEMPTS):
             sent = clock()
             change = blocks.propose(*self._demands.wishes(sent), sent)
-            self.obey()  # what the change gives up
+            self.obey(anew=False)  # what the change gives up
             applied, table = await self._store.swap(change)
             blocks.answered(table, sent, clock(), applied=applied)
             if applied:

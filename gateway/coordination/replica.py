@@ -105,7 +105,7 @@ class ReplicaBlocks:
         if not table.era or table.era != self._seen_era:
             self._seen_era, self._era_since = table.era, received
         if table.era == self._era:
-            self._memory = self._records = found
+            self._memory, self._records = found, dict(found)  # what is proposed is not remembered before it is applied
         else:
             self._records = found | carried(self._memory, found, self.replica)
         silent = self._silent

@@ -1,4 +1,4 @@
-"""Carries the messages between gateways over Redis or Valkey, and agrees on the secret of cache salts there.
+"""Carries the messages of peers over Redis or Valkey, and agrees on the secret of cache salts there.
 
 Requests never wait for any of this. Each gateway publishes its updates on a channel of its own, which its peers hear,
 and gets questions and snapshots on another one. What is lost meanwhile is noticed by the numbers of updates.
@@ -15,6 +15,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.coordination.exchange import Exchange
 from gateway.coordination.link import RedisLink
+from gateway.coordination.responses import ResponseExchange
 from gateway.coordination.store import StoreLost
 from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
@@ -43,6 +44,7 @@ class CacheSharing:
         fleet: Fleet,
         index: AnnouncedIndex,
         is_followed: Callable[[int], bool],
+        responses: ResponseExchange,
         clock: Callable[[], float],
         supervisor: Supervisor,
         secret: bytes,
@@ -52,7 +54,9 @@ class CacheSharing:
         self._link, self._clock, self._supervisor = link, clock, supervisor
         self._secret, self._follow_secret = secret, follow_secret
         self._secret_seconds = -math.inf
-        self._updates = link.name(f"caches:{link.replica}")
+        self._updates, self._places = link.name(f"caches:{link.replica}"), link.name(f"stored:{link.replica}")
+        self._responses = responses
+        self._peers: list[str] = []
         self._long: deque[bytes] = deque()
         self._has_long = asyncio.Event()
         named = lambda: [(key, engine) for key, _, engine in engines_by_key(fleet.backends)]  # noqa: E731
@@ -74,9 +78,13 @@ class CacheSharing:
 
     def follow_peers(self, peers: Iterable[str]) -> dict[bytes, Callable[[bytes], None]]:
         """Take over which other replicas there are; returns the channels to hear, and what to call with messages."""
-        known = self.exchange.follow_peers(sorted(peers))
-        channels = [self._link.name(f"caches:{peer}") for peer in known]
-        return dict.fromkeys([*channels, self._link.name(f"to:{self._link.replica}")], self._on_message)
+        known, before, name = self.exchange.follow_peers(sorted(peers)), self._peers, self._link.name
+        if not {*known} <= {*before}:
+            self._responses.peer_joined()
+        self._peers = known
+        channels = [name(f"to:{self._link.replica}"), *[name(f"caches:{peer}") for peer in known]]
+        places = dict.fromkeys([name(f"stored:{peer}") for peer in known], self._on_places)
+        return {**dict.fromkeys(channels, self._on_message), **places}
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -98,6 +106,8 @@ class CacheSharing:
             return exchange.missed()
         for message in exchange.due(now):
             link.publish(self._updates, message)
+        if self._peers and (places := self._responses.due()) is not None and link.publish(self._places, places):
+            self._responses.sent()
         if (question := exchange.next_question(now)) is not None:
             asked, message = question
             link.publish(link.name(f"to:{asked}"), message)
@@ -123,6 +133,10 @@ class CacheSharing:
         elif len(self._long) < _MOST_LONG:
             self._long.append(data)
             self._has_long.set()
+
+    def _on_places(self, data: bytes) -> None:
+        if not self._responses.receive(data):
+            self.exchange.counts["refused_malformed"] += 1
 
     async def _read_long(self) -> None:
         await self._has_long.wait()

@@ -25,12 +25,14 @@ class Place:
 
 
 class StoredResponses:
-    """The most recent responses. `cancelled` is called with the id of one that its client has cancelled."""
+    """The most recent responses. `cancelled` is called with the id of one that its client has cancelled; `on_own` with
+    each one that came through this gateway."""
 
     def __init__(self, cancelled: Callable[[str], None] | None = None) -> None:
         self.cancelled = cancelled or _ignore
         self._places: OrderedDict[str, Place] = OrderedDict()
         self.noted = 0  # in all
+        self.on_own: Callable[[tuple[str, Place]], None] | None = None
 
     def remember(self, opening: bytes, place: Place) -> str:
         """Note the response with these first bytes. An id belongs to the first client that had it.
@@ -41,6 +43,8 @@ class StoredResponses:
         if match is None:
             return ""
         response_id = match[1].decode()
+        if self.on_own is not None and response_id not in self._places:
+            self.on_own((response_id, place))
         self.restore([(response_id, place)])
         return response_id
 

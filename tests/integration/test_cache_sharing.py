@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from tests.integration.conftest import whole_fleet_is_up
-from tests.integration.fleet import Fleet
+from tests.integration.fleet import CHAT_MODEL, Fleet
 from tests.integration.gateway_process import Gateway, config_for, running_gateway
 from tests.integration.observed import eventually, read
 from tests.integration.predictions import complete
@@ -114,3 +114,19 @@ async def test_requests_go_on_without_the_server_and_gateways_find_each_other_ag
 
             await eventually(made_up, "what was missed meanwhile came in a snapshot")
             assert (await complete(second, prefix + fresh())).cached > 0
+
+
+async def test_a_stored_response_is_continued_and_retrieved_through_the_other_gateway(
+    fleet: Fleet, tmp_path: Path
+) -> None:
+    with redis_server(tmp_path) as server, two_gateways(fleet, tmp_path, server, {}) as gateways:
+        await know_each_other(gateways, fleet)
+        async with clients_of(gateways) as (first, second):
+            for _ in range(4):
+                made = await first.responses.create(model=CHAT_MODEL, input="hello", max_output_tokens=16)
+                await until_heard(gateways[1])
+                assert (await second.responses.retrieve(made.id)).id == made.id
+                more = await second.responses.create(
+                    model=CHAT_MODEL, input="and", max_output_tokens=16, previous_response_id=made.id
+                )
+                assert more.previous_response_id == made.id

@@ -34,6 +34,7 @@ LAYERS: dict[str, set[str]] = {
     "coordination": {
         "backends",
         "config",
+        "front.stored_responses",
         "handover.slots",
         "observe.metrics",
         "routing",

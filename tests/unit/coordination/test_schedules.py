@@ -50,9 +50,13 @@ def strike(world: World, fault: str, random: Random) -> None:
             world.at(seconds, over)
 
 
+# Schedule 610: a table that is lost with a change which was proposed, and not applied.
+FOUND = (610,)
+
+
 @pytest.mark.parametrize("part", range(10))
 def test_no_schedule_of_faults_exceeds_a_cap(part: int) -> None:
-    for seed in range(part, SCHEDULES, 10):
+    for seed in [*range(part, SCHEDULES, 10), *FOUND[part::10]]:
         random = Random(seed)
         world = World(seed, CAPS)
         for _ in range(random.randint(2, 4)):
