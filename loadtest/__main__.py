@@ -24,7 +24,8 @@ app = typer.Typer(
     " what a run has kept (`verify`), find the settings of vLLM that serve a load best (`sweep`), compare the gateway"
     " with other proxies (`compare`), stand in for a vLLM server (`sim`), draw what batching does (`figures`),"
     " or replay a recorded trace through routing"
-    " policies (`replay`); such a trace is made of a gateway's access log (`record`), and how near a replay comes to"
+    " policies (`replay`); such a trace is made of a gateway's access log, or requests are kept by a proxy (`record`);"
+    " how near a replay comes to"
     " `predict` compares with measurements.",
     epilog="Such as: loadtest sim --port 8000, and in another terminal: loadtest run http://127.0.0.1:8000 -c 64 -d 30",
 )

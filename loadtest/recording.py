@@ -1,4 +1,4 @@
-"""`loadtest record`: makes a trace in Mooncake's format of the gateway's access log.
+"""`loadtest record`: makes a trace in Mooncake's format of the gateway's access log, or runs the recording proxy.
 
 The log has prefix hashes of answered requests. Its blocks end where messages do, in bytes; those of the trace every so
 many tokens: where that is in bytes follows from the model's mean. Two prompts get the same number for a block if they
@@ -6,6 +6,8 @@ are the same up to the log's first block end at or after the end of that block, 
 less than a block of the log.
 """
 
+import asyncio
+import os
 import sys
 from bisect import bisect_left
 from collections import Counter
@@ -18,6 +20,11 @@ from typing import Annotated, Any, NoReturn
 
 import orjson
 import typer
+
+from loadtest.access import Access
+from loadtest.checkpoint import redaction
+from loadtest.drive.target import base_url
+from loadtest.recorder import record_requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,28 +166,64 @@ BLOCK_TOKENS = 512  # of Mooncake's own traces, and what `loadtest replay` takes
 
 
 def record(
-    logs: Annotated[list[Path], typer.Argument(help="Access logs of gateways with the same salt; - = standard input.")],
-    out: Annotated[Path, typer.Option(help="The trace to write.")],
-    model: Annotated[str | None, typer.Option(help="Only requests for this model.")] = None,
+    logs: Annotated[
+        list[Path] | None, typer.Argument(help="Access logs of gateways with the same salt; - = standard input.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = ...,  # type: ignore[assignment]
+    server: Annotated[
+        str | None,
+        typer.Option("--from", help="Instead of logs: forward to this URL until Ctrl-C, and keep the bodies."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="--from: where clients connect.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="--from: where clients connect; 0 = a free one.", min=0, max=65535)] = 8088,
+    insecure: Annotated[bool, typer.Option("--insecure", help="--from: accept any certificate of the server.")] = False,
+    cacert: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="--from: PEM file of the certificates to trust.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Logs: only requests for this model.")] = None,
     block_size: Annotated[
-        int, typer.Option(min=1, help="Tokens of a block; give `loadtest replay` the same.")
+        int, typer.Option(min=1, help="Logs: tokens of a block; give `loadtest replay` the same.")
     ] = BLOCK_TOKENS,
 ) -> None:
-    """Make a trace for `loadtest replay` out of the gateway's access log (`server.access_log_prefixes: true`)."""
+    """Keep requests to send them again with `loadtest run --trace`.
+
+    From the gateway's access log (`server.access_log_prefixes: true`): their lengths and shared prefixes, also for
+    `loadtest replay`. With --from URL: their bodies, as a proxy before that server.
+    """
+    if (server is None) == (not logs):
+        raise typer.BadParameter("give access logs, or the URL of a server with --from")
     try:
-        log = read_log(_lines(logs), model)
+        if server is not None:
+            access = Access.of(None, insecure=insecure, ca_file=cacert)
+            _record_bodies(base_url(server), access, host, port, out)
+        else:
+            _record_trace(logs or [], model, block_size, out)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"{error.filename or host}: {error.strerror}")
+
+
+def _record_bodies(url: str, access: Access, host: str, port: int, out: Path) -> None:
+    def on_start(own_url: str) -> None:
+        typer.echo(f"{own_url} forwards to {redaction.text(url)}, and {out} gets the requests; Ctrl-C ends it")
+
+    # What people asked is for nobody else's eyes.
+    descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as sink:
+        made = asyncio.run(record_requests(url, access, host, port, sink, on_start))
+    typer.echo(f"{out}: {made.recorded:,} requests{_left_out(made.left_out, 'requests')}")
+
+
+def _record_trace(logs: list[Path], model: str | None, block_size: int, out: Path) -> None:
+    log = read_log(_lines(logs), model)
     if not log.requests:
-        _fail(f"no request to record{_left_out(log)}{_what_to_do(log)}")
-    try:
-        with out.open("wb") as sink:
-            for line in trace_of(log.requests, block_size):
-                sink.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
+        _fail(f"no request to record{_left_out(log.left_out)}{_what_to_do(log)}")
+    with out.open("wb") as sink:
+        for line in trace_of(log.requests, block_size):
+            sink.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     seconds = log.requests[-1].at_seconds - log.requests[0].at_seconds
-    typer.echo(f"{out}: {len(log.requests):,} requests in {seconds:,.0f} s{_left_out(log)}")
+    typer.echo(f"{out}: {len(log.requests):,} requests in {seconds:,.0f} s{_left_out(log.left_out)}")
 
 
 def _lines(logs: list[Path]) -> Iterator[bytes]:
@@ -192,9 +235,9 @@ def _lines(logs: list[Path]) -> Iterator[bytes]:
             yield from file
 
 
-def _left_out(log: Log) -> str:
-    text = ", ".join(f"{count:,} {reason}" for reason, count in log.left_out.most_common())
-    return f"; lines left out: {text}" if text else ""
+def _left_out(counts: Counter[str], what: str = "lines") -> str:
+    text = ", ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
+    return f"; {what} left out: {text}" if text else ""
 
 
 def _what_to_do(log: Log) -> str:
