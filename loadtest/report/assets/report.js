@@ -182,7 +182,7 @@
     return {
       width,
       height: HEIGHT,
-      padding: [null, 22, null, null],
+      padding: [null, 30, null, null],
       cursor: { sync: x.time ? { key: "time", scales: ["x", null] } : undefined, drag: { x: true, y: false },
         points: { size: 7 } },
       scales: {
