@@ -30,7 +30,7 @@ _OVER_TIME = (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("tpot_p50", "
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class RunSide:
     """A run among others on a page: its name, and its style in charts."""
 
     name: str
@@ -65,7 +65,7 @@ def _figures(pair: Pair) -> tuple[str, list[list[str]], list[str | None]]:
 
 def _charts(before: Saved, after: Saved) -> list[Chart]:
     if before.run is not None and after.run is not None:
-        sides = [Side("before", "s1", before.run, before.records), Side("after", "s2", after.run, after.records)]
+        sides = [RunSide("before", "s1", before.run, before.records), RunSide("after", "s2", after.run, after.records)]
         return [*over_time(sides), *distributions(sides)]
     points = [
         point.model_copy(update={"target": f"{when}: {point.target}" if point.target else when})
@@ -75,7 +75,7 @@ def _charts(before: Saved, after: Saved) -> list[Chart]:
     return series_charts(before.series.model_copy(update={"points": points, "differences": []}))
 
 
-def over_time(sides: Sequence[Side]) -> Iterator[Chart]:
+def over_time(sides: Sequence[RunSide]) -> Iterator[Chart]:
     """Latencies and tokens of all runs over the same seconds."""
     x = linear(0, max(1e-3, *(side.run.overall.end for side in sides)), X_START, X_END, 8, " s")
     for name, title in _OVER_TIME:
@@ -91,7 +91,7 @@ def over_time(sides: Sequence[Side]) -> Iterator[Chart]:
         yield Chart("Output tokens per second", "", x, y, lines, y_title="tokens/s")
 
 
-def _line(side: Side, name: str) -> ChartSeries | None:
+def _line(side: RunSide, name: str) -> ChartSeries | None:
     buckets = side.run.timeline
     return ChartSeries(side.name, side.style, _points(buckets, name)) if buckets else None
 
@@ -101,7 +101,7 @@ def _points(buckets: Sequence[Bucket], name: str) -> list[Point]:
     return [(bucket.start + width / 2, getattr(bucket, name)) for bucket in buckets]
 
 
-def distributions(sides: Sequence[Side]) -> Iterator[Chart]:
+def distributions(sides: Sequence[RunSide]) -> Iterator[Chart]:
     """TTFT and E2E of the runs whose requests are known."""
     for kind, latency in (("TTFT", ttft_seconds), ("E2E", e2e_seconds)):
         found = [(side, [value * 1e3 for one in side.records if (value := latency(one)) is not None]) for side in sides]

@@ -9,7 +9,7 @@ from typing import Any
 
 from loadtest.report.chart import STYLES, Chart
 from loadtest.report.diff import Pair, change_text, colour, diff_of_many, made_of
-from loadtest.report.diff_page import Side, distributions, over_time
+from loadtest.report.diff_page import RunSide, distributions, over_time
 from loadtest.report.document import render
 from loadtest.report.files import Saved, column
 from loadtest.report.series import FIGURES, UNITS, Point, Series
@@ -111,7 +111,7 @@ def _unmatched(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], names:
 
 def _charts(saved: Sequence[Saved], names: Sequence[str]) -> list[Chart]:
     runs = [
-        Side(name, STYLES[number % len(STYLES)], one.run, one.records)
+        RunSide(name, STYLES[number % len(STYLES)], one.run, one.records)
         for number, (name, one) in enumerate(zip(names, saved, strict=True))
         if one.run is not None
     ]

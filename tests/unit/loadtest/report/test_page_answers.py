@@ -13,6 +13,7 @@ from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
 from loadtest.report.schema import Bounds, GpuSeries, Samples
 from loadtest.report.series import Ran, series_of
 from loadtest.report.single_requests import shown_requests
+from loadtest.report.tested import what_was_tested
 from tests.browser import browser_page, needs_browser
 from tests.unit.loadtest.report.pages import plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
@@ -57,6 +58,33 @@ def test_what_was_tested_comes_before_the_charts() -> None:
     assert html.index("0 H100") > tested
     assert tested < html.index("Over the run")
     assert "50 prompt tokens a request, 5 output tokens" in html
+
+
+def test_what_was_tested_has_engines_flags_gpus_and_checks_of_the_checkpoint() -> None:
+    card = {"id": "m", "max_model_len": 4096}
+    cache = {"num_gpu_blocks": "1000", "cache_dtype": "fp8", "block_size": "None"}
+    process = {"command": ["vllm", "serve", "m", "--max-num-seqs", "64"]}
+    checkpoint = {
+        "servers": [
+            {"role": "engine", "name": "a", "version": "0.33", "models": [card], "cache_config": [cache],
+             "process": process},
+            {"role": "gateway", "name": "", "unreachable": "no answer", "process": None},
+        ],
+        "hardware": {"gpus": [{"name": "H100"}, {"name": "H100"}], "driver": "570"},
+        "checks": [{"name": "health", "status": "ok"}, {"name": "answers", "status": "failed"}],
+    }  # fmt: skip
+    records = records_of(0.1)
+    rows = dict(what_was_tested(run_of(records), checkpoint))
+    assert rows["engine a"] == "version 0.33, m of 4,096 tokens, num_gpu_blocks 1000, cache_dtype fp8"
+    assert rows["engine a: command"] == "vllm serve m --max-num-seqs 64"
+    assert rows["gateway"] == "no answer"
+    assert rows["GPUs"] == "2 x H100, driver 570"
+    assert rows["checks"] == "1 ok, 1 failed: answers failed"
+    assert "vllm serve m --max-num-seqs 64" in page(run_of(records), records, checkpoint)
+    of_one = run_of(records)
+    html = series_page(curve_of({"a": 1.0, "b": 1.0}), [], (of_one, checkpoint))
+    assert html.index("What was tested") < html.index("2 x H100") < html.index("By load")
+    assert '<td class="text">a, b</td>' in html
 
 
 def test_the_first_token_is_drawn_by_the_length_of_the_prompt() -> None:
