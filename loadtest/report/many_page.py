@@ -66,7 +66,7 @@ def many_page(saved: Sequence[Saved], checkpoints: Sequence[Mapping[str, Any]]) 
         saved=saved,
         made_head=("", *names),
         made=made_of(sides, checkpoints),
-        places=[_place(sides, paired, point) for point in matched or sides[0].points],
+        places=[_place(sides, paired, point) for point in matched or sides[0].points[:1]],
         unmatched=_unmatched(sides, paired, names),
     )
 

@@ -10,7 +10,7 @@ import pytest
 from loadtest.drive.record import Record
 from loadtest.report.pages import page, series_page
 from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
-from loadtest.report.schema import Bounds, GpuSeries, Samples
+from loadtest.report.schema import Bounds, GpuSeries, PageSeries, Samples
 from loadtest.report.series import Ran, series_of
 from loadtest.report.single_requests import shown_requests
 from loadtest.report.tested import what_was_tested
@@ -49,6 +49,19 @@ def test_the_limits_of_the_slo_and_the_target_of_gpus_are_lines() -> None:
     assert plots["GPU utilisation"]["bounds"] == [[85, "target: 85 %"]]
     low, high = plots["TTFT over time"]["y"]["range"]
     assert low <= 150 <= high
+
+
+def test_every_axis_has_a_title() -> None:
+    pages = PageSeries(
+        name="engine", url="http://x", at=[0.0, 1.0], running=[1.0, 2.0], waiting=[0.0, 0.0],
+        kv_cache_usage=[0.1, 0.2], preemptions=[0.0, 0.0], prefix_queries=[0.0, 10.0], prefix_hits=[0.0, 5.0],
+    )  # fmt: skip
+    samples = BUSY.model_copy(update={"pages": [pages]})
+    records = of_lengths()
+    html = page(run_of(records, BOUNDS).model_copy(update={"samples": samples}), records)
+    plots = plots_of(html) + plots_of(series_page(curve_of({"a": 1.0, "b": 2.0}), []))
+    assert {"GPU utilisation", "KV cache in use", "Prefix cache hits"} <= {plot["title"] for plot in plots}
+    assert [plot["title"] for plot in plots if not (plot["x"]["title"] and plot["y"]["title"])] == []
 
 
 def test_what_was_tested_comes_before_the_charts() -> None:
@@ -121,6 +134,8 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
     [[_, rate]] = chart["ringed"]
     assert rate == pytest.approx(chart["data"][1][1])
     assert chart["uprights"] == [[900, "SLO: 900 ms"]]
+    [[style, route]] = chart["routes"]
+    assert (style, route) == ("s1", [place[:2] for place in chart["labels"]])
 
 
 def test_latency_by_load_has_the_limit_of_the_slo() -> None:
@@ -176,4 +191,9 @@ async def test_nothing_of_a_page_is_cut(tmp_path: Path) -> None:
             await tab.until(f"document.documentElement.dataset.drawn == {html.count('data-plot=')}")
             assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
             assert await tab.run(cut) == 0, name
+            await tab.prefer("dark")
+            await tab.resize(400, 800, is_phone=True)
+            await tab.until("[...document.querySelectorAll('.u-wrap')].every((each) => each.offsetWidth < 380)")
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), name
+            assert await tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
             assert tab.complaints == []
