@@ -43,6 +43,7 @@ from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.target import Target, base_url
+from loadtest.report.files import PAGE_NAME, write_page
 from loadtest.report.schema import Bounds, PageSeries, Results
 from loadtest.report.statistics import value_of
 from loadtest.report.timeline import peak, sweep
@@ -251,9 +252,15 @@ class Checkpoints:
             checks=checks,
             answers=answers,
             passed=results.verdict.passed and not failed(checks),
-            artefacts=artefacts(written),
+            artefacts={},
         )
-        write(made, written[0].parent)
+        folder = written[0].parent
+        write(made, folder)
+        # The page has what was tested, so it is made with the rest of the checkpoint, before the hashes.
+        if folder / PAGE_NAME in written:
+            write_page(results, records, folder)
+        made = made.model_copy(update={"artefacts": artefacts(written)})
+        write(made, folder)
         return made
 
     async def _asked(

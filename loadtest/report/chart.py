@@ -28,7 +28,8 @@ def linear(low: float, high: float, start_px: float, end_px: float, wanted: int 
     step = nice_step(span / wanted)
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (step / 10 ** math.floor(math.log10(step)) == 2.5))
-    ticks = [(index * step, f"{index * step:,.{decimals}f}{unit}") for index in range(first, last + 1)]
+    values = [index * step for index in range(first, last + 1)]
+    ticks = [(value, _ms(value) if unit == " ms" else f"{value:,.{decimals}f}{unit}") for value in values]
     return Axis(lambda value: start_px + (value - low) / span * (end_px - start_px), ticks, low, high, unit)
 
 
@@ -102,7 +103,7 @@ def _above(value: float) -> float:
 
 
 def _ms(value: float) -> str:
-    return f"{value / 1000:g} s" if value >= 1000 else f"{value:g} ms"
+    return f"{value / 1000:.6g} s" if value >= 1000 else f"{value:.6g} ms"
 
 
 WIDTH, HEIGHT = 640.0, 250.0
@@ -135,7 +136,7 @@ class Chart:
     `x_shown`: what the points of the first series are called, where that is not the number itself. `bounds`: level
     lines with a name, such as the limits of an SLO; one outside the vertical axis is not drawn. `uprights`: the same on
     the horizontal axis. `dot_rows`: which of the shown requests each dot is. `labels`: texts at points; `ringed`:
-    points that stand out.
+    points that stand out. `routes`: a style and points that are joined in their own order, not from left to right.
     """
 
     title: str
@@ -153,3 +154,4 @@ class Chart:
     uprights: Sequence[tuple[float, str]] = field(default_factory=list)
     labels: Sequence[tuple[float, float, str]] = field(default_factory=list)
     ringed: Sequence[tuple[float, float]] = field(default_factory=list)
+    routes: Sequence[tuple[str, Sequence[tuple[float, float]]]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`loadtest report`: makes pages anew from what runs have written, and compares two runs or two series."""
+"""`loadtest report`: makes pages anew from what runs have written, and compares runs or series."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ from loadtest.report.diff import (
     broken,
     colour,
     diff,
+    diff_of_many,
     figure_rows,
     rule_of,
 )
 from loadtest.report.diff_page import diff_page
 from loadtest.report.files import Saved, UnreadableError, read, runs_of, write_page, write_series, write_summary
+from loadtest.report.many_page import many_page
 
 _CHECKPOINT_PARTS = ("servers", "gateway_version", "packages", "source", "hardware", "runtime")
-_DIFF_NAME = "diff.html"
+_DIFF_NAME, _MANY_NAME = "diff.html", "compared.html"
 _COLOURS = {"better": "green", "worse": "red"}
 
 Paths = Annotated[
     list[Path],
-    typer.Argument(help="Folder of a run or series, or its results.json or series.json; two of them are compared."),
+    typer.Argument(help="Folder of a run or series, or its results.json or series.json; several are compared."),
 ]
 Out = Annotated[
     Path | None,
-    typer.Option(help=f"The comparison's page ({_DIFF_NAME}); one report's files are renewed where they are."),
+    typer.Option(
+        help=f"The comparison's page ({_DIFF_NAME}; of more than two, {_MANY_NAME}). The files of a single report are "
+        "renewed where they are."
+    ),
 ]
 FailIf = Annotated[
     list[str] | None,
@@ -49,7 +54,7 @@ FailIf = Annotated[
 
 
 def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
-    """Make reports anew from their files, or compare two runs or series.
+    """Make reports anew from their files, or compare two or more runs or series.
 
     Exit code 0: fine. 1: a rule is broken. 2: usage, or files that cannot be read.
     """
@@ -60,8 +65,8 @@ def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
     except (RuleError, UnreadableError) as error:
         raise typer.BadParameter(str(error)) from None
     if len(saved) > 2:
-        raise typer.BadParameter("give one report to make anew, or two to compare")
-    if len(saved) == 2:
+        complaints = _compare_many(saved, rules, out or Path(_MANY_NAME), console)
+    elif len(saved) == 2:
         complaints = _compare(saved[0], saved[1], rules, out or Path(_DIFF_NAME), console)
     else:
         complaints = _renew(saved[0], rules, out, console)
@@ -92,6 +97,18 @@ def _compare(before: Saved, after: Saved, rules: Sequence[FailRule], out: Path, 
     _show(found, console)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(diff_page(before, after, found, complaints), encoding="utf-8")
+    say_written(console, [out])
+    return complaints
+
+
+def _compare_many(saved: Sequence[Saved], rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
+    """Rules hold for each of the others against the first one."""
+    compared = diff_of_many([one.series for one in saved])
+    complaints = [
+        f"{one.name}: {text}" for one, pairs in zip(saved[1:], compared, strict=True) for text in broken(rules, pairs)
+    ]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(many_page(saved, [_checkpoint(one) for one in saved]), encoding="utf-8")
     say_written(console, [out])
     return complaints
 

@@ -73,7 +73,7 @@ class Pair:
 class Diff:
     """Everything. `made`: (what, before, after) of how they were made."""
 
-    made: list[tuple[str, str, str]]
+    made: list[tuple[str, ...]]
     pairs: list[Pair]
     unmatched: list[str]
 
@@ -81,17 +81,35 @@ class Diff:
 def diff(before: Series, after: Series, made_before: Mapping[str, Any], made_after: Mapping[str, Any]) -> Diff:
     """`made_...`: what else is known of how each was made, in any nesting."""
     pairs, unmatched = _paired(before.points, after.points)
-    unlike = {name for name in FIGURES if redefined(place_of(name), before.definitions, after.definitions)}
-    first, other = (
-        dict(_flat({"plan": one.plan, "environment": one.environment.model_dump(), **more}))
-        for one, more in ((before, made_before), (after, made_after))
-    )
-    made = [
-        (name, first.get(name, "-"), other.get(name, "-"))
-        for name in dict.fromkeys([*first, *other])
-        if first.get(name) != other.get(name) and not name.endswith(_ALWAYS)
+    made = made_of((before, after), (made_before, made_after))
+    return Diff(made, _judged(pairs, _unlike(before, after)), unmatched)
+
+
+def diff_of_many(sides: Sequence[Series]) -> list[list[Pair]]:
+    """Each of the others against the first one; all figures of all of them are tested together."""
+    first, *others = sides
+    paired = [_paired(first.points, other.points)[0] for other in others]
+    unlike = {name for other in others for name in _unlike(first, other)}
+    judged = iter(_judged([pair for pairs in paired for pair in pairs], unlike))
+    return [[next(judged) for _ in pairs] for pairs in paired]
+
+
+def made_of(sides: Sequence[Series], more: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """How the sides were made where that differs: what, and its value for each. `more`: what else is known of each."""
+    found = [
+        dict(_flat({"plan": one.plan, "environment": one.environment.model_dump(), **its}))
+        for one, its in zip(sides, more, strict=True)
     ]
-    return Diff(made, _judged(pairs, unlike), unmatched)
+    return [
+        (name, *(one.get(name, "-") for one in found))
+        for name in dict.fromkeys(name for one in found for name in one)
+        if len({one.get(name) for one in found}) > 1 and not name.endswith(_ALWAYS)
+    ]
+
+
+def _unlike(before: Series, after: Series) -> set[str]:
+    """Figures that the two define otherwise."""
+    return {name for name in FIGURES if redefined(place_of(name), before.definitions, after.definitions)}
 
 
 def _judged(pairs: Sequence[Pair], unlike: Collection[str]) -> list[Pair]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from loadtest.drive.record import Record
 from loadtest.report.chart import (
@@ -24,9 +24,19 @@ from loadtest.report.files import Saved
 from loadtest.report.run_charts import curves
 from loadtest.report.schema import Bucket, Results
 from loadtest.report.series_charts import series_charts
+from loadtest.report.single_requests import e2e_seconds, ttft_seconds
 
 _OVER_TIME = (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("tpot_p50", "TPOT p50"), ("e2e_p95", "E2E p95"))
-_BEFORE, _AFTER = "s1", "s2"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSide:
+    """A run among others on a page: its name, and its style in charts."""
+
+    name: str
+    style: str
+    run: Results
+    records: Sequence[Record]
 
 
 def diff_page(before: Saved, after: Saved, found: Diff, broken: Sequence[str]) -> str:
@@ -55,7 +65,8 @@ def _figures(pair: Pair) -> tuple[str, list[list[str]], list[str | None]]:
 
 def _charts(before: Saved, after: Saved) -> list[Chart]:
     if before.run is not None and after.run is not None:
-        return [*_over_time(before.run, after.run), *_distributions(before.records, after.records)]
+        sides = [RunSide("before", "s1", before.run, before.records), RunSide("after", "s2", after.run, after.records)]
+        return [*over_time(sides), *distributions(sides)]
     points = [
         point.model_copy(update={"target": f"{when}: {point.target}" if point.target else when})
         for when, saved in (("before", before), ("after", after))
@@ -64,24 +75,25 @@ def _charts(before: Saved, after: Saved) -> list[Chart]:
     return series_charts(before.series.model_copy(update={"points": points, "differences": []}))
 
 
-def _over_time(before: Results, after: Results) -> Iterator[Chart]:
+def over_time(sides: Sequence[RunSide]) -> Iterator[Chart]:
+    """Latencies and tokens of all runs over the same seconds."""
+    x = linear(0, max(1e-3, *(side.run.overall.end for side in sides)), X_START, X_END, 8, " s")
     for name, title in _OVER_TIME:
-        lines = _lines(before, after, name)
+        lines = [line for side in sides if (line := _line(side, name)) is not None]
         values = [value for line in lines for _, value in line.points if value is not None]
         if values:
             y = logarithmic(min(values), max(values), Y_START, Y_END)
-            yield Chart(f"{title} over time", "", linear(0, _end(before, after), X_START, X_END, 8, " s"), y, lines)
-    lines = _lines(before, after, "output_tokens_per_second")
+            yield Chart(f"{title} over time", "", x, y, lines, y_title=title)
+    lines = [line for side in sides if (line := _line(side, "output_tokens_per_second")) is not None]
     top = max((value for line in lines for _, value in line.points if value is not None), default=0.0)
     if top:
         y = linear(0, nice_top(top), Y_START, Y_END, 4)
-        x = linear(0, _end(before, after), X_START, X_END, 8, " s")
-        yield Chart("Output tokens per second", "", x, y, lines)
+        yield Chart("Output tokens per second", "", x, y, lines, y_title="tokens/s")
 
 
-def _lines(before: Results, after: Results, name: str) -> list[ChartSeries]:
-    sides = (("before", _BEFORE, before.timeline), ("after", _AFTER, after.timeline))
-    return [ChartSeries(label, style, _points(buckets, name)) for label, style, buckets in sides if buckets]
+def _line(side: RunSide, name: str) -> ChartSeries | None:
+    buckets = side.run.timeline
+    return ChartSeries(side.name, side.style, _points(buckets, name)) if buckets else None
 
 
 def _points(buckets: Sequence[Bucket], name: str) -> list[Point]:
@@ -89,18 +101,10 @@ def _points(buckets: Sequence[Bucket], name: str) -> list[Point]:
     return [(bucket.start + width / 2, getattr(bucket, name)) for bucket in buckets]
 
 
-def _end(before: Results, after: Results) -> float:
-    return max(before.overall.end, after.overall.end, 1e-3)
-
-
-def _distributions(before: Sequence[Record], after: Sequence[Record]) -> Iterator[Chart]:
-    for kind in ("TTFT", "E2E"):
-        sides = (("before", _BEFORE, _latencies(before, kind)), ("after", _AFTER, _latencies(after, kind)))
-        chart = curves([side for side in sides if side[2]], "from the intended send")
+def distributions(sides: Sequence[RunSide]) -> Iterator[Chart]:
+    """TTFT and E2E of the runs whose requests are known."""
+    for kind, latency in (("TTFT", ttft_seconds), ("E2E", e2e_seconds)):
+        found = [(side, [value * 1e3 for one in side.records if (value := latency(one)) is not None]) for side in sides]
+        chart = curves([(side.name, side.style, its) for side, its in found if its], "from the intended send")
         if chart is not None:
-            yield replace(chart, title=f"Distribution of {kind}")
-
-
-def _latencies(records: Sequence[Record], kind: str) -> list[float]:
-    ends = [(record, record.first_token if kind == "TTFT" else record.end) for record in records if record.ok]
-    return [(end - record.due) * 1e3 for record, end in ends if end is not None]
+            yield replace(chart, title=f"Distribution of {kind}", y_title=kind)

@@ -26,7 +26,11 @@ def plot_data(chart: Chart) -> dict[str, Any]:
     named = dict(zip((x for x, _ in chart.series[0].points), chart.x_shown, strict=False)) if chart.series else {}
     return {
         "title": chart.title,
-        "x": {**_axis(chart.x), "title": chart.x_title, "labels": [named.get(x, "") for x in xs] if named else None},
+        "x": {
+            **_axis(chart.x),
+            "title": chart.x_title or _time(chart.x),
+            "labels": [named.get(x, "") for x in xs] if named else None,
+        },
         "y": {**_axis(chart.y, as_it_is=True), "title": chart.y_title},
         "data": [[round(at(x), 3) for x in xs], *(_column(series.points, xs) for series in chart.series)],
         "lines": [_line(series, xs) for series in chart.series],
@@ -36,8 +40,14 @@ def plot_data(chart: Chart) -> dict[str, Any]:
         "bounds": [[value, text] for value, text in chart.bounds],
         "uprights": [[at(value), text] for value, text in chart.uprights],
         "labels": [[at(x), y, text] for x, y, text in chart.labels],
+        "routes": [[style, [[at(x), y] for x, y in points]] for style, points in chart.routes],
         "ringed": [[at(x), y] for x, y in chart.ringed],
     }
+
+
+def _time(axis: Axis) -> str:
+    """What an axis of seconds is called; others have names of their own."""
+    return "time since the start" if axis.unit == _SECONDS else ""
 
 
 def _axis(axis: Axis, *, as_it_is: bool = False) -> dict[str, Any]:

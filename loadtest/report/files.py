@@ -33,6 +33,7 @@ from loadtest.report.timeline import sweep, timeline
 # XML 1.0 has no way at all to write these.
 _UNWRITABLE = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _INVALID = "the client was the limit, so the figures are not the server's"
+PAGE_NAME = "report.html"
 Suite = tuple[str, Sequence[Check]]
 _PASSED = {"ok": True, "failed": False}
 
@@ -161,10 +162,14 @@ def _plain(value: float) -> str:
 
 def write_series(series: Series, folder: Path) -> list[Path]:
     """Writes the series' own files into `folder`, where its runs have folders of their own."""
+    first = folder / next(iter(series.folders), "")
+    tested = None
+    if (first / "results.json").exists():
+        tested = _valid(Results, _document(first / "results.json"), first, SCHEMA_VERSION), _checkpoint(first)
     texts = {
         "series.json": series.model_dump_json(indent=2) + "\n",
         "report.html": series_page(
-            series, [name for name in series.folders if (folder / name / "report.html").exists()]
+            series, [name for name in series.folders if (folder / name / "report.html").exists()], tested
         ),
         "results.csv": csv_table(series),
         "junit.xml": junit_of_series(series, {name: checkpoint_checks(folder / name) for name in series.folders}),
@@ -195,8 +200,17 @@ def write_results(results: Results, records: Sequence[Record], folder: Path) -> 
 
 
 def write_page(results: Results, records: Sequence[Record], folder: Path) -> Path:
-    (written,) = _write(folder, {"report.html": page(results, records)})
+    """With what the checkpoint beside it has, if there is one."""
+    (written,) = _write(folder, {PAGE_NAME: page(results, records, _checkpoint(folder))})
     return written
+
+
+def _checkpoint(folder: Path) -> dict[str, Any]:
+    try:
+        document = orjson.loads((folder / "checkpoint.json").read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _write(folder: Path, texts: dict[str, str]) -> list[Path]:

@@ -25,10 +25,12 @@ from loadtest.report.series import Series
 from loadtest.report.series_charts import series_charts
 from loadtest.report.series_tables import tables
 from loadtest.report.single_requests import shown_requests
+from loadtest.report.tested import CheckpointFields, what_was_tested
 from loadtest.report.verdict import loop_lag_limit
 
 
-def page(results: Results, records: Sequence[Record]) -> str:
+def page(results: Results, records: Sequence[Record], checkpoint: CheckpointFields | None = None) -> str:
+    """The whole page of a run. `checkpoint`: what its checkpoint.json has, where there is one."""
     plan, environment = results.plan, results.environment
     facts = {**environment.host, **environment.versions, **{f"server {k}": v for k, v in environment.server.items()}}
     plan_facts = {**{k: v for k, v in plan.items() if k != "workload"}, **plan["workload"]}
@@ -43,7 +45,7 @@ def page(results: Results, records: Sequence[Record]) -> str:
         results=results,
         head=_verdict(results.verdict),
         tiles=_tiles(results),
-        tested=_tested(results),
+        tested=what_was_tested(results, checkpoint or {}),
         latencies=_latencies(results),
         mix_head=("part", *PART_COLUMNS),
         mix=[part_cells(part) for part in results.parts],
@@ -56,25 +58,6 @@ def page(results: Results, records: Sequence[Record]) -> str:
         facts=facts.items(),
         counters=[(name, number(value)) for name, value in results.metrics_delta.items()],
     )
-
-
-def _tested(results: Results) -> list[tuple[str, str]]:
-    """What the figures are of: server, model, load, prompts, GPUs, client."""
-    plan, environment = results.plan, results.environment
-    server = ", ".join(f"{name} {value}" for name, value in environment.server.items()) or "it reports no version"
-    gpus = [gpu.name for gpu in results.samples.gpus] if results.samples is not None else []
-    lengths = f"{number(results.tokens.prompt / max(1, results.requests.succeeded))} prompt tokens a request, " + (
-        f"{number(results.tokens.completion / max(1, results.requests.succeeded))} output tokens"
-    )
-    return [
-        ("server", f"{plan['url']}: {server}"),
-        ("model", str(plan["model"])),
-        ("load", load_text(plan)),
-        ("requests", f"{requested_text(plan)}; {lengths}"),
-        ("GPUs", ", ".join(gpus) or "none"),
-        ("client", ", ".join(f"{name} {value}" for name, value in environment.versions.items())),
-        ("started", environment.started_at),
-    ]
 
 
 def _verdict(verdict: Verdict) -> str:
@@ -155,8 +138,8 @@ def _workers(results: Results) -> list[list[str]]:
     ]
 
 
-def series_page(series: Series, there: Collection[str]) -> str:
-    """The whole page. `there`: the runs whose own pages can be linked."""
+def series_page(series: Series, there: Collection[str], tested: tuple[Results, CheckpointFields] | None = None) -> str:
+    """The whole page. `there`: the runs whose own pages can be linked; `tested`: the first run, with its checkpoint."""
     return render(
         "series.html",
         f"Load tests of {series.plan['model']}",
@@ -168,5 +151,18 @@ def series_page(series: Series, there: Collection[str]) -> str:
         curve=curve.curve_table(series),
         curve_words=curve.curve_words(series),
         there=there,
+        tested=_tested_of_series(series, tested),
         command=shlex.join(series.environment.command),
     )
+
+
+def _tested_of_series(series: Series, tested: tuple[Results, CheckpointFields] | None) -> list[tuple[str, str]]:
+    """As of its first run, with all loads; without that run's files, by what the series itself has."""
+    targets = dict.fromkeys(point.target for point in series.points if point.target)
+    loads = ", ".join(dict.fromkeys(point.load for point in series.points))
+    rows = [("targets", ", ".join(targets))] if targets else []
+    if tested is None:
+        versions = ", ".join(f"{name} {value}" for name, value in series.environment.versions.items())
+        return [*rows, ("server", str(series.plan["url"])), ("loads", loads), ("client", versions)]
+    own = {"load": ("loads", loads), "requests": ("requests", requested_text(series.plan))}
+    return rows + [own.get(name, (name, value)) for name, value in what_was_tested(*tested)]

@@ -86,7 +86,9 @@ def tokens_over_time(results: Results) -> Chart | None:
     if not any(rates):
         return None
     series = [_rate(results.timeline, rates, "tokens/s", "s3", area=True)]
-    return _rates(results, "Output tokens per second", "each request's tokens spread evenly over its decode", series)
+    return _rates(
+        results, "Output tokens per second", "each request's tokens spread evenly over its decode", series, "tokens/s"
+    )
 
 
 def endings_over_time(results: Results) -> Chart | None:
@@ -96,13 +98,13 @@ def endings_over_time(results: Results) -> Chart | None:
     series = [_rate(buckets, [b.succeeded / width for b in buckets], "succeeded/s", "s1", area=True)]
     if any(bucket.failed for bucket in buckets):
         series.append(_rate(buckets, [b.failed / width for b in buckets], "failed/s", "bad", area=False))
-    return _rates(results, "Requests ended per second", "", series)
+    return _rates(results, "Requests ended per second", "", series, "requests/s")
 
 
-def _rates(results: Results, title: str, note: str, series: list[ChartSeries]) -> Chart:
+def _rates(results: Results, title: str, note: str, series: list[ChartSeries], unit: str) -> Chart:
     top = max(value for one in series for _, value in one.points if value is not None)
     y = linear(0, nice_top(top), Y_START, Y_END, 4)
-    return Chart(title, note, time_axis(results), y, series, y_title="per second")
+    return Chart(title, note, time_axis(results), y, series, y_title=unit)
 
 
 def _rate(buckets: Sequence[Bucket], values: Sequence[float], name: str, style: str, *, area: bool) -> ChartSeries:

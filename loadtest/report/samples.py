@@ -34,6 +34,7 @@ def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
             time,
             lines,
             unit=" %",
+            y_title="utilisation",
             bounds=[(_BUSY_PERCENT, "target: 85 %")],
         )
     requests: list[_Line] = []
@@ -41,13 +42,13 @@ def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
         requests += [(f"{page.name} running", page.at, page.running), (f"{page.name} waiting", page.at, page.waiting)]
     yield from _chart("Requests in the engines", "from their metrics, once a second", time, requests)
     used: list[_Line] = [(page.name, page.at, _percents(page.kv_cache_usage)) for page in samples.pages]
-    yield from _chart("KV cache in use", "from the engines", time, used, unit=" %")
+    yield from _chart("KV cache in use", "from the engines", time, used, unit=" %", y_title="of the KV cache")
     hits: list[_Line] = [
         (page.name, page.at, _percents(_recent_ratio(page.at, page.prefix_hits, page.prefix_queries)))
         for page in samples.pages
     ]
     note = f"of the prompt tokens looked up in the {_RECENT_SECONDS:g} s before"
-    yield from _chart("Prefix cache hits", note, time, hits, unit=" %")
+    yield from _chart("Prefix cache hits", note, time, hits, unit=" %", y_title="of prompt tokens")
 
 
 def _chart(
@@ -56,6 +57,7 @@ def _chart(
     time: Axis,
     lines: Sequence[_Line],
     unit: str = "",
+    y_title: str = "requests",
     bounds: Sequence[tuple[float, str]] = (),
 ) -> Iterator[Chart]:
     known = [line for line in lines if _known(line[2])]
@@ -72,7 +74,7 @@ def _chart(
             ChartSeries(name, STYLES[number % len(STYLES)], points)
             for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))
         ],
-        y_title="" if unit else "requests",
+        y_title=y_title,
         bounds=bounds,
     )
 

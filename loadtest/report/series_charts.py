@@ -67,11 +67,13 @@ def trade_off(series: Runs) -> list[Chart]:
     known = [one for one in series.points if rate in one.figures and latency in one.figures]
     by_target = {one.target: [each for each in known if each.target == one.target] for one in known}
     places = [(one.figures[latency].median, one.figures[rate].median) for one in known]
-    lines = []
+    lines, routes = [], []
     for number, (target, points) in enumerate(by_target.items()):
-        its = sorted((one.figures[latency].median, one.figures[rate].median) for one in points)
-        ends = [(value, value) for _, value in its]
-        lines.append(ChartSeries(target or "measured", STYLES[number % len(STYLES)], its, spread=ends))
+        style = STYLES[number % len(STYLES)]
+        route = [(one.figures[latency].median, one.figures[rate].median) for one in sorted(points, key=_offered)]
+        its = sorted(route)
+        lines.append(ChartSeries(target or "measured", f"{style} apart", its, spread=[(y, y) for _, y in its]))
+        routes.append((style, route))
     limit = _limit_of(series, latency)
     near = [value for value, _ in limit if value < 2 * max(x for x, _ in places)]
     unit, best = _TOTALS.get(rate, "requests").lower(), _best(known)
@@ -82,6 +84,7 @@ def trade_off(series: Runs) -> list[Chart]:
             x=linear(0, nice_top(max([x for x, _ in places] + near)), X_START, X_END, 6, " ms"),
             y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
             series=lines,
+            routes=routes,
             x_title=f"E2E {latency[-3:]}",
             y_title=f"{unit}/s",
             uprights=limit,
@@ -89,6 +92,10 @@ def trade_off(series: Runs) -> list[Chart]:
             ringed=[(best.figures[latency].median, best.figures[rate].median)] if best else [],
         )
     ]
+
+
+def _offered(point: Measured) -> float:
+    return point.offered
 
 
 def _best(points: Sequence[Measured]) -> Measured | None:

@@ -30,7 +30,7 @@ WAYS: Mapping[Way, str] = {"direct": "direct", "gateway": "through the gateway"}
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
+class _ConfigurationRow:
     """A configuration in the table; `style` is a class of the style sheet."""
 
     cells: list[str]
@@ -49,7 +49,7 @@ class _Section:
     first_plot: int
     charts: list[Chart]
     head: list[str]
-    rows: list[_Row]
+    rows: list[_ConfigurationRow]
 
 
 def sweep_page(
@@ -102,7 +102,9 @@ def _section(
         cells.append(f"{entry.runs}" if entry.share == 1 else f"{entry.runs} of {entry.share:.0%}")
         won_it = won is not None and won.label == entry.label
         style = "won" if won_it else "" if entry.fits else "soft" if entry.value is not None else "bad"
-        rows.append(_Row(cells, pages.get((workload, way, entry.label), []), "; ".join(entry.complaints), style))
+        rows.append(
+            _ConfigurationRow(cells, pages.get((workload, way, entry.label), []), "; ".join(entry.complaints), style)
+        )
     return _Section(
         title=f"{workload}, {WAYS[way]}",
         winner=won,

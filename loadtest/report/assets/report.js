@@ -84,6 +84,16 @@
         for (const end of [high, low]) ctx.fillRect(left - 4 * ratio, end - ratio / 2, 8 * ratio, ratio);
       });
     });
+    ctx.lineWidth = 2 * ratio;
+    for (const [style, points] of plot.routes) {
+      const at = plot.lines.findIndex((told) => told.style.split(" ")[0] === style.split(" ")[0]);
+      if (at >= 0 && !u.series[at + 1].show) continue;
+      ctx.strokeStyle = colour(style);
+      ctx.setLineDash(/ dashed\b/.test(style) ? [5 * ratio, 4 * ratio] : []);
+      ctx.beginPath();
+      for (const [x, y] of points) ctx.lineTo(u.valToPos(x, "x", true), u.valToPos(y, "y", true));
+      ctx.stroke();
+    }
     // Limits: a dashed line each, its name at the right end.
     ctx.strokeStyle = ctx.fillStyle = styles.bad;
     ctx.setLineDash([6 * ratio, 4 * ratio]);
@@ -173,6 +183,12 @@
     const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line"),
       good: variable("--good") };
     const names = (ticks) => (u, splits) => splits.map((split) => (ticks.find(([at]) => at === split) || ["", ""])[1]);
+    // Where there is no room for all names along the foot, every n-th is left.
+    const thinned = (ticks) => (u, splits) => {
+      const all = names(ticks)(u, splits), widest = 8 * Math.max(1, ...all.map((name) => name.length));
+      const step = Math.ceil((all.length * widest * devicePixelRatio) / u.bbox.width);
+      return all.map((name, at) => (at % step ? "" : name));
+    };
     const axis = { stroke: styles.soft, grid: { stroke: styles.line, width: 1 }, ticks: { stroke: styles.line, width: 1 },
       font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif", labelSize: 18 };
     const titled = (told) => ({ ...axis, label: told.title || undefined });
@@ -182,7 +198,7 @@
     return {
       width,
       height: HEIGHT,
-      padding: [null, 22, null, null],
+      padding: [null, 30, null, null],
       cursor: { sync: x.time ? { key: "time", scales: ["x", null] } : undefined, drag: { x: true, y: false },
         points: { size: 7 } },
       scales: {
@@ -192,7 +208,7 @@
       axes: [
         x.time
           ? { ...titled(x), values: (u, splits) => splits.map((split) => `${+split.toFixed(3)} s`), size: 32 }
-          : { ...titled(x), splits: inside, values: names(x.ticks), size: 32 },
+          : { ...titled(x), splits: inside, values: thinned(x.ticks), size: 32 },
         { ...titled(y), splits: () => y.ticks.map(([at]) => at), filter: (u, splits) => splits, values: names(y.ticks), size: 62 },
       ],
       series: [

@@ -1,5 +1,6 @@
 """What a run leaves behind."""
 
+import hashlib
 from pathlib import Path
 
 from loadtest.checkpoint.document import Checkpoint, Status, failed
@@ -17,6 +18,12 @@ def test_a_checkpoint_names_every_file_and_the_figures_of_the_run(kept: Path) ->
     assert (made.summary.offered, made.summary.prompt_tokens, made.summary.completion_tokens) == (9, 900, 99)
     assert (made.workload.seed, made.workload.requests) == (7, 9)
     assert made.passed
+
+
+def test_the_page_of_the_run_has_its_checks_and_its_hash_is_the_kept_one(kept: Path) -> None:
+    page = (kept / "report.html").read_bytes()
+    assert b"1 not checked" in page
+    assert read(kept).artefacts["report.html"] == hashlib.sha256(page).hexdigest()
 
 
 def test_what_is_not_verified_is_not_passed_in_silence(kept: Path) -> None:

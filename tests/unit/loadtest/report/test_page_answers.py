@@ -10,9 +10,10 @@ import pytest
 from loadtest.drive.record import Record
 from loadtest.report.pages import page, series_page
 from loadtest.report.prompt_charts import latency_histogram, ttft_by_prompt
-from loadtest.report.schema import Bounds, GpuSeries, Samples
+from loadtest.report.schema import Bounds, GpuSeries, PageSeries, Samples
 from loadtest.report.series import Ran, series_of
 from loadtest.report.single_requests import shown_requests
+from loadtest.report.tested import what_was_tested
 from tests.browser import browser_page, needs_browser
 from tests.unit.loadtest.report.pages import plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
@@ -50,6 +51,19 @@ def test_the_limits_of_the_slo_and_the_target_of_gpus_are_lines() -> None:
     assert low <= 150 <= high
 
 
+def test_every_axis_has_a_title() -> None:
+    pages = PageSeries(
+        name="engine", url="http://x", at=[0.0, 1.0], running=[1.0, 2.0], waiting=[0.0, 0.0],
+        kv_cache_usage=[0.1, 0.2], preemptions=[0.0, 0.0], prefix_queries=[0.0, 10.0], prefix_hits=[0.0, 5.0],
+    )  # fmt: skip
+    samples = BUSY.model_copy(update={"pages": [pages]})
+    records = of_lengths()
+    html = page(run_of(records, BOUNDS).model_copy(update={"samples": samples}), records)
+    plots = plots_of(html) + plots_of(series_page(curve_of({"a": 1.0, "b": 2.0}), []))
+    assert {"GPU utilisation", "KV cache in use", "Prefix cache hits"} <= {plot["title"] for plot in plots}
+    assert [plot["title"] for plot in plots if not (plot["x"]["title"] and plot["y"]["title"])] == []
+
+
 def test_what_was_tested_comes_before_the_charts() -> None:
     records = records_of(0.1)
     html = page(run_of(records).model_copy(update={"samples": BUSY}), records)
@@ -57,6 +71,33 @@ def test_what_was_tested_comes_before_the_charts() -> None:
     assert html.index("0 H100") > tested
     assert tested < html.index("Over the run")
     assert "50 prompt tokens a request, 5 output tokens" in html
+
+
+def test_what_was_tested_has_engines_flags_gpus_and_checks_of_the_checkpoint() -> None:
+    card = {"id": "m", "max_model_len": 4096}
+    cache = {"num_gpu_blocks": "1000", "cache_dtype": "fp8", "block_size": "None"}
+    process = {"command": ["vllm", "serve", "m", "--max-num-seqs", "64"]}
+    checkpoint = {
+        "servers": [
+            {"role": "engine", "name": "a", "version": "0.33", "models": [card], "cache_config": [cache],
+             "process": process},
+            {"role": "gateway", "name": "", "unreachable": "no answer", "process": None},
+        ],
+        "hardware": {"gpus": [{"name": "H100"}, {"name": "H100"}], "driver": "570"},
+        "checks": [{"name": "health", "status": "ok"}, {"name": "answers", "status": "failed"}],
+    }  # fmt: skip
+    records = records_of(0.1)
+    rows = dict(what_was_tested(run_of(records), checkpoint))
+    assert rows["engine a"] == "version 0.33, m of 4,096 tokens, num_gpu_blocks 1000, cache_dtype fp8"
+    assert rows["engine a: command"] == "vllm serve m --max-num-seqs 64"
+    assert rows["gateway"] == "no answer"
+    assert rows["GPUs"] == "2 x H100, driver 570"
+    assert rows["checks"] == "1 ok, 1 failed: answers failed"
+    assert "vllm serve m --max-num-seqs 64" in page(run_of(records), records, checkpoint)
+    of_one = run_of(records)
+    html = series_page(curve_of({"a": 1.0, "b": 1.0}), [], (of_one, checkpoint))
+    assert html.index("What was tested") < html.index("2 x H100") < html.index("By load")
+    assert '<td class="text">a, b</td>' in html
 
 
 def test_the_first_token_is_drawn_by_the_length_of_the_prompt() -> None:
@@ -93,6 +134,8 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
     [[_, rate]] = chart["ringed"]
     assert rate == pytest.approx(chart["data"][1][1])
     assert chart["uprights"] == [[900, "SLO: 900 ms"]]
+    [[style, route]] = chart["routes"]
+    assert (style, route) == ("s1", [place[:2] for place in chart["labels"]])
 
 
 def test_latency_by_load_has_the_limit_of_the_slo() -> None:
@@ -148,4 +191,9 @@ async def test_nothing_of_a_page_is_cut(tmp_path: Path) -> None:
             await tab.until(f"document.documentElement.dataset.drawn == {html.count('data-plot=')}")
             assert await tab.run("document.documentElement.scrollWidth <= innerWidth")
             assert await tab.run(cut) == 0, name
+            await tab.prefer("dark")
+            await tab.resize(400, 800, is_phone=True)
+            await tab.until("[...document.querySelectorAll('.u-wrap')].every((each) => each.offsetWidth < 380)")
+            assert await tab.run("document.documentElement.scrollWidth <= innerWidth"), name
+            assert await tab.run("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 27)"
             assert tab.complaints == []

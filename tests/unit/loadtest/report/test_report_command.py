@@ -178,9 +178,8 @@ def test_a_request_that_is_none_says_where(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_run_and_a_series_are_not_compared_and_neither_are_three(tmp_path: Path) -> None:
+def test_a_run_and_a_series_are_not_compared(tmp_path: Path) -> None:
     _written(tmp_path / "run", 0.1)
     _series(tmp_path / "series")
     assert _report(tmp_path / "run", tmp_path / "series", "--out", tmp_path / "d.html").exit_code == 2
-    assert _report(tmp_path / "run", tmp_path / "run", tmp_path / "run").exit_code == 2
     assert not (tmp_path / "d.html").exists()
