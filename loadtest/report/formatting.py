@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from loadtest.report.schema import PartFigures
+from loadtest.report.schema import Interval, PartFigures
 
 
 def milliseconds(value: float | None) -> str:
@@ -30,6 +30,13 @@ def number(value: float | None) -> str:
 
 def percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.1%}"
+
+
+def margin(value: float, interval: Interval | None) -> str:
+    """The farther end of the interval in percent of the value, to be put behind it; nothing where it is not known."""
+    if interval is None or not value:
+        return ""
+    return f" ±{max(interval[1] - value, value - interval[0]) / value:.0%}"
 
 
 def seconds_text(seconds: float) -> str:

@@ -14,8 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 # 3: p99 and TPOT over time, each backend's limit, each bound of the SLO by itself, checks one by one.
 # 4: workers that were lost, versions of definitions.
 # 5: a bound on GPU utilisation, overload as a part of the verdict.
+# 6: intervals.
 # Whatever reads this version reads older files as well.
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+
+
+Interval = tuple[float, float]
 
 
 class StrictModel(BaseModel):
@@ -293,6 +297,9 @@ class Figures(StrictModel):
     concurrency: Concurrency
     routing: Routing
     slo: Slo | None
+    intervals: dict[str, Interval] = Field(
+        default_factory=dict, description="95 % confidence by figure of a series; without those too short a run for."
+    )
     client: ClientLoad
     parts: list[PartFigures] = Field(default_factory=list, description="By part of a mix; empty without one.")
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
@@ -326,6 +333,10 @@ class Bounds(BaseModel):
     attainment: float = 0.95
     max_error_ratio: float = 0.0
 
+    def are_none(self) -> bool:
+        """Whether nothing is bounded but errors."""
+        return all(bound is None for bound in (self.ttft_ms, self.tpot_ms, self.e2e_ms, self.gpu_percent))
+
     def one_by_one(self) -> Iterator[tuple[str, Bounds]]:
         """Each latency's bound, and bounds that hold nothing else."""
         for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
@@ -347,6 +358,7 @@ DEFINITIONS = {
     "parts": 1,
     "client": 1,
     "timeline": 1,
+    "intervals": 1,
     # 2: an answer of several tokens without a measured TPOT misses a bound on TPOT; 1: it kept the bound.
     "slo": 2,
     # 2: as above, and over the same stretch of the run as requests/s; 1: over the whole run.

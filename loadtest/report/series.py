@@ -10,11 +10,11 @@ from typing import Any
 from pydantic import Field
 
 from loadtest.report.diagnosis import gpu_percent, gpu_watts, tokens_per_joule
-from loadtest.report.schema import Environment, Results, Slo, StrictModel, Throughput
+from loadtest.report.schema import Environment, Interval, Results, Slo, StrictModel, Throughput
 from loadtest.report.statistics import mean_interval, value_of
 
-# 2: ratios. 3: each run's value, versions of definitions.
-# 4: the answer of a search. 5: the limits of the SLO. Whatever reads this version reads older files as well.
+# 2: ratios. 3: each run's value, versions of definitions. 4: the answer of a search.
+# 5: the limits of the SLO, intervals of single runs. Whatever reads this version reads older files as well.
 SERIES_SCHEMA_VERSION = 5
 
 
@@ -25,11 +25,12 @@ class Spread(StrictModel):
     low: float
     high: float
     values: list[float] = Field(default_factory=list, description="Of each run, in order; older files have none.")
+    within_run: Interval | None = Field(default=None, description="95 % confidence of a single run by itself.")
 
     @property
-    def interval(self) -> tuple[float, float] | None:
-        """95 % confidence; None of fewer than two runs."""
-        return mean_interval(self.values)
+    def interval(self) -> Interval | None:
+        """95 % confidence: of the mean of several runs, or of a single one by its stretches."""
+        return self.within_run if len(self.values) == 1 else mean_interval(self.values)
 
 
 class Point(StrictModel):
@@ -202,6 +203,10 @@ def _point(ran: Sequence[Ran]) -> Point:
     valid = [one.results for one in ran if one.results.verdict.valid]
     counted = valid or [one.results for one in ran]
     spreads = {name: spread_of([figure(results) for results in counted]) for name, figure in FIGURES.items()}
+    if len(counted) == 1:
+        for name, interval in counted[0].intervals.items():
+            if (spread := spreads.get(name)) is not None:
+                spreads[name] = spread.model_copy(update={"within_run": interval})
     return Point(
         target=first.target,
         load=first.load,

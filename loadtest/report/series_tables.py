@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.report.formatting import milliseconds, number, percent
+from loadtest.report.formatting import margin, milliseconds, number, percent
 from loadtest.report.schema import Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
@@ -144,19 +144,17 @@ def spread_text(name: str, spread: Spread | None, *, signed: bool = False) -> st
         sign = "-" if amount < 0 else "+" if signed else ""
         return sign + figure_text(name, abs(amount))
 
-    if (interval := spread.interval) is None or interval[0] == interval[1]:
+    if (interval := spread.interval) is None:
         return value(spread.median)
-    return f"{value(spread.median)} ({value(interval[0])} to {value(interval[1])})"
+    low, high = map(value, interval)
+    return value(spread.median) if low == high else f"{value(spread.median)} ({low} to {high})"
 
 
 def _close(name: str, spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    interval = spread.interval
-    if interval is None or name in _UNITS or not spread.median:
-        return figure_text(name, spread.median)
-    farthest = max(interval[1] - spread.median, spread.median - interval[0])
-    return f"{figure_text(name, spread.median)} ±{farthest / spread.median:.0%}"
+    interval = None if name in _UNITS else spread.interval
+    return figure_text(name, spread.median) + margin(spread.median, interval)
 
 
 def figure_text(name: str, value: float) -> str:

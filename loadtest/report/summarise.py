@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import DROPPED, INTERRUPTED, ITL_TICKS_PER_SECOND, OK, Harvest, Record, WorkerHealth
+from loadtest.report.bootstrap import latency_intervals, rate_intervals
 from loadtest.report.diagnosis import diagnose, gpu_percent, prompt_of
 from loadtest.report.schema import (
     DEFINITIONS,
@@ -16,6 +19,7 @@ from loadtest.report.schema import (
     Concurrency,
     Environment,
     Figures,
+    Interval,
     Latency,
     PartFigures,
     Requests,
@@ -170,6 +174,7 @@ def summarise(
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
         slo=_slo(records, bounds, steady_part or overall, samples),
+        intervals=_intervals(records, bounds, window, steady_part or overall, plan.seed),
         client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
@@ -263,9 +268,21 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
     )
 
 
+def _intervals(
+    records: Sequence[Record], bounds: Bounds, whole: tuple[float, float], rates: Throughput, seed: int
+) -> dict[str, Interval]:
+    """Each of the stretch that its figure is of. The same run has the same intervals whenever they are computed."""
+    if not records:
+        return {}
+    random = np.random.default_rng(seed)
+    good = [record for record in records if record.ok]
+    within = None if bounds.are_none() else [record for record in good if _within(record, bounds)]
+    return latency_intervals(good, whole, random) | rate_intervals(good, within, (rates.start, rates.end), random)
+
+
 def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput, samples: Samples | None) -> Slo | None:
     """Goodput is of the same stretch as requests/s; attainment is of all requests of the run."""
-    if all(bound is None for bound in (bounds.ttft_ms, bounds.tpot_ms, bounds.e2e_ms, bounds.gpu_percent)):
+    if bounds.are_none():
         return None
     offered = [record for record in records if record.outcome != INTERRUPTED]
     good = [record for record in offered if _within(record, bounds)]

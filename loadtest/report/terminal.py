@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from rich.console import Console, Group, RenderableType
@@ -17,9 +17,9 @@ from loadtest.drive.counted import ENGINE_PREFILL, ENGINE_QUEUE, mean_ms
 from loadtest.drive.record import Record, Tick
 from loadtest.report.curve import HEAD as CURVE_HEAD
 from loadtest.report.curve import curve_table, curve_words
-from loadtest.report.formatting import PART_COLUMNS, milliseconds, number, part_cells, percent
+from loadtest.report.formatting import PART_COLUMNS, margin, milliseconds, number, part_cells, percent
 from loadtest.report.samples import samples_rows
-from loadtest.report.schema import Distribution, Results, Throughput
+from loadtest.report.schema import Distribution, Interval, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
 from loadtest.report.statistics import percentile
@@ -64,9 +64,10 @@ def _summary(results: Results) -> Table:
     table.add_row("requests", counts + (f", {requests.late} sent late" if requests.late else ""))
     for kind, count in requests.errors.items():
         table.add_row("", Text(f"{count} x {kind}: {requests.error_examples.get(kind, '')}", style="red"))
-    table.add_row("throughput", _rates(results.overall))
+    known = results.intervals
+    table.add_row("throughput", _rates(results.overall, {} if results.steady else known))
     if results.steady is not None:
-        table.add_row("  steady part", _rates(results.steady))
+        table.add_row("  steady part", _rates(results.steady, known))
     table.add_row("in flight", f"peak {results.concurrency.peak}, mean {number(results.concurrency.mean)}")
     cached = f", {tokens.cached:,} from cache" if tokens.cached is not None else ""
     table.add_row("tokens", f"{tokens.prompt:,} in{cached}, {tokens.completion:,} out")
@@ -81,7 +82,9 @@ def _summary(results: Results) -> Table:
         text = f"{packing.tokens_per_event:.2f} tokens an event, {packing.events_per_read:.2f} events a read"
         table.add_row("streaming", text)
     if (slo := results.slo) is not None:
-        met = f"{percent(slo.attainment)} of offered ({slo.met} of {slo.offered}), {number(slo.goodput_per_second)}/s"
+        rate = slo.goodput_per_second
+        met = f"{percent(slo.attainment)} of offered ({slo.met} of {slo.offered}), {number(rate)}/s"
+        met += margin(rate, known.get("goodput_per_second"))
         table.add_row("goodput", Text(met, style="green" if slo.passed else "red"))
     table.add_row("client", _client(results))
     for what, how in samples_rows(results.samples) if results.samples else []:
@@ -89,11 +92,14 @@ def _summary(results: Results) -> Table:
     return table
 
 
-def _rates(rates: Throughput) -> str:
-    rate, kind = rates.output_tokens_per_second, "output"
-    if not rate:
-        rate, kind = rates.prompt_tokens_per_second, "prompt"
-    text = f"{number(rates.requests_per_second)} requests/s, {number(rate)} {kind} tokens/s"
+def _rates(rates: Throughput, intervals: Mapping[str, Interval]) -> str:
+    """Intervals are by figure of a series."""
+    tokens, kind = rates.output_tokens_per_second, "output"
+    if not tokens:
+        tokens, kind = rates.prompt_tokens_per_second, "prompt"
+    requests = rates.requests_per_second
+    text = f"{number(requests)}{margin(requests, intervals.get('requests_per_second'))} requests/s, "
+    text += f"{number(tokens)}{margin(tokens, intervals.get(f'{kind}_tokens_per_second'))} {kind} tokens/s"
     return f"{text} over {rates.end - rates.start:.1f} s"
 
 
@@ -111,21 +117,23 @@ def _client(results: Results) -> str:
 
 def _latencies(results: Results) -> Table:
     title = "Latency of successful requests, from the intended and from the actual send"
+    title += ", ± 95 % confidence within this run" if results.intervals else ""
     table = plain_table(title, ("", "mean", "p50", "p90", "p95", "p99", "max"))
     latency = results.latency
-    rows: list[tuple[str, Distribution | None]] = [
-        ("TTFT, intended", latency.ttft_from_intended),
-        ("TTFT, sent", latency.ttft),
-        ("TPOT", latency.tpot),
-        ("ITL", latency.itl),
-        ("E2E, intended", latency.e2e_from_intended),
-        ("E2E, sent", latency.e2e),
-        ("gateway queue", latency.gateway_queue),
+    rows: list[tuple[str, str, Distribution | None]] = [
+        ("TTFT, intended", "ttft", latency.ttft_from_intended),
+        ("TTFT, sent", "", latency.ttft),
+        ("TPOT", "tpot", latency.tpot),
+        ("ITL", "", latency.itl),
+        ("E2E, intended", "e2e", latency.e2e_from_intended),
+        ("E2E, sent", "", latency.e2e),
+        ("gateway queue", "", latency.gateway_queue),
     ]
-    for name, values in rows:
+    for name, figure, values in rows:
         if values is not None:
-            points = (values.mean, values.p50, values.p90, values.p95, values.p99, values.max)
-            table.add_row(name, *(milliseconds(point) for point in points))
+            points = {point: getattr(values, point) for point in ("mean", "p50", "p90", "p95", "p99", "max")}
+            known = {point: results.intervals.get(f"{figure}_{point}") for point in points}
+            table.add_row(name, *(milliseconds(at) + margin(at, known[point]) for point, at in points.items()))
     for name, mean in (("engine queue", ENGINE_QUEUE), ("engine prefill", ENGINE_PREFILL)):
         if (ms := mean_ms(results.metrics_delta, mean)) is not None:
             table.add_row(name, milliseconds(ms), *["-"] * 5)
