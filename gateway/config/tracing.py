@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from gateway.config.values import Fraction, Section, check_installed, default
+from gateway.config.values import Fraction, Seconds, Section, check_installed, default
 
 _PATH = "/v1/traces"  # of OTLP over HTTP
 
@@ -19,6 +19,9 @@ class TracingConfig(Section):
     )
     protocol: Literal["http", "grpc"] = default("http", "OTLP over HTTP (protobuf), or over gRPC.")
     sample_ratio: Fraction = default(0.01, "Share of requests that are traced, among those without a `traceparent`.")
+    export_interval_seconds: Seconds = default(
+        5.0, "The longest time until a finished trace is sent; 128 traces are sent at once."
+    )
     service_name: str = default("vllm-batching-gateway", "The attribute `service.name`.", min_length=1, max_length=255)
 
     @field_validator("endpoint")

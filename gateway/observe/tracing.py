@@ -19,8 +19,7 @@ from gateway.observe.trace import RandomIds, RequestTrace, Tracer
 from gateway.supervisor import LogThrottle
 
 MAX_HELD_TRACES = 4096
-_PAUSE_SECONDS = 1.0
-_EXPORTED_AT_ONCE = 128  # traces
+EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
 _EXIT_SECONDS = 2.0
 _BREATH_TRACES = 8  # that are made into spans before others get the interpreter
 
@@ -47,6 +46,7 @@ class Tracing:
         self._new_ids = RandomIds().take
         self._traces: deque[Finished] = deque()
         self._stop = threading.Event()
+        self._wake = threading.Event()  # there are enough traces, or the gateway stops
         self._runs = False
         self._thread: threading.Thread | None = None
         self._exporter: Exporter | None = None  # of the thread, once that runs
@@ -56,6 +56,7 @@ class Tracing:
         """Take over where traces go and how many there are. Those of requests in flight go there, too."""
         self._config = config
         self.tracer = Tracer(config.sample_ratio, self._new_ids, self._clock) if config.endpoint else None
+        self._wake.set()  # from a longer interval
 
     def add_gauges(self, metrics: Metrics) -> None:
         text = "Traces of requests, by result: exported, or dropped because they could not be sent."
@@ -81,6 +82,8 @@ class Tracing:
             names = {attempt.backend for attempt in trace.attempts} | {record.backend}
             urls = {name: self._url_of(name) for name in names}
             self._traces.append((record, trace, urls, self._wall_clock() - self._clock()))
+        if len(self._traces) >= EXPORTED_AT_ONCE:
+            self._wake.set()
         if self._traces and self._thread is None and self._runs:
             self._thread = threading.Thread(target=self._run, name="tracing", daemon=True)
             self._thread.start()
@@ -94,6 +97,7 @@ class Tracing:
     def __exit__(self, *_: object) -> None:
         self._runs = False
         self._stop.set()
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(_EXIT_SECONDS)  # a receiver that hangs keeps the thread, not the process
         self._unsent += len(self._traces)
@@ -105,12 +109,15 @@ class Tracing:
         return Exporter(config, self._version, self._stop.wait)
 
     def _run(self) -> None:
-        while not self._stop.wait(_PAUSE_SECONDS):
-            self._export_all()
-        self._export_all()
+        while not self._stop.is_set():
+            is_full = self._wake.wait(self._config.export_interval_seconds)
+            self._wake.clear()
+            self._export(EXPORTED_AT_ONCE if is_full else 1)
+        self._export(1)
 
-    def _export_all(self) -> None:
-        while taken := self._take():
+    def _export(self, least: int) -> None:
+        """Export all traces, up to a rest of fewer than this."""
+        while len(self._traces) >= least and (taken := self._take()):
             try:
                 reason = self._exporter_now().export(taken)
             except Exception as error:
@@ -126,7 +133,7 @@ class Tracing:
     def _take(self) -> list[Finished]:
         taken: list[Finished] = []
         with suppress(IndexError):
-            while len(taken) < _EXPORTED_AT_ONCE:
+            while len(taken) < EXPORTED_AT_ONCE:
                 taken.append(self._traces.popleft())
         return taken
 

@@ -225,7 +225,7 @@ def overload_command(
 
 @app.command("tracing")
 def tracing_command(
-    repetitions: Annotated[int, typer.Option("--reps", min=1, help="Runs of every arm.")] = 5,
+    repetitions: Annotated[int, typer.Option("--reps", min=1, help="Rounds of all arms.")] = 5,
     ratios: Annotated[list[float] | None, typer.Option("--ratio", help="Shares of sampled requests.")] = None,
     directory: Directory = _ROOT,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.observe.record import Record
-from gateway.observe.tracing import MAX_HELD_TRACES
+from gateway.observe.tracing import EXPORTED_AT_ONCE, MAX_HELD_TRACES
 from tests.clients import chat, request
 from tests.fault.rig import BACKEND_KEY, CLIENT_KEY, PROMPT_CANARY, UnderTest, holds, running
 from tests.fault.test_embedding_batches import PATH, Embeds, body
@@ -31,13 +31,15 @@ async def traced(
 ) -> AsyncIterator[tuple[UnderTest, Receiver]]:
     """A gateway that sends traces to a receiver."""
     async with {"http": http_receiver, "grpc": grpc_receiver}[protocol]() as receiver:
-        settings = {"tracing": settings_of(receiver, protocol=protocol, sample_ratio=ratio), **(sections or {})}
+        tracing = settings_of(receiver, protocol=protocol, sample_ratio=ratio) | (sections or {}).get("tracing", {})
+        settings = (sections or {}) | {"tracing": tracing}
         async with running(*engines, sections=settings, per_backend=per_backend) as under_test:
             yield under_test, receiver
 
 
 def settings_of(receiver: Receiver, **more: Any) -> dict[str, Any]:
-    return {"endpoint": receiver.url, "sample_ratio": 1.0, "service_name": "gateway-a", **more}
+    usual = {"sample_ratio": 1.0, "service_name": "gateway-a", "export_interval_seconds": 0.2}
+    return {"endpoint": receiver.url, **usual, **more}
 
 
 async def received(under_test: UnderTest, receiver: Receiver, requests: int = 1) -> list[Span]:
@@ -193,6 +195,18 @@ async def test_traces_that_cannot_be_kept_are_counted(backend: ScriptedBackend) 
         record.traced(trace)
         tracing.finished([record] * (MAX_HELD_TRACES + 3))
         assert tracing.totals["dropped"] == 3
+
+
+async def test_few_traces_wait_for_the_interval_and_many_do_not(backend: ScriptedBackend) -> None:
+    rarely = {"tracing": {"export_interval_seconds": 3600}}
+    async with traced(backend, sections=rarely) as (under_test, receiver):
+        for _ in range(EXPORTED_AT_ONCE - 1):
+            assert (await under_test.ask()).status == 200
+        under_test.gateway.finished.settle()
+        assert receiver.requests == 0
+        await under_test.ask()
+        await received(under_test, receiver, EXPORTED_AT_ONCE)
+        assert receiver.requests == 1
 
 
 async def test_a_client_that_leaves_ends_its_spans(backend: ScriptedBackend) -> None:

@@ -126,6 +126,7 @@ VALUES: dict[str, list[Any]] = {
     "tracing.endpoint": ["", "http://127.0.0.1:4318"],
     "tracing.protocol": ["http", "grpc"],
     "tracing.sample_ratio": [0.01, 1.0],
+    "tracing.export_interval_seconds": [5, 0.5],
     "tracing.service_name": ["vllm-batching-gateway", "gateway-a"],
 }
 BACKENDS = [
