@@ -6,8 +6,7 @@ show that.
 """
 
 from array import array
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -20,13 +19,6 @@ _MOST_ID = 2**32 - 1
 
 class StreamUnusable(Exception):
     """The stream is not that of the request, or has what cannot be put together: the line has to be sent whole."""
-
-
-class _Border(NamedTuple):
-    """How much of the answer can be continued from: so many tokens, and so many pieces of text."""
-
-    tokens: int
-    pieces: int
 
 
 class PartialAnswer:
@@ -44,7 +36,7 @@ class PartialAnswer:
         self._texts: list[str] = []
         self._reasoning: list[str] = []
         self._size_bytes = 0  # of the texts
-        self._border = _Border(0, 0)
+        self._sure_tokens = self._sure_texts = 0  # of these, what can be continued from
         self._head: dict[str, Any] = {}  # of the first chunk
         self._rest = b""  # of an event that is not complete
         self._begin()
@@ -81,12 +73,11 @@ class PartialAnswer:
         """The stream is cut: go back to where it can be continued. False = nothing is left, the line starts anew."""
         if not self.continues:
             return False
-        tokens, pieces = self._border
-        del self._ids[tokens:]
-        del self._texts[pieces:]
+        del self._ids[self._sure_tokens :]
+        del self._texts[self._sure_texts :]
         self._size_bytes = sum(map(len, self._texts))
         self._begin()
-        return tokens > 0
+        return self._sure_tokens > 0
 
     def replay(self) -> list[int]:
         """The prompt of the next stream: the line's own, and what is generated."""
@@ -127,7 +118,8 @@ class PartialAnswer:
             if type(ids) is not list or ids != self.replay():
                 raise StreamUnusable("The engine did not continue from the token ids.")
         elif type(ids) is list and ids:
-            self._prompt = _array(ids)
+            self._prompt = array("I")
+            _extend(self._prompt, ids)
         else:
             self.continues = False
 
@@ -135,6 +127,8 @@ class PartialAnswer:
         if not self.is_chat:
             return str(choice.get("text") or "")
         delta = choice.get("delta") or {}
+        if len(delta) == 1 and type(content := delta.get("content")) is str:
+            return content
         if any(value for name, value in delta.items() if name not in _MESSAGE_FIELDS):
             raise StreamUnusable("The stream has more than text.")
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
@@ -144,15 +138,15 @@ class PartialAnswer:
         return str(delta.get("content") or "")
 
     def _add(self, text: str, ids: Any) -> None:
-        if type(ids) is list and ids:
-            self._ids.extend(_array(ids))
+        if ids:
+            _extend(self._ids, ids)
         elif text:
             self.continues = False  # of this text no ids are known
         if text:
             self._texts.append(text)
             self._size_bytes += len(text)
-            if type(ids) is list and len(ids) == 1 and not self._finish:
-                self._border = _Border(len(self._ids), len(self._texts))
+            if ids and len(ids) == 1 and not self._finish:
+                self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
 
     def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of all streams together: tokens that were replayed are part of the answer, not of the prompt."""
@@ -216,8 +210,8 @@ def _object(event: bytes) -> dict[str, Any]:
     return found
 
 
-def _array(ids: Iterable[Any]) -> "array[int]":
+def _extend(known: "array[int]", ids: Any) -> None:
     try:
-        return array("I", ids)
+        known.extend(ids)
     except (TypeError, OverflowError):
         raise StreamUnusable(f"The stream has token ids that are not numbers from 0 to {_MOST_ID}.") from None

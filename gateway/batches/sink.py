@@ -25,6 +25,7 @@ class LineSink:
         self.fetching = asyncio.Timeout(None)
         self._body = bytearray()
         self._partial: PartialAnswer | None = None
+        self._read_bytes = 0  # that it takes
         self._holding = holding
 
     @property
@@ -32,9 +33,10 @@ class LineSink:
         return False
 
     def expect_stream(self, partial: PartialAnswer) -> None:
-        """Put a stream together in this."""
-        self._partial = partial
-        self._holding.add(partial.size_bytes)
+        """Put a stream together in this. Its chunks come as they are, with their framing, which has no events."""
+        self._partial, self.chunked = partial, True
+        self._read_bytes = partial.size_bytes
+        self._holding.add(self._read_bytes)
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         self.begin(status, content_type, extra)
@@ -56,24 +58,24 @@ class LineSink:
         return self.error is not None
 
     def _keep(self, data: bytes) -> None:
-        partial = self._partial
-        if len(self._body) + len(data) + (partial.size_bytes if partial is not None else 0) > _MOST_ANSWER_BYTES:
+        if len(self._body) + len(data) + self._read_bytes > _MOST_ANSWER_BYTES:
             raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
         self._holding.add(len(data))
         self._body += data
-        if partial is not None and len(self._body) >= _READ_BYTES:
-            self._read(partial)
+        if self._partial is not None and len(self._body) >= _READ_BYTES:
+            self._read(self._partial)
 
     def _read(self, partial: PartialAnswer) -> None:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
-        data, size_bytes = bytes(self._body), partial.size_bytes
+        data, read_bytes = bytes(self._body), self._read_bytes
         self._body.clear()
         try:
             partial.feed(data)
         except StreamUnusable as error:
             raise self._unusable(error) from error
         self._holding.shrink(len(data))
-        self._holding.add(partial.size_bytes - size_bytes)
+        self._read_bytes = partial.size_bytes
+        self._holding.add(self._read_bytes - read_bytes)
 
     def _unusable(self, error: StreamUnusable) -> WrongAnswer:
         self.is_unusable = True

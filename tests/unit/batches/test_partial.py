@@ -138,6 +138,14 @@ def test_a_chunk_of_several_tokens_may_end_within_a_character() -> None:
     assert not partial.cut()
 
 
+def test_the_framing_of_chunks_between_events_is_passed_over() -> None:
+    engine = Engine([b"a", b"b"])
+    partial = PartialAnswer("m", is_chat=True)
+    for event in engine.stream([], ()):
+        partial.feed(b"%x\r\n%b\r\n" % (len(event), event))
+    assert orjson.loads(partial.body()) == answer_of(engine)[1]
+
+
 def test_before_the_first_token_nothing_is_left_of_a_cut_stream() -> None:
     partial = PartialAnswer("m", is_chat=True)
     partial.feed(Engine([b"a"]).stream([], ())[0])
