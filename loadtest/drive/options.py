@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from typer import Argument
 
 from loadtest.access import Access
@@ -33,6 +33,7 @@ from loadtest.report.schema import Bounds
 from loadtest.workloads.bodies import BodyFile, DatasetError, first_body
 from loadtest.workloads.prompts import Endpoint, Recorded, SourceFile, WorkloadKind, WorkloadSpec
 from loadtest.workloads.sources import exchanges_of, trace_of
+from loadtest.workloads.tokens import TokenizerError, load_tokenizer
 
 DEFAULT_DURATION_SECONDS = 30.0
 BATCH_SIZES = "1,8,32"  # users, where no load is given
@@ -182,7 +183,18 @@ class RunOptions(BaseModel):
     ] = None
     groups: Annotated[int, option(_PROMPTS, "How many distinct prefixes there are.", min=1)] = 8
     prefix_tokens: Annotated[int, option(_PROMPTS, "Length of each prefix.", min=1)] = 1024
-    tail_tokens: Annotated[int, option(_PROMPTS, "Length of what each prompt has alone.", min=1)] = 64
+    tail_tokens: Annotated[
+        str,
+        BeforeValidator(str),
+        option(_PROMPTS, "Length of what each prompt has alone, N or LOW:HIGH (even in the logarithm)."),
+    ] = "64"
+    tokenizer: Annotated[
+        str | None,
+        option(
+            _PROMPTS,
+            "The model's tokenizer, as tokenizer.json, folder or name: makes prompts of exact numbers of tokens.",
+        ),
+    ] = None
     bytes_per_token: Annotated[
         float | None, option(_PROMPTS, "Turns tokens into bytes. Default: as /tokenize says, else 4.5.", min=0.1)
     ] = None
@@ -268,6 +280,7 @@ class RunOptions(BaseModel):
                 raise ValueError("--workload texts is for -e embeddings, rerank or score")
         bounds_of(self.turns, "--turns")
         bounds_of(self.inputs or "1", "--inputs")
+        bounds_of(self.tail_tokens, "--tail-tokens")
 
     def _parts(self) -> list[tuple[str, float, Endpoint, WorkloadKind]]:
         """Name, share, endpoint and workload of everything that is sent. Raises ValueError."""
@@ -360,6 +373,10 @@ class RunOptions(BaseModel):
 
         Raises TraceError, DatasetError.
         """
+        try:
+            _ = None if self.tokenizer is None else load_tokenizer(self.tokenizer)
+        except TokenizerError as error:
+            raise DatasetError(str(error)) from None
         for _, _, _, kind in self._parts():
             path = self.trace or self.dataset
             if path is not None and (self.sends_bodies or kind is WorkloadKind.BODIES):
@@ -443,6 +460,7 @@ class RunOptions(BaseModel):
 
     def _workload(self, kind: WorkloadKind, measured: float | None, seed: int) -> WorkloadSpec:
         path = self.trace or (self.dataset if kind in _FROM_DATASETS else None)
+        low, high = bounds_of(self.tail_tokens, "--tail-tokens")
         return WorkloadSpec(
             kind=kind,
             file=_source_file(path) if path else None,
@@ -452,7 +470,9 @@ class RunOptions(BaseModel):
             inputs=bounds_of(self.inputs or "1", "--inputs"),
             groups=self.groups,
             prefix_tokens=self.prefix_tokens,
-            tail_tokens=self.tail_tokens,
+            tail_tokens=low,
+            most_tail_tokens=high if high > low else None,
+            tokenizer=self.tokenizer,
             bytes_per_token=self.bytes_per_token or measured or _BYTES_PER_TOKEN,
             max_tokens=self.max_tokens,
             output_spread=self.output_spread,

@@ -6,6 +6,7 @@ The same seed and index give the same prompt in any process, so workers can shar
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,9 @@ from itertools import cycle
 from typing import Any
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+
+from loadtest.workloads.tokens import ExactProse, load_tokenizer
 
 
 class WorkloadKind(StrEnum):
@@ -32,6 +35,9 @@ class WorkloadKind(StrEnum):
 
 
 WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION, WorkloadKind.SESSIONS)
+
+
+_LATER = ("most_tail_tokens", "tokenizer")
 
 
 class SourceFile(BaseModel):
@@ -51,7 +57,9 @@ class WorkloadSpec(BaseModel):
     kind: WorkloadKind = WorkloadKind.SHARED_PREFIX
     groups: int = Field(default=8, ge=1, description="Distinct shared prefixes.")
     prefix_tokens: int = Field(default=1024, ge=1, description="Tokens every request of a group shares.")
-    tail_tokens: int = Field(default=64, ge=1, description="Tokens only this request has.")
+    tail_tokens: int = Field(default=64, ge=1, description="Tokens only this request has; the fewest, where they vary.")
+    most_tail_tokens: int | None = Field(default=None, description="The most of them: even in the logarithm up to it.")
+    tokenizer: str | None = Field(default=None, description="Cuts texts to exact numbers of tokens: a path or a name.")
     bytes_per_token: float = Field(default=4.5, gt=0, description="How many bytes of prose make a token.")
     max_tokens: int = Field(default=128, ge=1, description="Output length.")
     output_spread: float = Field(default=0.0, ge=0, lt=1, description="Output lengths vary by this share, evenly.")
@@ -67,7 +75,18 @@ class WorkloadSpec(BaseModel):
         """Tokens asked for in one prompt, where all are alike; 0 where a file has the prompts."""
         if self.kind is WorkloadKind.BODIES or (self.kind is WorkloadKind.SESSIONS and self.file is not None):
             return 0
-        return self.tail_tokens + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)
+        return round(self._mean_tail_tokens) + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)
+
+    @property
+    def _mean_tail_tokens(self) -> float:
+        low, high = self.tail_tokens, self.most_tail_tokens or self.tail_tokens
+        return low if low == high else (high + 1 - low) / math.log((high + 1) / low) - 0.5
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What an earlier version did not know is left out where it is off: hashes of plans stay what they were."""
+        found: dict[str, Any] = serialize(self)
+        return {name: value for name, value in found.items() if value is not None or name not in _LATER}
 
 
 _PROSE = (
@@ -94,15 +113,20 @@ class Corpus:
     def __init__(self, seed: int) -> None:
         rng = random.Random(f"corpus-{seed}")
         words = rng.choices(_PROSE.split(), k=_CORPUS_BYTES // 5)
-        self._text = " ".join(words)
+        self.text = " ".join(words)
 
     def slice(self, rng: random.Random, length_bytes: int) -> str:
         """`length_bytes` of prose from a random place; wraps round, so any length can be had."""
-        start = rng.randrange(len(self._text))
-        piece = self._text[start : start + length_bytes]
+        start = rng.randrange(len(self.text))
+        piece = self.text[start : start + length_bytes]
         while len(piece) < length_bytes:
-            piece += self._text[: length_bytes - len(piece)]
+            piece += self.text[: length_bytes - len(piece)]
         return piece
+
+
+def log_uniform(rng: random.Random, low: int, high: int) -> int:
+    """A whole number, even in its logarithm: small ones are as likely as large ones."""
+    return min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
 
 
 NO_GROUP = -1
@@ -191,6 +215,8 @@ class Source(ABC):
     def __init__(self, spec: WorkloadSpec) -> None:
         self.spec = spec
         self.corpus = Corpus(spec.seed)
+        self.tokenizer = load_tokenizer(spec.tokenizer) if spec.tokenizer is not None else None
+        self._exact = None if self.tokenizer is None else ExactProse(self.tokenizer, self.corpus.text)
         self.count: int | None = None
         self.arrivals_seconds: Sequence[float] = ()
 
@@ -208,12 +234,27 @@ class Source(ABC):
         spread = self.spec.output_spread
         return max(1, round(self.spec.max_tokens * rng.uniform(1 - spread, 1 + spread)))
 
+    def tail_length(self, rng: random.Random) -> int:
+        """Tokens that a request has alone."""
+        low, high = self.spec.tail_tokens, self.spec.most_tail_tokens
+        return low if high is None else log_uniform(rng, low, high)
+
     def distinct(self, label: str, tokens: int) -> str:
         """Prose that is unlike any other label's from its first bytes on: prefix caches match from the start."""
         rng = random.Random(f"{self.spec.seed}-{label}")
         return self._headed(f"{rng.getrandbits(48):012x} {label}: ", rng, tokens)
 
     def _headed(self, head: str, rng: random.Random, tokens: int) -> str:
+        if self.tokenizer is not None and self._exact is not None:
+            if (made := self._exact.text(head.rstrip(), rng, tokens)) is not None:
+                return made
+            state = rng.getstate()
+
+            def text_of(length_bytes: int) -> str:
+                rng.setstate(state)
+                return head + self.corpus.slice(rng, length_bytes)
+
+            return self.tokenizer.cut(text_of, self.spec.bytes_per_token, tokens)
         length_bytes = max(len(head), round(tokens * self.spec.bytes_per_token))
         return head + self.corpus.slice(rng, length_bytes - len(head))
 
@@ -250,8 +291,9 @@ class PromptSource(Source):
     def prompt(self, index: int) -> Prompt:
         """The prompt of request `index`; its group is drawn uniformly, or each is taken once a round."""
         rng = random.Random(f"{self.spec.seed}-request-{index}")
-        tail, max_tokens = self.distinct(f"request {index}", self.spec.tail_tokens), self.output_length(rng)
-        asked = self.spec.prompt_tokens
+        max_tokens, tail_tokens = self.output_length(rng), self.tail_length(rng)
+        tail = self.distinct(f"request {index}", tail_tokens)
+        asked = tail_tokens + (self.spec.prefix_tokens if self._prefixes else 0)
         if not self._prefixes:
             return Prompt(NO_GROUP, "", tail, max_tokens, asked)
         group = rng.randrange(len(self._prefixes)) if self._rounds is None else self._rounds.group(index)

@@ -14,7 +14,16 @@ from typing import Any
 import orjson
 
 from loadtest.workloads.bodies import BodiesSource, DatasetError, first_body
-from loadtest.workloads.prompts import NO_GROUP, Prompt, PromptSource, Source, Turn, WorkloadKind, WorkloadSpec
+from loadtest.workloads.prompts import (
+    NO_GROUP,
+    Prompt,
+    PromptSource,
+    Source,
+    Turn,
+    WorkloadKind,
+    WorkloadSpec,
+    log_uniform,
+)
 from loadtest.workloads.trace import Row, Trace, TraceError, read_trace
 
 # Fitted to 2,807 first exchanges of ShareGPT V3 in tokens, with the bounds that vLLM's benchmark keeps to. Prompt and
@@ -64,6 +73,8 @@ class DatasetSource(Source):
         return made
 
     def _tokens(self, text: str) -> int:
+        if self.tokenizer is not None:
+            return max(1, self.tokenizer.count(text))
         return max(1, round(len(text.encode()) / self.spec.bytes_per_token))
 
 
@@ -184,8 +195,9 @@ class SessionSource(Source):
         group = rng.randrange(spec.groups)
         before, made = spec.prefix_tokens, list[Turn]()
         for number in range(rng.randint(*spec.turns)):
-            text = self.distinct(f"session {index} turn {number}", spec.tail_tokens)
-            asked, output_tokens = before + spec.tail_tokens, self.output_length(rng)
+            output_tokens, tail_tokens = self.output_length(rng), self.tail_length(rng)
+            text = self.distinct(f"session {index} turn {number}", tail_tokens)
+            asked = before + tail_tokens
             pause = rng.expovariate(1 / spec.think_seconds) if number and spec.think_seconds else 0.0
             prompt = Prompt(group, self._systems[group], text, output_tokens, asked)
             made.append(Turn(prompt, pause, remembers=True))
@@ -200,9 +212,9 @@ class TextsSource(Source):
         spec = self.spec
         low, high = spec.inputs
         rng = random.Random(f"{spec.seed}-request-{index}")
-        count = min(high, int(math.exp(rng.uniform(math.log(low), math.log(high + 1)))))
-        texts = tuple(self.distinct(f"text {index}-{number}", spec.tail_tokens) for number in range(count))
-        return (Turn(Prompt(NO_GROUP, "", texts[0], 0, count * spec.tail_tokens, inputs=texts)),)
+        lengths = [self.tail_length(rng) for _ in range(log_uniform(rng, low, high))]
+        texts = tuple(self.distinct(f"text {index}-{number}", tokens) for number, tokens in enumerate(lengths))
+        return (Turn(Prompt(NO_GROUP, "", texts[0], 0, sum(lengths), inputs=texts)),)
 
 
 def source_of(spec: WorkloadSpec) -> Source:
