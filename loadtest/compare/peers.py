@@ -265,13 +265,18 @@ def arm_info(peer: Peer, peers_dir: Path) -> ArmInfo:
 def arms_of(names: Sequence[str], known: dict[str, Peer], peers_dir: Path, engines: int) -> list[ArmInfo]:
     """The arms of these names, or all; an engine without a proxy only where there is one engine. Raises ValueError."""
     if unknown := [name for name in names if name not in known and name != DIRECT]:
-        raise ValueError(f"no proxy {', '.join(unknown)}; there are {', '.join((DIRECT, *known))}")
+        saved = "; saved runs and series are compared by `loadtest report`" if any(map(_is_folder, unknown)) else ""
+        raise ValueError(f"no proxy {', '.join(unknown)}; there are {', '.join((DIRECT, *known))}{saved}")
     wanted = list(dict.fromkeys(names)) or [DIRECT, *known]
     info = {name: arm_info(known[name], peers_dir) for name in wanted if name != DIRECT}
     alone = ArmInfo(name=DIRECT, policy="one engine", version="", missing="" if engines == 1 else _NOT_ALONE)
     # With several engines, DIRECT is listed only if it was named.
     listed = [name for name in wanted if name != DIRECT or names or engines == 1]
     return [alone if name == DIRECT else info[name] for name in listed]
+
+
+def _is_folder(name: str) -> bool:
+    return Path(name).is_dir()
 
 
 def pip_install(peers_dir: Path, peer: Peer, say: Say, what: str = "") -> None:

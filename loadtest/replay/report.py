@@ -235,6 +235,8 @@ def _chart(results: GridResults, engines: int, name: str, figure: Callable[[Poli
         y=y,
         series=series,
         x_shown=[f"load {load:.0%}" for load in loads],
+        x_title="load, as a share of capacity",
+        y_title="requests/s" if "per second" in name else name,
     )
 
 

@@ -27,6 +27,7 @@ from loadtest.report.series import Spread
 from loadtest.report.series_tables import title_of
 
 _TOTALS = {"output_tokens_per_second": "Output tokens", "prompt_tokens_per_second": "Prompt tokens"}
+_PER_USER = "output_tokens_per_second_per_user"
 # Ratios that are drawn, and how they are called.
 _RATIOS = {
     "output_tokens_per_second": "Output tokens/s",
@@ -57,41 +58,53 @@ def series_charts(series: Runs) -> list[Chart]:
 
 
 def trade_off(series: Runs) -> list[Chart]:
-    """Throughput against latency, a point a load: up and to the left is better. The note has the best load."""
+    """Throughput against latency, and against what each user gets; a point a load. The note has the best load."""
     rate = next(
         (name for name in _TOTALS if any(_median(point, name) for point in series.points)), "requests_per_second"
     )
     latency = next((name for name in ("e2e_p95", "e2e_p50") if any(name in one.figures for one in series.points)), None)
-    if latency is None:
-        return []
-    known = [one for one in series.points if rate in one.figures and latency in one.figures]
-    by_target = {one.target: [each for each in known if each.target == one.target] for one in known}
-    places = [(one.figures[latency].median, one.figures[rate].median) for one in known]
-    lines, routes = [], []
-    for number, (target, points) in enumerate(by_target.items()):
-        style = STYLES[number % len(STYLES)]
-        route = [(one.figures[latency].median, one.figures[rate].median) for one in sorted(points, key=_offered)]
-        its = sorted(route)
-        lines.append(ChartSeries(target or "measured", f"{style} apart", its, spread=[(y, y) for _, y in its]))
-        routes.append((style, route))
-    limit = _limit_of(series, latency)
-    near = [value for value, _ in limit if value < 2 * max(x for x, _ in places)]
-    unit, best = _TOTALS.get(rate, "requests").lower(), _best(known)
-    return [
-        Chart(
-            title="Throughput against latency",
-            note=_note_of(best),
-            x=linear(0, nice_top(max([x for x, _ in places] + near)), X_START, X_END, 6, " ms"),
-            y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
-            series=lines,
-            routes=routes,
-            x_title=f"E2E {latency[-3:]}",
-            y_title=f"{unit}/s",
-            uprights=limit,
-            labels=[(x, y, one.load) for one, (x, y) in zip(known, places, strict=True)],
-            ringed=[(best.figures[latency].median, best.figures[rate].median)] if best else [],
+    charts = []
+    if latency is not None:
+        limit = _limit_of(series, latency)
+        drawn = _against(series.points, rate, latency, " ms", [value for value, _ in limit])
+        title, name = "Throughput against latency", f"E2E {latency[-3:]}"
+        charts.append(replace(drawn, title=title, x_title=name, uprights=limit))
+    if any(_PER_USER in one.figures for one in series.points) and rate == "output_tokens_per_second":
+        drawn = _against(series.points, rate, _PER_USER)
+        charts.append(
+            replace(drawn, title="Throughput against the speed for each user", x_title="output tokens/s and user")
         )
-    ]
+    return charts
+
+
+def _against(points: Sequence[Measured], rate: str, figure: str, unit: str = "", limits: Sequence[float] = ()) -> Chart:
+    """The rate over another figure. Points are joined by their loads; a limit far away is not shown."""
+    known = [one for one in points if rate in one.figures and figure in one.figures]
+    by_target = {one.target: [each for each in known if each.target == one.target] for one in known}
+    places = [(one.figures[figure].median, one.figures[rate].median) for one in known]
+    lines, routes = [], []
+    for number, (target, its) in enumerate(by_target.items()):
+        style = STYLES[number % len(STYLES)]
+        route = [(one.figures[figure].median, one.figures[rate].median) for one in sorted(its, key=_offered)]
+        lines.append(
+            ChartSeries(
+                target or "measured", f"{style} apart", sorted(route), spread=[(y, y) for _, y in sorted(route)]
+            )
+        )
+        routes.append((style, route))
+    right, best = max(x for x, _ in places), _best(known)
+    near = [limit for limit in limits if limit < 2 * right]
+    return Chart(
+        title="",
+        note=_note_of(best),
+        x=linear(0, nice_top(max([right, *near])), X_START, X_END, 6, unit),
+        y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
+        series=lines,
+        routes=routes,
+        y_title=f"{_TOTALS.get(rate, 'requests').lower()}/s",
+        labels=[(x, y, one.load) for one, (x, y) in zip(known, places, strict=True)],
+        ringed=[(best.figures[figure].median, best.figures[rate].median)] if best else [],
+    )
 
 
 def _offered(point: Measured) -> float:

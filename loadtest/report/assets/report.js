@@ -55,6 +55,34 @@
     };
   };
 
+  const inRange = (plot) => plot.bounds.filter(([value]) => value >= plot.y.range[0] && value <= plot.y.range[1]);
+
+  // The names of limits, on the card's colour: dots and lines may be behind them.
+  const limits = (u, plot, styles) => {
+    const { ctx, bbox } = u;
+    const ratio = devicePixelRatio;
+    const write = (text, left, top) => {
+      const wide = ctx.measureText(text).width;
+      ctx.fillStyle = styles.card;
+      ctx.globalAlpha = 0.8;
+      ctx.fillRect(left - 2 * ratio, top - 11 * ratio, wide + 4 * ratio, 14 * ratio);
+      ctx.globalAlpha = 1;
+      ctx.fillStyle = styles.bad;
+      ctx.fillText(text, left, top);
+    };
+    ctx.textAlign = "left";
+    for (const [value, text] of inRange(plot)) {
+      const at = u.valToPos(value, "y", true);
+      write(text, bbox.left + 5 * ratio, at + (at - bbox.top < 18 * ratio ? 14 : -4) * ratio);
+    }
+    for (const [value, text] of plot.uprights) {
+      const at = u.valToPos(value, "x", true), wide = ctx.measureText(text).width;
+      if (!text || at > bbox.left + bbox.width || at < bbox.left) continue;
+      const room = bbox.left + bbox.width - at > wide + 8 * ratio;
+      write(text, room ? at + 4 * ratio : at - wide - 4 * ratio, bbox.top + bbox.height - 6 * ratio);
+    }
+  };
+
   const beneath = (plot, styles) => (u) => {
     const { ctx, bbox } = u;
     const ratio = devicePixelRatio;
@@ -94,32 +122,24 @@
       for (const [x, y] of points) ctx.lineTo(u.valToPos(x, "x", true), u.valToPos(y, "y", true));
       ctx.stroke();
     }
-    // Limits: a dashed line each, its name at the right end.
-    ctx.strokeStyle = ctx.fillStyle = styles.bad;
+    // Limits: a dashed line each; their names are drawn above everything.
+    ctx.strokeStyle = styles.bad;
     ctx.setLineDash([6 * ratio, 4 * ratio]);
     ctx.lineWidth = ratio;
-    ctx.font = `${12 * ratio}px system-ui, sans-serif`;
-    ctx.textAlign = "left";
-    for (const [value, text] of plot.bounds) {
-      if (value < plot.y.range[0] || value > plot.y.range[1]) continue;
-      const at = u.valToPos(value, "y", true), right = bbox.left + bbox.width;
+    const right = bbox.left + bbox.width;
+    for (const [value] of inRange(plot)) {
+      const at = u.valToPos(value, "y", true);
       ctx.beginPath();
       ctx.moveTo(bbox.left, at);
       ctx.lineTo(right, at);
       ctx.stroke();
-      ctx.fillText(text, bbox.left + 5 * ratio, at + (at - bbox.top < 18 * ratio ? 14 : -4) * ratio);
     }
-    ctx.textAlign = "left";
-    for (const [value, text] of plot.uprights) {
+    for (const [value] of plot.uprights) {
       const at = u.valToPos(value, "x", true);
-      if (at > bbox.left + bbox.width) continue;
       ctx.beginPath();
       ctx.moveTo(at, bbox.top);
       ctx.lineTo(at, foot);
       ctx.stroke();
-      const room = bbox.left + bbox.width - at > ctx.measureText(text).width + 8 * ratio;
-      ctx.textAlign = room ? "left" : "right";
-      ctx.fillText(text, at + (room ? 4 : -4) * ratio, foot - 6 * ratio);
     }
     ctx.restore();
   };
@@ -131,6 +151,7 @@
     const place = (x, y) => [u.valToPos(x, "x", true), u.valToPos(y, "y", true)];
     ctx.save();
     ctx.font = `${12 * ratio}px system-ui, sans-serif`;
+    limits(u, plot, styles);
     ctx.fillStyle = styles.soft;
     const taken = [];
     for (const [x, y, text] of plot.labels) {
@@ -181,7 +202,7 @@
   const options = (plot, width) => {
     const { x, y } = plot;
     const styles = { dot: variable("--dot"), bad: variable("--bad"), soft: variable("--soft"), line: variable("--line"),
-      good: variable("--good") };
+      good: variable("--good"), card: variable("--card") };
     const names = (ticks) => (u, splits) => splits.map((split) => (ticks.find(([at]) => at === split) || ["", ""])[1]);
     // Where there is no room for all names along the foot, every n-th is left.
     const thinned = (ticks) => (u, splits) => {

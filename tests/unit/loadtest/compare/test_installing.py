@@ -43,6 +43,8 @@ def test_one_engine_is_an_arm_without_a_proxy_and_several_are_not(tmp_path: Path
 def test_a_name_that_is_unknown_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no proxy envoy; there are direct, gateway"):
         arms_of(["envoy"], PEERS, tmp_path, engines=2)
+    with pytest.raises(ValueError, match="saved runs and series are compared by `loadtest report`"):
+        arms_of([str(tmp_path)], PEERS, tmp_path, engines=2)
 
 
 def test_a_peer_that_no_index_has_is_not_installed_without_a_checkout(tmp_path: Path) -> None:

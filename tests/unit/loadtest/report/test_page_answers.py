@@ -126,7 +126,10 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
         Ran("", f"c{users}", 0, run_of(records_of(ttft, seconds=0.4 / users), BOUNDS, concurrency=users))
         for users, ttft in ((1, 0.05), (2, 0.1), (4, 0.2))
     ]
-    [chart] = [plot for plot in plots_of(series_page(series_of(ran, ENVIRONMENT), [])) if "against" in plot["title"]]
+    plots = plots_of(series_page(series_of(ran, ENVIRONMENT), []))
+    chart, by_user = [plot for plot in plots if "against" in plot["title"]]
+    assert by_user["x"]["title"] == "output tokens/s and user"
+    assert [text for _, _, text in by_user["labels"]] == ["c1", "c2", "c4"]
     assert chart["title"] == "Throughput against latency"
     assert (chart["x"]["title"], chart["y"]["title"]) == ("E2E p95", "output tokens/s")
     assert len(chart["data"][1]) == 3
