@@ -26,7 +26,7 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
     assert options.find is not None
     search, ran = LoadSearch(options.find), list[Ran]()
     ((_, url),) = options.target_urls.items()
-    seed, stopped, disturbed = options.drawn_seed(), False, set[float]()
+    seed, stopped = options.drawn_seed(), False
     with StopSignals() as between_runs:
         while (value := search.next()) is not None and not stopped:
             load = load_of(options.find, value)
@@ -37,10 +37,10 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
             if stopped:
                 break
             ran.append(Ran("", load.label, sum(one.load == load.label for one in ran), results))
-            # Once more where the client was disturbed; twice at one load is its limit.
-            if results.verdict.valid or value in disturbed:
+            if results.verdict.valid:
                 search.take(value, passed=carries(results))
-            disturbed |= set() if results.verdict.valid else {value}
+            else:
+                search.take_spoilt(value)
             say(console, run_line(ran[-1].folder, results))
             if options.out is not None:
                 written = write_results(results, records, options.out / ran[-1].folder)

@@ -24,6 +24,8 @@ _GROWTH = 2.0
 _PRECISION = 0.05
 _CONFIRMATIONS = 2
 _STEP_DOWN = 0.9
+_SPOILT = 2
+_DISTURBANCES = 3
 
 
 @dataclass(slots=True)
@@ -34,6 +36,9 @@ class LoadSearch:
     most_runs: int = 40
     _passes: dict[float, int] = field(default_factory=dict)
     _fails: dict[float, int] = field(default_factory=dict)
+    _spoilt: dict[float, int] = field(default_factory=dict)
+    _carried: float = 0.0  # by the client, whether the target kept the SLO or not
+    disturbances: int = 0
 
     @property
     def runs(self) -> int:
@@ -41,7 +46,7 @@ class LoadSearch:
 
     def next(self) -> float | None:
         """The load of the next run; None where the search is over."""
-        if self.runs >= self.most_runs:
+        if self.runs >= self.most_runs or self.is_disturbed:
             return None
         low, high = self.highest_passing, self._lowest_failing()
         if low is None:
@@ -57,6 +62,24 @@ class LoadSearch:
         """Notes how a run at that load ended."""
         counts = self._passes if passed else self._fails
         counts[load] = counts.get(load, 0) + 1
+        self._carried = max(self._carried, load)
+
+    def take_spoilt(self, load: float) -> None:
+        """Notes a run that the client could not keep up with.
+
+        Two at a load that it has never carried are its limit. At one that it has carried, something else disturbed it.
+        """
+        if load <= self._carried:
+            self.disturbances += 1
+            return
+        self._spoilt[load] = self._spoilt.get(load, 0) + 1
+        if self._spoilt[load] >= _SPOILT:
+            self._fails[load] = self._fails.get(load, 0) + 1
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the client was disturbed so often that the search says nothing more of the target."""
+        return self.disturbances >= _DISTURBANCES
 
     @property
     def answer(self) -> float | None:

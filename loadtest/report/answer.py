@@ -33,8 +33,16 @@ def answer_of(search: LoadSearch, ran: Sequence[Ran], *, stopped: bool = False) 
     lines = []
     if stopped:
         lines.append("The search was stopped before its end; what follows is as far as it came.")
+    if search.is_disturbed:
+        lines.append(
+            f"The search was given up: other work disturbed the client in {search.disturbances} runs at loads that it "
+            "had carried before. Repeat it where nothing else uses the client's cores."
+        )
     if best is None and not any(one.results.verdict.valid for one in ran):
         lines.append(f"Nothing is known of the server: every run was limited by {beyond}.")
+        return FoundLoad(None, lines)
+    if best is None and (passed := search.highest_passing) is not None:
+        lines.append(f"{passed:g} {unit} kept the SLO ({slo_words(ran)}) in one run, which none confirmed.")
         return FoundLoad(None, lines)
     if best is None:
         tried = "" if limit is None else f" At {limit:g} {unit}: {beyond}."

@@ -174,7 +174,7 @@ def summarise(
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
         slo=_slo(records, bounds, steady_part or overall, samples),
-        intervals=_intervals(records, bounds, window, steady_part or overall, plan.seed),
+        intervals=_intervals(records, bounds, window, steady_part or overall, plan),
         client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],
@@ -269,15 +269,19 @@ def _streaming(good: Sequence[Record]) -> Streaming | None:
 
 
 def _intervals(
-    records: Sequence[Record], bounds: Bounds, whole: tuple[float, float], rates: Throughput, seed: int
+    records: Sequence[Record], bounds: Bounds, whole: tuple[float, float], rates: Throughput, plan: Plan
 ) -> dict[str, Interval]:
     """Each of the stretch that its figure is of. The same run has the same intervals whenever they are computed."""
     if not records:
         return {}
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(plan.seed)
     good = [record for record in records if record.ok]
     within = None if bounds.are_none() else [record for record in good if _within(record, bounds)]
-    return latency_intervals(good, whole, random) | rate_intervals(good, within, (rates.start, rates.end), random)
+    found = latency_intervals(good, whole, random) | rate_intervals(good, within, (rates.start, rates.end), random)
+    tokens = found.get("output_tokens_per_second")
+    if tokens is not None and plan.concurrency is not None:
+        found["output_tokens_per_second_per_user"] = tokens[0] / plan.concurrency, tokens[1] / plan.concurrency
+    return found
 
 
 def _slo(records: Sequence[Record], bounds: Bounds, rates: Throughput, samples: Samples | None) -> Slo | None:

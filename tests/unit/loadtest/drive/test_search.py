@@ -81,3 +81,32 @@ def test_whatever_runs_come_to_the_search_ends_and_its_answer_has_passed_twice(a
         count = sum(passed for load, passed in zip(tried, outcomes, strict=False) if load == search.answer)
         assert count >= 2
         assert search.limit is None or search.answer < search.limit
+
+
+@given(_AIMS, st.floats(2.0, 5000))
+def test_a_load_that_the_client_never_carries_is_its_limit(aim: Aim, most: float) -> None:
+    search = LoadSearch(aim)
+    while (load := search.next()) is not None:
+        if load <= most:
+            search.take(load, passed=True)
+        else:
+            search.take_spoilt(load)
+    assert not search.is_disturbed
+    assert search.answer is not None
+    assert search.answer <= most < search.answer * 1.05 + 1
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_a_client_that_is_disturbed_at_loads_it_has_carried_is_no_limit_and_ends_the_search(passed: bool) -> None:
+    search = LoadSearch(Aim.CONCURRENCY)
+    first = search.next()
+    assert first is not None
+    search.take(first, passed=passed)
+    spoilt = 0
+    while (load := search.next()) is not None:
+        spoilt += load <= first
+        search.take_spoilt(load)
+    assert spoilt == search.disturbances == 3
+    assert search.answer is None
+    assert search.highest_passing == (first if passed else None)
+    assert (search.limit == first) == (not passed)

@@ -122,3 +122,14 @@ def test_where_the_client_was_always_the_limit_nothing_is_said_of_the_server() -
     answer = answer_of(search, ran)
     assert answer.load is None
     assert answer.lines[0].startswith("Nothing is known of the server: every run was limited by the client itself")
+
+
+def test_a_search_that_was_disturbed_says_so_and_what_was_seen_once() -> None:
+    search, ran = LoadSearch(Aim.CONCURRENCY), [_ran(Aim.CONCURRENCY, 8, 0.1)]
+    search.take(8, passed=True)
+    for _ in range(3):
+        search.take_spoilt(8)
+    answer = answer_of(search, ran)
+    assert answer.load is None
+    assert answer.lines[0].startswith("The search was given up: other work disturbed the client in 3 runs")
+    assert answer.lines[1].startswith("8 users kept the SLO (TTFT at most 150 ms for 95% of requests) in one run")
