@@ -11,6 +11,7 @@ import yaml
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
+from gateway.config.coordination import CoordinationConfig
 from gateway.observe.metrics import ProcessMetrics
 from tests.prometheus import ALERTS, ROOT, alerts, dashboard, tool
 from tests.unit.test_links import anchors
@@ -22,7 +23,8 @@ RULES: list[dict[str, Any]] = yaml.safe_load(ALERTS.read_text())["groups"][0]["r
 
 def metric_names() -> set[str]:
     """Every series of the gateway's /metrics."""
-    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),)), None)
+    several = CoordinationConfig(url="redis://127.0.0.1:6379")
+    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),), coordination=several), None)
     names = set()
     for metric in gateway.metrics:
         families = metric.families() if isinstance(metric, ProcessMetrics) else [metric.family()]
