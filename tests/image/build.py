@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gateway import __version__
@@ -95,7 +96,7 @@ def make_base(tar: Path, release: str, packages: Sequence[str]) -> None:
     command += [f"--aptopt={option}" for option in host.apt_options(output(["apt-config", "dump"]))]
     command += [f'--customize-hook=cd "$1" && rm -rf {" ".join(MADE_FOR_THIS_MACHINE)}']
     sources = host.apt_sources(Path("/etc/apt"), release)
-    run([*command, release, str(partial), *map(str, sources)], STORE / "base.log")
+    run([*command, release, str(partial), *map(str, sources)], tar.with_suffix(".log"))
     partial.rename(tar)
 
 
@@ -170,8 +171,9 @@ def main() -> int:
         STORE.mkdir(exist_ok=True)
         install_tools()
         output(buildah("rm", "--all"))  # left by a run that was cut off
-        base = base_image(BASE)
-        build(base, base_image(BUILDER))
+        with ThreadPoolExecutor() as pool:
+            base, builder = pool.map(base_image, (BASE, BUILDER))
+        build(base, builder)
         sizes = [output(buildah("images", "--format", "{{.Size}}", name)) for name in (IMAGE, base)]
     except (BuildFailed, host.UnknownHost) as error:
         say(f"failed: {error}")
