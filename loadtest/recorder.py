@@ -184,4 +184,6 @@ async def record_requests(
             await over.wait()
         finally:
             await runner.cleanup()
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
     return recorder

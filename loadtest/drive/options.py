@@ -381,8 +381,8 @@ class RunOptions(BaseModel):
             path = self.trace or self.dataset
             if path is not None and (self.sends_bodies or kind is WorkloadKind.BODIES):
                 timed = BodyFile(path, check=True).arrivals_seconds
-                if self.trace is not None and not timed:
-                    raise DatasetError(f"{path}: lines have no timestamp; give the file with --dataset, or -c or -r")
+                if self.trace is not None and not timed and self.concurrency is None and self.rate is None:
+                    raise DatasetError(f"{path}: lines have no timestamp; give -c or -r, or the file as --dataset")
             elif self.trace is not None:
                 trace_of(self._workload(kind, None, 0))
             elif self.dataset is not None and kind in _FROM_DATASETS:

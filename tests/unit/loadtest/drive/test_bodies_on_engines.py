@@ -18,6 +18,7 @@ from loadtest.drive.record import Record
 from loadtest.drive.spelling import Load
 from loadtest.drive.target import Target
 from loadtest.engine import EngineConfig, SimulatedEngine
+from loadtest.workloads.bodies import DatasetError
 
 ONE = {"role": "user", "content": "one"}
 TWO = {"role": "user", "content": "two"}
@@ -121,5 +122,6 @@ def test_files_and_workloads_that_do_not_fit_are_refused(tmp_path: Path) -> None
     with pytest.raises(ValueError, match="needs a file"):
         RunOptions(url="http://any", workload="bodies")
     options = RunOptions(url="http://any", trace=dataset(tmp_path, GENERATED).dataset)
-    with pytest.raises(Exception, match="lines have no timestamp"):
+    with pytest.raises(DatasetError, match="lines have no timestamp"):
         options.check_files()
+    options.model_copy(update={"rate": "5"}).check_files()
