@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rich.console import Console
 
 from loadtest.checkpoint.keep import Keeping
 from loadtest.console import say, say_written
-from loadtest.drive.fleet import StopSignals
+from loadtest.drive.fleet import Stopped, StopSignals, WorkerDied
 from loadtest.drive.options import RunOptions
 from loadtest.drive.run import Order, measured
 from loadtest.drive.search import Aim, LoadSearch
 from loadtest.drive.spelling import Load
-from loadtest.drive.target import Target
+from loadtest.drive.target import Target, TargetError
 from loadtest.report.answer import FoundLoad, answer_of, carries
 from loadtest.report.files import write_results, write_series
-from loadtest.report.series import Ran, Series, series_of
+from loadtest.report.series import Ran, Series, folder_of, series_of
 from loadtest.report.series_tables import run_line
 from loadtest.report.terminal import show_series
 
@@ -22,17 +24,25 @@ _SEED_STEP = 1000
 
 
 def find(options: RunOptions, target: Target, console: Console, keeping: Keeping | None) -> bool:
-    """Whether some load keeps the SLO. Raises what a run raises."""
+    """Whether some load keeps the SLO. Raises what the first run raises; one that fails later ends the search."""
     assert options.find is not None
     search, ran = LoadSearch(options.find), list[Ran]()
     ((_, url),) = options.target_urls.items()
-    seed, stopped = options.drawn_seed(), False
+    seed, stopped, failures = options.drawn_seed(), False, dict[str, str]()
     with StopSignals() as between_runs:
         while (value := search.next()) is not None and not stopped:
             load = load_of(options.find, value)
             plan = options.plan(url, target, load, seed)
             order = Order(plan, target, options.bounds, options.pages(target), options.out)
-            results, records = measured(order, console)
+            try:
+                results, records = measured(order, console)
+            except (Stopped, TargetError, WorkerDied, OSError) as error:
+                if not ran:
+                    raise
+                folder = folder_of("", load.label, sum(one.load == load.label for one in ran))
+                failures[folder] = str(error) or "ended by hand"
+                say(console, f"{folder}: failed: {failures[folder]}", "red")
+                break
             stopped = results.verdict.ended_early or between_runs.asked()
             if stopped:
                 break
@@ -49,8 +59,8 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
             seed += _SEED_STEP
     if not ran:
         return False
-    answer = answer_of(search, ran, stopped=stopped)
-    series = _series(ran, answer)
+    answer = answer_of(search, ran, stopped=stopped or bool(failures))
+    series = _series(ran, answer, failures)
     show_series(series, console)
     for line in answer.lines:
         say(console, line, "bold")
@@ -66,9 +76,9 @@ def load_of(aim: Aim, value: float) -> Load:
     return Load(f"r{value:g}", {"rate_per_second": value})
 
 
-def _series(ran: list[Ran], answer: FoundLoad) -> Series:
+def _series(ran: list[Ran], answer: FoundLoad, failures: Mapping[str, str]) -> Series:
     """All runs as a series; loads beyond the limit are findings, not failures."""
-    series = series_of(sorted(ran, key=lambda one: offered(one)), ran[0].results.environment)
+    series = series_of(sorted(ran, key=lambda one: offered(one)), ran[0].results.environment, failures)
     passed = answer.load is not None
     changes = {"passed": passed, "reasons": [] if passed else answer.lines, "answer": answer.lines}
     return series.model_copy(update=changes)

@@ -133,7 +133,9 @@ def _latencies(results: Results) -> Table:
         if values is not None:
             points = {point: getattr(values, point) for point in ("mean", "p50", "p90", "p95", "p99", "max")}
             known = {point: results.intervals.get(f"{figure}_{point}") for point in points}
-            table.add_row(name, *(milliseconds(at) + margin(at, known[point]) for point, at in points.items()))
+            table.add_row(name, *map(milliseconds, points.values()))
+            if any(known.values()):
+                table.add_row("", *(margin(at, known[point]).strip() for point, at in points.items()), style="dim")
     for name, mean in (("engine queue", ENGINE_QUEUE), ("engine prefill", ENGINE_PREFILL)):
         if (ms := mean_ms(results.metrics_delta, mean)) is not None:
             table.add_row(name, milliseconds(ms), *["-"] * 5)

@@ -247,6 +247,27 @@ def test_a_search_names_the_most_users_that_keep_the_slo_and_what_limits_it(
         assert "limited by errors" in series.answer[0]
 
 
+@pytest.mark.parametrize("stopped_by", ["signal", "server"])
+def test_a_search_that_cannot_go_on_reports_the_runs_it_has_made(
+    fake_elsewhere: Any, tmp_path: Path, stopped_by: str
+) -> None:
+    words = ["--find", "max-concurrency", "--slo", "ttft=9", "-n", "12", "--no-verify", "-o", str(tmp_path), *_SMALL]
+    command = [sys.executable, "-m", "loadtest", "run", fake_elsewhere.url, *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        _until(lambda: (tmp_path / "c8-1" / "results.json").exists())
+        if stopped_by == "signal":
+            process.send_signal(signal.SIGTERM)
+        else:
+            fake_elsewhere.act = "refused"
+        shown, _ = process.communicate(timeout=60)
+    assert "The search was stopped before its end" in shown
+    series = Series.model_validate_json((tmp_path / "series.json").read_text())
+    assert "c8-1" in series.folders
+    if stopped_by == "server":
+        assert list(series.failures.values()) == ["no warm-up request succeeded: http_429: queue full"]
+    assert process.returncode == (0 if series.passed else 1)
+
+
 def test_a_url_alone_is_asked_for_its_batch_size_curve(fake_elsewhere: Any, tmp_path: Path) -> None:
     ran = _loadtest(fake_elsewhere.url, "-n", "32", "--no-verify", "-o", str(tmp_path), *_SMALL)
     series = Series.model_validate_json((tmp_path / "series.json").read_text())
