@@ -20,6 +20,7 @@ CALL_SECONDS: Final = 0.8  # at most for a call, and for a connection: several m
 _MOST_UNSENT_BYTES: Final = 1 << 20
 _MOST_UNREAD_BYTES: Final = 64 << 20  # of one answer or message
 _MORE: Final = object()
+_WITHOUT_ANSWER: Final = pack_command((b"CLIENT", b"REPLY", b"SKIP"))  # type: ignore[arg-type]
 
 Heard = Callable[[bytes, bytes], None]  # channel, data
 
@@ -31,7 +32,7 @@ class RedisConnection(asyncio.Protocol):
         self.ended = asyncio.Event()
         self.reason = "the connection has ended"
         self._heard = heard
-        self._answers: deque[asyncio.Future[Any] | None] = deque()
+        self._answers: deque[asyncio.Future[Any]] = deque()
         self._reader = Reader(notEnoughData=_MORE)
         self._channels: set[bytes] = set()
         self._transport: asyncio.Transport
@@ -44,7 +45,7 @@ class RedisConnection(asyncio.Protocol):
             self.reason = f"{type(exc).__name__}: {exc}"
         self.ended.set()
         for answer in self._answers:
-            if answer is not None and not answer.done():
+            if not answer.done():
                 answer.set_exception(StoreLost(self.reason))
 
     def data_received(self, data: bytes) -> None:
@@ -57,7 +58,7 @@ class RedisConnection(asyncio.Protocol):
                         self._heard(reply[1], reply[2])
                 elif not self._answers:
                     return self.close("an answer came without a command")
-                elif (answer := self._answers.popleft()) is not None and not answer.done():
+                elif not (answer := self._answers.popleft()).done():
                     answer.set_result(reply)
         except HiredisError as error:
             return self.close(f"no answer of Redis: {error}")
@@ -92,8 +93,8 @@ class RedisConnection(asyncio.Protocol):
         """Send a message and wait for nothing; returns whether it could be sent."""
         if self.ended.is_set() or self._transport.get_write_buffer_size() > _MOST_UNSENT_BYTES:
             return False
-        self._answers.append(None)
-        self._transport.write(pack_command((b"PUBLISH", channel, data)))  # type: ignore[arg-type]
+        # An answer would wake this process for nothing.
+        self._transport.write(_WITHOUT_ANSWER + pack_command((b"PUBLISH", channel, data)))  # type: ignore[arg-type]
         return True
 
     async def listen(self, channels: Iterable[bytes]) -> None:

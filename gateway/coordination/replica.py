@@ -18,7 +18,6 @@ from gateway.coordination.blocks import (
     Records,
     ReplicaRecord,
     Wish,
-    blocks_of,
     both,
     carried,
     targets,
@@ -138,6 +137,11 @@ class ReplicaBlocks:
             del self._records[replica]
         is_settled = table.settled or (table.era != "" and now - self._era_since >= SILENT_SECONDS)
         own = self._records.get(self.replica) if table.era == self._era else None  # else another replica wrote it
+        others = [
+            (replica, record, self._silence(replica, now) >= SILENT_SECONDS)
+            for replica, record in self._records.items()
+            if replica != self.replica
+        ]
         shares: dict[str, EngineRecord] = {}
         self.is_short = False
         for key in dict.fromkeys((*wishes, *(own.shares if own else self._held))):
@@ -148,7 +152,7 @@ class ReplicaBlocks:
                 before = self.limit(key, wish.whole, now)
             else:  # it is new, or others took it for ended
                 before = NONE
-            block, target = self._sized(key, wish, age_seconds, before, now, grows=is_settled)
+            block, target = self._sized(key, wish, age_seconds, before, others, grows=is_settled)
             self.is_short = self.is_short or block.slots < target.slots or block.kv_tokens < target.kv_tokens
             if key in self._held or block != NONE:
                 self._held[key] = both(self._held.get(key, NONE), block, min)
@@ -163,24 +167,35 @@ class ReplicaBlocks:
         return TableChange(table.stamp, self._new_version(), is_settled, written, tuple(removed))
 
     def _sized(
-        self, key: str, wish: Wish, age_seconds: float, before: EngineUse, now: float, *, grows: bool
+        self,
+        key: str,
+        wish: Wish,
+        age_seconds: float,
+        before: EngineUse,
+        others: list[tuple[str, ReplicaRecord, bool]],
+        *,
+        grows: bool,
     ) -> tuple[EngineUse, EngineUse]:
-        """The block to write, and the one that would be right."""
+        """The block to write, and the one that would be right. `others`: with whether each is silent."""
         rows: list[tuple[float, str, EngineUse, EngineUse]] = [(-age_seconds, self.replica, wish.need, wish.wanted)]
-        whole, fixed = wish.whole, NONE
-        for replica, record in self._records.items():
+        whole, taken, fixed = [*wish.whole], [0, 0], [0, 0]
+        for replica, record, is_silent in others:
             share = record.shares.get(key)
-            if replica == self.replica:
+            if share is not None:
+                for at, amount in enumerate(share.block):
+                    taken[at] += amount
+                    if is_silent:
+                        fixed[at] += amount
+            if is_silent:
                 continue
-            if self._silence(replica, now) >= SILENT_SECONDS:
-                fixed = fixed if share is None else both(fixed, share.block, int.__add__)
-            else:
-                share = share or EngineRecord(NONE, NONE, NONE, whole)
-                rows.append((-record.age_seconds, replica, share.need, share.wanted))
-                whole = both(whole, share.whole, _least_known)
+            if share is None:
+                rows.append((-record.age_seconds, replica, NONE, NONE))
+                continue
+            rows.append((-record.age_seconds, replica, share.need, share.wanted))
+            for at, amount in enumerate(share.whole):
+                whole[at] = min(whole[at] or amount, amount or whole[at])
         rows.sort()
         place = [row[1] for row in rows].index(self.replica)
-        taken = blocks_of(self._records, key, self.replica)
         block, target = [], []
         for at, total in enumerate(whole):
             fit = targets(total - fixed[at], [(need[at], wanted[at]) for _, _, need, wanted in rows])[place]
@@ -206,7 +221,3 @@ class ReplicaBlocks:
             held = {key: share.block for key, share in self._records[self.replica].shares.items()}
             self._held, self.has_changed = held, held != self._granted
             self._granted = held
-
-
-def _least_known(one: int, other: int) -> int:
-    return min(one or other, other or one)

@@ -125,6 +125,7 @@ async def test_messages_are_heard_on_the_channels_that_are_wanted_now(tmp_path: 
             assert two.publish(x, b"\x00\xff")
             assert two.publish(y, b"not heard")
             await until(lambda: heard == [("x", b"\x00\xff")])
+            assert await two.ask("GET", "nothing") is None  # answers go on in order
             await one.listen({y: lambda data: heard.append(("y", data))})
             assert two.publish(x, b"not any more")
             assert two.publish(y, b"2")
