@@ -43,6 +43,7 @@ _READ_LINES, _READ_BYTES = 32, 4194304  # at once
 _LOOK_SECONDS = 5.0  # between looks at the urgency
 _CANCELLING_SECONDS = 600.0  # most time for what is in flight
 _FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
+_MOST_PARTIAL_BYTES = 8388608  # of a batch's paused lines: beyond it, they start anew
 _MOST_ATTEMPTS = 3  # of a line that a backend fails at: the line may be what makes it fail
 _PASSING = frozenset({429, 503, 504})
 
@@ -275,8 +276,7 @@ class BatchRun:
             )
         except LinePaused as paused:
             self._again.append(line)
-            if paused.partial is not None:
-                self._partial[line.place] = paused.partial
+            self._keep(line, paused.partial)
             parts.metrics.lines.add(("paused",))
             return
         except GatewayError as error:
@@ -291,6 +291,12 @@ class BatchRun:
         else:
             self._backoff.succeeded()
         await self._write(line, custom_id, answer)
+
+    def _keep(self, line: Line, partial: PartialAnswer | None) -> None:
+        if partial is not None:
+            kept_bytes = sum(each.size_bytes for each in self._partial.values())
+            if kept_bytes + partial.size_bytes <= _MOST_PARTIAL_BYTES:
+                self._partial[line.place] = partial
 
     def _is_put_back(self, line: Line, error: GatewayError) -> bool:
         """Whether the same line may succeed later. What passes is waited for until the window closes."""

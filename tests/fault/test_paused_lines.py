@@ -86,6 +86,21 @@ async def test_a_line_goes_on_from_the_tokens_that_it_had(backend: ScriptedBacke
     assert (rest["max_tokens"], rest["messages"]) == (LIMIT - 2, first["messages"])
 
 
+async def test_a_line_with_more_text_than_is_kept_starts_anew(backend: ScriptedBackend, tmp_path: Path) -> None:
+    backend.plays_once(*spoken(PROMPT, dict.fromkeys(range(3, 13), "a" * 1_000_000), ends=False))
+    backend.plays_once(*json_answer())
+    backend.plays_once(*spoken(PROMPT, {3: "Hel", 4: "lo"}, ends=True))
+    async with running(backend, sections=sections(tmp_path), per_backend={"max_in_flight": 1}) as gateway:
+        batch = await submit(gateway)
+        await holds(lambda: gateway.gateway.memory.used_bytes > 10_000_000, "all text has come")
+        await a_client_takes_the_slot(gateway, backend)
+        [body] = await results(gateway, batch)
+        gateway.counted.accepted += 2
+        assert lines_by_state(gateway) == {"paused": 1, "completed": 1}
+    assert body["choices"][0]["message"]["content"] == "Hello"
+    assert "kv_transfer_params" not in asked(backend)[2]
+
+
 async def test_a_backend_that_ignores_the_tokens_gets_the_line_whole(backend: ScriptedBackend, tmp_path: Path) -> None:
     backend.plays_once(*spoken(PROMPT, {3: "Hel", 4: "lo"}, ends=False))
     backend.plays_once(*json_answer())
