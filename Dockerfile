@@ -1,20 +1,20 @@
 # The gateway's image: a virtual environment and its bytecode on a slim Python, and no load tester.
 #   docker build -t vllm-batching-gateway .
-# Any base with python3 (3.11 or later) and CA certificates will do: --build-arg BASE_IMAGE=... The builder has the same
-# Python with its venv module and headers, and a C compiler: --build-arg BUILDER_IMAGE=... For a release, give both with
-# their digests, such as python:3.13-slim@sha256:... (docs/image.md).
+# The base has a digest, as tags move (docs/image.md). Any other with python3 (3.11 or later) and CA certificates will do:
+# --build-arg BASE_IMAGE=... The builder has the same Python with its venv module and headers: --build-arg BUILDER_IMAGE=...
 # Without compiled modules (docs/builds.md): --build-arg GATEWAY_PURE=1
 # Backends from DNS or Kubernetes, and tokenizers of models for exact routing:
 #   --build-arg EXTRAS='coordination discovery kubernetes otel tokenizer'
 # A package index of one's own: --secret id=pip.conf,src=$HOME/.config/pip/pip.conf
-ARG BASE_IMAGE=python:3.13-slim
-ARG BUILDER_IMAGE=python:3.13
+ARG BASE_IMAGE=python:3.13-slim@sha256:7c61056e61ac89e852de05f3dc6fa51a6dd2181797bceed46aa725dd7cb2cd3b
+ARG BUILDER_IMAGE=${BASE_IMAGE}
 
 FROM ${BUILDER_IMAGE} AS builder
 ENV PIP_CONFIG_FILE=/run/secrets/pip.conf \
     PIP_DISABLE_PIP_VERSION_CHECK=1 \
     PIP_NO_CACHE_DIR=1 \
     PIP_ROOT_USER_ACTION=ignore
+RUN command -v gcc || { apt-get update -qq && apt-get install -y -qq --no-install-recommends gcc libc6-dev; }
 # pip lives in an environment of its own, so that the one that is shipped has none
 RUN python3 -m venv /opt/installer && python3 -m venv --without-pip /opt/gateway
 WORKDIR /src
