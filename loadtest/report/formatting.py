@@ -16,7 +16,7 @@ def milliseconds(value: float | None) -> str:
         return f"{value / 1e3:.1f} s"
     if value >= 1_000:
         return f"{value / 1e3:.2f} s"
-    return f"{value:.0f} ms" if value >= 100 else f"{value:.1f} ms" if value >= 10 else f"{value:.2f} ms"
+    return f"{value:.0f} ms" if value >= 99.95 else f"{value:.1f} ms" if value >= 9.995 else f"{value:.2f} ms"
 
 
 def number(value: float | None) -> str:

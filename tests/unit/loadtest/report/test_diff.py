@@ -47,7 +47,7 @@ def test_what_was_planned_otherwise_is_named_first_and_what_always_differs_is_no
 def test_single_runs_are_compared_and_nothing_is_distinguished() -> None:
     (pair,) = _diff(series_of_one(_run(0.1)), series_of_one(_run(0.12, concurrency=2))).pairs
     rows = {cells[0]: cells[1:] for _, cells in figure_rows(pair)}
-    assert rows["TTFT p50"] == ["100.0 ms", "120 ms", "+20.0%", "too few runs"]
+    assert rows["TTFT p50"] == ["100 ms", "120 ms", "+20.0%", "too few runs"]
     assert rows["failed"] == ["0.0%", "0.0%", "same", "too few runs"]
     assert {colour(change) for change in pair.changes} == {None}
 
