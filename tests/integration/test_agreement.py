@@ -1,6 +1,6 @@
 """The load tester measures what vLLM's own client measures, within 3 %, on a simulated and on a real engine.
 
-`--engine vllm` runs it: both clients need a machine that is not too busy. Pairs of runs in turns, and medians of their
+`make agreement` runs it: both clients need a machine that is not too busy. Pairs of runs in turns, and medians of their
 ratios, leave out what affects both alike; where the rest is too uneven to tell, the test is skipped and says so.
 """
 
@@ -21,7 +21,7 @@ _PAIRS_SECONDS = 120.0
 @pytest.fixture
 def client(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[VllmClient]:
     if engine_kind(request.config) != "vllm":
-        pytest.skip("vLLM's own client is needed: run with --engine vllm")
+        pytest.skip("vLLM's own client is needed: run `make agreement`")
     with vllm_client(MODELS / CHAT_MODEL, tmp_path) as running:
         yield running
 
@@ -33,6 +33,7 @@ def check(ratios: Ratios, where: str) -> None:
         pytest.skip(f"this machine is too busy to tell: {ratios}")
 
 
+@pytest.mark.agreement
 def test_both_clients_agree_on_a_simulated_engine(client: VllmClient, tmp_path: Path) -> None:
     """Its steps are four times as long as those of an H100, so that the clients' own time is a small part."""
     flags = ["--model", CHAT_MODEL, "--time-scale", "4"]
@@ -41,6 +42,7 @@ def test_both_clients_agree_on_a_simulated_engine(client: VllmClient, tmp_path: 
         check(compared(load, client, time.monotonic() + _PAIRS_SECONDS), "simulated engine")
 
 
+@pytest.mark.agreement
 def test_both_clients_agree_on_a_real_engine(client: VllmClient, request: pytest.FixtureRequest) -> None:
     fleet: Fleet = request.getfixturevalue("fleet")  # not started where the client is missing
     load = ClosedLoop(fleet.chat_urls[0], CHAT_MODEL, users=4, requests=61, prompt_tokens=256, output_tokens=16)

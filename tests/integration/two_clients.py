@@ -14,6 +14,7 @@ from statistics import median
 
 from rich.console import Console
 
+from loadtest.access import Access
 from loadtest.drive.options import RunOptions
 from loadtest.drive.plan import Plan
 from loadtest.drive.run import Order, measured
@@ -162,7 +163,7 @@ def vllm_client(tokenizer: Path, folder: Path) -> Iterator[VllmClient]:
 def compared(load: ClosedLoop, client: VllmClient, deadline: float) -> Ratios:
     """Runs pairs, each beginning with the other client, until the ratios are known; `deadline` is monotonic."""
     options, ratios = load.options(), Ratios()
-    target, (users,) = asyncio.run(look_at(load.url, None, load.model)), options.loads()
+    target, (users,) = asyncio.run(look_at(load.url, Access(), load.model)), options.loads()
     for number in range(MOST_PAIRS):
         if number >= FEWEST_PAIRS and (ratios.are_known() or time.monotonic() > deadline):
             break
