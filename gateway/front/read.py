@@ -239,9 +239,8 @@ class RequestReader:
     def _choice(self, draft: Draft, demand: Demand) -> ModelChoice | None:
         """How the request came to its model, and which others may take its place. Raises InvalidRequest."""
         fallbacks, given = self._fallbacks.get(demand.model, ()), draft.incoming.headers.get(b"x-gateway-fallback")
-        key = draft.incoming.key
-        if key is not None and key.models is not None:
-            fallbacks = tuple(other for other in fallbacks if key.allows(other))
+        if fallbacks and (key := draft.incoming.key) is not None:
+            fallbacks = tuple([other for other in fallbacks if key.allows(other)])
         if given is not None and given.strip().lower() != b"none":
             raise InvalidRequest("The header X-Gateway-Fallback must be none.")
         if draft.route.kind is not _GENERATE or demand.pinned is not None or given is not None or not fallbacks:
