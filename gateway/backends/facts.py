@@ -1,4 +1,4 @@
-"""What a backend reports of itself and of its load: values, read by `vllm_api`."""
+"""What a backend reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,33 +1,25 @@
 """Requests to a backend's own endpoints, bounded in time and size, and readers of its responses.
 
-The readers are pure; a response of another shape than vLLM's raises ValueError. The page /metrics of a busy server has
-thousands of lines. `LineFilter` keeps the few that matter while the page comes in, so that neither its size nor its
-parsing holds up the event loop.
+The readers are pure; a response of another shape than vLLM's raises ValueError.
 """
 
-import math
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from enum import StrEnum
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import aiohttp
 import orjson
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
 from yarl import URL
 
-from gateway.backends.facts import AdapterReport, KvEventSource, ModelCard, Telemetry
+from gateway.backends.facts import KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.backends.reachability import kind_of, why
+from gateway.backends.vllm_metrics import Findings, LineFilter, MetricsReader
 from gateway.config.backends import BackendConfig
 from gateway.tls import BackendContexts
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
-MAX_LINE_BYTES = 65536
-MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 MAX_MODELS = 10000
 PIECE_BYTES = 65536
 MODELS_PATH = "/v1/models"
@@ -46,13 +38,6 @@ class ControlError(Exception):
         self.status = status
 
 
-class Findings(NamedTuple):
-    """What a path answered: `Facts` by name, and the load if it is /metrics of vLLM."""
-
-    facts: dict[str, Any]
-    telemetry: Telemetry | None = None
-
-
 class ControlClient:
     """Requests to backends' own endpoints. Each opens a new connection, so each shows whether connecting works.
 
@@ -65,6 +50,7 @@ class ControlClient:
         self._timeout_seconds = timeout_seconds
         self._clock = clock
         self._tls = BackendContexts()
+        self._metrics = MetricsReader()
 
     def follow(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
@@ -106,7 +92,7 @@ class ControlClient:
                 size += len(piece)
                 if size > MAX_METRICS_BYTES:
                     break
-            return read_scrape(lines.finish(), self._clock())
+            return self._metrics.read(lines.finish(), self._clock())
 
     async def offers(self, backend: BackendConfig, path: str) -> bool | None:
         """Whether it has a path that takes POST, without sending one: GET is answered 405 there; None = not known."""
@@ -228,123 +214,3 @@ def _mapping(value: Any, what: str) -> dict[str, Any]:
 def _text(entry: dict[str, Any], key: str) -> str | None:
     value = entry.get(key)
     return value if isinstance(value, str) else None
-
-
-class _Name(StrEnum):
-    RUNNING = "vllm:num_requests_running"
-    WAITING = "vllm:num_requests_waiting"
-    WAITING_BY_REASON = "vllm:num_requests_waiting_by_reason"
-    KV_USAGE = "vllm:kv_cache_usage_perc"
-    PREFIX_QUERIES = "vllm:prefix_cache_queries_total"
-    PREEMPTIONS = "vllm:num_preemptions_total"
-    GENERATION = "vllm:generation_tokens_total"
-    CACHE_CONFIG = "vllm:cache_config_info"
-    SLEEP_STATE = "vllm:engine_sleep_state"
-    ADAPTERS = "vllm:lora_requests_info"
-
-
-_PROCESS_START = "process_start_time_seconds"
-_WANTED = (*(f"{name}{{".encode() for name in _Name), f"{_PROCESS_START} ".encode())
-
-
-_ADAPTERS = f"{_Name.ADAPTERS}{{".encode()
-
-
-class LineFilter:
-    """Keeps the wanted lines of a page that comes in pieces, in bounded memory."""
-
-    def __init__(self) -> None:
-        self._kept: list[bytes] = []
-        self._adapters = b""  # the newest line: vLLM adds one for each set of adapters that it ever ran
-        self._rest = b""
-
-    def feed(self, piece: bytes) -> None:
-        *lines, rest = (self._rest + piece).split(b"\n")
-        self._keep(lines)
-        # A line that is too long is cut; its end does not start like a wanted line.
-        self._rest = rest if len(rest) <= MAX_LINE_BYTES else b"#"
-
-    def finish(self) -> str:
-        self._keep([self._rest])
-        self._rest = b""
-        lines = [*self._kept, self._adapters] if self._adapters else self._kept
-        return b"\n".join(lines).decode("utf-8", "replace") + "\n"
-
-    def _keep(self, lines: list[bytes]) -> None:
-        wanted = [line for line in lines if line.startswith(_WANTED)]
-        if adapters := [line for line in wanted if line.startswith(_ADAPTERS)]:
-            wanted = [line for line in wanted if not line.startswith(_ADAPTERS)]
-            self._adapters = max([self._adapters, *adapters], key=_value_of)
-        self._kept += wanted[: MAX_LINES - len(self._kept)]
-
-
-def _value_of(line: bytes) -> float:
-    try:
-        return float(line.rpartition(b" ")[2])
-    except ValueError:
-        return -math.inf
-
-
-def read_scrape(text: str, at_seconds: float) -> Findings:
-    """Read filtered lines. Raises ValueError if it is not in the exposition format."""
-    samples: defaultdict[str, list[Sample]] = defaultdict(list)
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            samples[sample.name].append(sample)
-
-    def total(name: str) -> float:
-        return sum(sample.value for sample in samples[name])
-
-    if not samples[_Name.RUNNING]:
-        return Findings({})
-    configs = [sample.labels for sample in samples[_Name.CACHE_CONFIG]]
-    starts = [sample.value for sample in samples[_PROCESS_START]]
-    facts = {
-        "engines": max(1, len({sample.labels.get("engine") for sample in samples[_Name.RUNNING]})),
-        "block_size_tokens": _integer(configs[0].get("block_size")) if configs else None,
-        "kv_cache_tokens": sum(filter(None, map(_kv_cache_tokens, configs))) or None,
-        "prefix_caching": configs[0].get("enable_prefix_caching") == "True" if configs else None,
-        "process_start_seconds": starts[0] if starts else None,
-    }
-    # Others wait for an adapter, or for blocks from elsewhere.
-    for_capacity = [sample for sample in samples[_Name.WAITING_BY_REASON] if sample.labels.get("reason") == "capacity"]
-    waiting = for_capacity or samples[_Name.WAITING]
-    telemetry = Telemetry(
-        at_seconds,
-        running=int(total(_Name.RUNNING)),
-        waiting=int(sum(sample.value for sample in waiting)),
-        preemptions=total(_Name.PREEMPTIONS),
-        kv_usage=max((sample.value for sample in samples[_Name.KV_USAGE]), default=0.0),
-        generation_tokens=total(_Name.GENERATION) if samples[_Name.GENERATION] else None,
-        prefix_queries_tokens=total(_Name.PREFIX_QUERIES),
-        sleep_state=next(
-            (state.labels.get("sleep_state") for state in samples[_Name.SLEEP_STATE] if state.value), None
-        ),
-        adapters=_adapters(samples[_Name.ADAPTERS]),
-    )
-    return Findings(facts, telemetry)
-
-
-def _adapters(samples: list[Sample]) -> AdapterReport | None:
-    """The adapters of the newest sample: values are times. An engine without LoRA reports 0 slots."""
-    if not samples:
-        return None
-    labels = max(samples, key=lambda sample: sample.value).labels
-    most = _integer(labels.get("max_lora"))
-    names = f"{labels.get('running_lora_adapters', '')},{labels.get('waiting_lora_adapters', '')}".split(",")
-    return AdapterReport(frozenset(filter(None, map(str.strip, names))), most) if most else None
-
-
-def _kv_cache_tokens(config: dict[str, str]) -> int | None:
-    if (tokens := _integer(config.get("kv_cache_size_tokens"))) is not None:
-        return tokens
-    # Older versions do not say. The product is too large for models that mix attention kinds.
-    blocks, block_size = _integer(config.get("num_gpu_blocks")), _integer(config.get("block_size"))
-    if blocks is None or block_size is None or blocks <= 1:  # encoders have no KV cache, only one unused block
-        return None
-    return blocks * block_size
-
-
-def _integer(label: str | None) -> int | None:
-    """Labels hold Python's text of a value: a number, or None."""
-    return int(label) if label is not None and label.isascii() and label.isdigit() else None

@@ -7,7 +7,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange, LimitReason
 from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
-from gateway.backends.vllm_api import read_scrape
+from gateway.backends.vllm_metrics import MetricsReader
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.request import Demand
@@ -59,8 +59,9 @@ def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> Non
     lines = [f"vllm:num_requests_running{{{labels}}} 64", f"vllm:num_requests_waiting{{{labels}}} 136"]
     for reason, waiting in (("capacity", 0), ("deferred", 136)):
         lines.append(f'vllm:num_requests_waiting_by_reason{{{labels},reason="{reason}"}} {waiting}')
+    reader = MetricsReader()
     for second in range(5):
-        s.fleet.measured(a, read_scrape("\n".join(lines) + "\n", second).telemetry)
+        s.fleet.measured(a, reader.read(map(str.encode, lines), second).telemetry)
     assert a.limit(5.0) == 256
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from gateway.backends.facts import AdapterReport
-from gateway.backends.vllm_api import MAX_LINES, Findings, LineFilter, read_scrape
+from gateway.backends.vllm_metrics import MAX_LINES, Findings, LineFilter, MetricsReader
 
 RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
@@ -13,7 +13,7 @@ def scrape(page: bytes, piece_bytes: int = 1000) -> Findings:
     lines = LineFilter()
     for start in range(0, len(page), piece_bytes):
         lines.feed(page[start : start + piece_bytes])
-    return read_scrape(lines.finish(), 5.0)
+    return MetricsReader().read(lines.finish(), 5.0)
 
 
 def rank(number: int, running: float, queries: float, tokens: str = "100") -> str:
@@ -125,9 +125,9 @@ def test_neither_an_endless_line_nor_endless_lines_are_kept() -> None:
     for _ in range(100):
         lines.feed(b"vllm:num_requests_running{" + b"x" * 10000)
     lines.feed(b'\nvllm:num_requests_running{engine="0"} 1.0\n' * 5000)
-    text = lines.finish()
-    assert len(text.splitlines()) == MAX_LINES
-    assert "xx" not in text
+    kept = lines.finish()
+    assert len(kept) == MAX_LINES
+    assert not any(b"xx" in line for line in kept)
 
 
 def adapters(running: str, waiting: str, at: str, most: str = "2") -> bytes:
@@ -155,3 +155,30 @@ def test_an_engine_without_lora_reports_no_adapters(lines: bytes) -> None:
     telemetry = scrape(RUNNING + lines).telemetry
     assert telemetry is not None
     assert telemetry.adapters is None
+
+
+def test_a_reader_that_knows_the_series_reads_new_values_and_refuses_garbage_in_their_place() -> None:
+    reader = MetricsReader()
+
+    def read(running: bytes, tokens: bytes = b"16") -> Findings:
+        page = [b'vllm:num_requests_running{model_name="a } b"} ' + running, b"process_start_time_seconds 1.5"]
+        return reader.read([*page, b'vllm:cache_config_info{block_size="' + tokens + b'"} 1.0'], 5.0)
+
+    def seen(found: Findings) -> tuple[int, int]:
+        assert found.telemetry is not None
+        return found.telemetry.running, found.facts["block_size_tokens"]
+
+    assert [seen(read(b"1.0")), seen(read(b"2.0"))] == [(1, 16), (2, 16)]
+    assert seen(read(b"3 1764000000000", b"32")) == (3, 32)
+    for garbage in (b"", b" ", b"x", b"1.0}"):
+        with pytest.raises(ValueError, match=r".*"):
+            read(garbage)
+    assert seen(read(b"4.0")) == (4, 16)
+
+
+def test_series_that_never_come_again_do_not_pile_up() -> None:
+    reader = MetricsReader()
+    for number in range(10_000):
+        found = reader.read([b'vllm:num_requests_running{engine="%d"} 1' % number], 5.0)
+        assert found.telemetry is not None
+    assert len(reader._known) <= 4096
