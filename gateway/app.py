@@ -1,13 +1,11 @@
 """The composition root: builds everything from the configuration, and runs it."""
 
-import asyncio
 import math
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -52,7 +50,7 @@ from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
-from gateway.observe.metrics import BatchMetrics, EmbeddingMetrics, Metrics, watch_lag
+from gateway.observe.metrics import BatchMetrics, EmbeddingMetrics, Metrics
 from gateway.observe.record import RecordBatcher
 from gateway.observe.tracing import Tracing
 from gateway.observe.usage import KeyUsage
@@ -83,8 +81,7 @@ if TYPE_CHECKING:
     from gateway.batches.service import Batches
     from gateway.coordination.coordinator import Coordinator
 
-_SETTLE_SECONDS = 0.1
-_SIZES_EVERY = 50
+_SIZES_SECONDS = 5.0  # between looks at sizes
 
 
 class Gateway:
@@ -404,20 +401,25 @@ class Gateway:
         self.finished.settle()
         return partial(make_report, self.prefix_report.snapshot(self.clock(), window_seconds))
 
-    async def _settle(self) -> None:
-        for turn in count():
-            await asyncio.sleep(_SETTLE_SECONDS)
-            self.finished.settle()
-            with self.supervisor.guard("backend_leave"):
-                self.fleet.let_go()  # after the records of its last requests
-            with self.supervisor.guard("trim"):
-                self.cache_state.index.trim()
-                self.embedding_cache.trim()
-            if turn % _SIZES_EVERY == 0:
-                with self.supervisor.guard("follow_sizes"):
-                    self.cache_state.follow_sizes()  # bytes per token have been learned
-                with self.supervisor.guard("timeline"):
-                    self.timeline.look()
+    @contextmanager
+    def _looking(self) -> Iterator[None]:
+        looking = self.supervisor.looking
+        with ExitStack() as stack:
+            stack.enter_context(looking("loop_lag", self._observe_lag))
+            stack.enter_context(looking("settle", self.finished.settle))
+            stack.enter_context(looking("backend_leave", self.fleet.let_go))  # after the records of its last requests
+            stack.enter_context(looking("trim", self._trim))
+            # Bytes per token have been learned.
+            stack.enter_context(looking("follow_sizes", lambda: self.cache_state.follow_sizes(), _SIZES_SECONDS))
+            stack.enter_context(looking("timeline", self.timeline.look, _SIZES_SECONDS))
+            yield
+
+    def _observe_lag(self) -> None:
+        self.metrics.loop_lag.observe((), self.supervisor.late_seconds)
+
+    def _trim(self) -> None:
+        self.cache_state.index.trim()
+        self.embedding_cache.trim()
 
     def _add_gauges(self) -> None:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
@@ -438,26 +440,24 @@ class Gateway:
 
         `routes`: more of the admin port. `ready` is awaited before the first client is accepted.
         """
-        repeating = self.supervisor.repeating
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
             if self.access_log is not None:
                 stack.enter_context(self.access_log)
             stack.enter_context(self.tracing)
             stack.callback(self.relay.close_idle)
-            await enter(self.relay.watching())
+            stack.enter_context(self.relay.watching())
             stack.push_async_callback(self.batcher.stop)
             stack.push_async_callback(self.background.stop)
             await enter(self.watches)
             await enter(self.sleeper.commands)
             await enter(self.adapter_loader.commands)
             await enter(self.discovery)
-            await enter(repeating("keys_file", self.client_keys.step, 1.0))
+            await enter(self.supervisor.repeating("keys_file", self.client_keys.step, 1.0))
             await enter(self.tokenization)
             await enter(self.kv_events)
-            await enter(repeating("loop_lag", lambda: watch_lag(self.metrics.loop_lag), _SETTLE_SECONDS))
             stack.callback(self.finished.settle)
-            await enter(repeating("settle", self._settle, _SETTLE_SECONDS))
+            stack.enter_context(self._looking())
             for coordinator in self.coordinators:
                 await enter(coordinator.taking_part())
             if ready is not None:

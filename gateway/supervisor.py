@@ -1,13 +1,14 @@
-"""Background tasks that survive exceptions, which are counted and logged; repeated log lines are throttled."""
+"""Background work that survives exceptions, which are counted and logged; repeated log lines are throttled."""
 
 import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
+TURN_SECONDS = 0.1  # of the timer that all looks share
 _SECONDS = 60.0
 
 
@@ -38,11 +39,23 @@ async def running(work: Coroutine[Any, Any, None], name: str | None = None) -> A
         await asyncio.gather(task, return_exceptions=True)
 
 
+class Look(NamedTuple):
+    """What is called every so many turns of the timer."""
+
+    task: str
+    look: Callable[[], None]
+    turns: int
+
+
 class Supervisor:
     """Counts and logs what background work raises. `guard` and `caught` may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.faults: dict[str, int] = {}  # by task
+        self.late_seconds = 0.0  # of the last turn of the timer: what held up the event loop
+        self._looks: list[Look] = []
+        self._turn = 0
+        self._timer: asyncio.TimerHandle | None = None
         self._throttle = LogThrottle(clock)
         self._log = structlog.get_logger("gateway")
 
@@ -64,6 +77,39 @@ class Supervisor:
             yield
         except Exception as error:
             self.caught(task, error)
+
+    @contextmanager
+    def looking(self, task: str, look: Callable[[], None], period_seconds: float = TURN_SECONDS) -> Iterator[None]:
+        """Call a function at this period, a multiple of 0.1 s, while the block runs.
+
+        One timer wakes the process for all of them. Those of longer periods take different turns.
+        """
+        entry = Look(task, look, max(1, round(period_seconds / TURN_SECONDS)))
+        self._looks.append(entry)
+        if self._timer is None:
+            self._wait_for_turn(asyncio.get_running_loop())
+        try:
+            yield
+        finally:
+            self._looks.remove(entry)
+            if not self._looks and self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _wait_for_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        due = loop.time() + TURN_SECONDS
+        self._timer = loop.call_at(due, self._take_turn, loop, due)
+
+    def _take_turn(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        self.late_seconds = max(0.0, loop.time() - due)
+        self._wait_for_turn(loop)
+        self._turn += 1
+        for place, (task, look, turns) in enumerate([*self._looks]):
+            if (self._turn + place) % turns == 0:
+                try:
+                    look()
+                except Exception as error:
+                    self.caught(task, error)
 
     @asynccontextmanager
     async def repeating(

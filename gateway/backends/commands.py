@@ -33,7 +33,7 @@ class Commands:
 
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self._client)
-        await self._stack.enter_async_context(self._supervisor.repeating(self._name, self._step, _LOOK_SECONDS))
+        self._stack.enter_context(self._supervisor.looking(self._name, self._look, _LOOK_SECONDS))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -42,10 +42,6 @@ class Commands:
             command.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         await self._stack.aclose()
-
-    async def _step(self) -> None:
-        await asyncio.sleep(_LOOK_SECONDS)
-        self._look()
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._running

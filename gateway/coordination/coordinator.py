@@ -19,7 +19,7 @@ from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
 from gateway.routing.engine import EngineUse
 from gateway.scheduling.leases import LeaseBroker
-from gateway.supervisor import Supervisor
+from gateway.supervisor import TURN_SECONDS, Supervisor
 
 _USUAL_SECONDS: Final = 1.0  # between two calls
 _WAITING_SECONDS: Final = 0.1  # while requests wait
@@ -58,7 +58,7 @@ class Coordinator:
         self._has_ended_call = asyncio.Event()
         self._count = 1
         self._is_lost = False
-        self._asked_seconds = -math.inf
+        self._called_seconds = self._asked_seconds = -math.inf
         self._waiting_seconds = _WAITING_SECONDS
         self._log = structlog.get_logger("gateway")
         fleet.on_change.insert(0, self.obey)
@@ -92,8 +92,9 @@ class Coordinator:
         async with self._link.open():
             try:
                 async with self._supervisor.repeating("coordination", self._step, _USUAL_SECONDS):
-                    await self._ready()
-                    yield
+                    with self._supervisor.looking("coordination", self._look):
+                        await self._ready()
+                        yield
             finally:
                 if not any(engine.load.in_flight for engine in self._fleet.engines()):
                     with suppress(StoreLost):
@@ -118,17 +119,18 @@ class Coordinator:
         )
 
     async def _step(self) -> None:
+        self._called_seconds = math.inf
         await self.call()
-        began = self._clock()
+        self._called_seconds = self._clock()
         await asyncio.sleep(_LEAST_SECONDS)
-        while (left := began + self._pause_seconds() - self._clock()) > 0 and not self._wake.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left, _WAITING_SECONDS)):
-                    await self._wake.wait()
+        await self._wake.wait()
         self._wake.clear()
 
-    def _pause_seconds(self) -> float:
-        return self._waiting_seconds if self._broker.waiting and not self.blocks.is_failing else _USUAL_SECONDS
+    def _look(self) -> None:
+        """Call when it is time, to the nearest turn of the timer."""
+        pause_seconds = self._waiting_seconds if self._broker.waiting and not self.blocks.is_failing else _USUAL_SECONDS
+        if self._clock() - self._called_seconds > pause_seconds - TURN_SECONDS / 2:
+            self._wake.set()
 
     async def call(self) -> None:
         """Renew the blocks, and state what is wished. A store that fails costs no request anything."""

@@ -1,6 +1,6 @@
 """What gateways before the same engines know together: which prompts each engine was sent, and what is in flight there.
 
-Each gateway publishes its part in numbered updates, at most every 50 ms, and joins those of its peers to its own: of
+Each gateway publishes its part in numbered updates, at most ten a second, and joins those of its peers to its own: of
 the other replicas in the fleet's table. A gateway that misses an update, or has just begun, asks another one for all
 that it knows. Nothing here is needed for a request to be answered: without updates, a gateway decides by what it has
 sent itself. Pure.
@@ -165,6 +165,10 @@ class Exchange:
                 self._answers[message.sender] = message.number
         except UpdateRefused as error:
             self.counts[f"refused_{error}"] += 1
+
+    @property
+    def is_asked(self) -> bool:
+        return bool(self._answers)
 
     def next_answer(self) -> tuple[str, Iterator[bytes]] | None:
         """Who asked for a snapshot, and its parts. Each is made when it is taken; nothing may be held up by them."""

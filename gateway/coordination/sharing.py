@@ -5,10 +5,10 @@ and gets questions and snapshots on another one. What is lost meanwhile is notic
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Final
 
 from gateway.backends.backend import Backend
@@ -22,11 +22,9 @@ from gateway.observe.metrics import Metrics
 from gateway.routing.announced_record import AnnouncedIndex
 from gateway.supervisor import Supervisor
 
-UPDATE_SECONDS: Final = 0.05
 _RETRY_SECONDS: Final = 0.5
 _LONG_BYTES: Final = 4096  # of a message that takes a while
 _MOST_LONG: Final = 64  # that wait: others are lost, which is noticed
-_LOOK_SECONDS: Final = 0.25  # for questions
 _PART_SECONDS: Final = 0.002  # between parts of a snapshot
 _SECRET_SECONDS: Final = 10.0  # a server that restarted empty has lost it
 _LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 16, 1024
@@ -53,12 +51,11 @@ class CacheSharing:
     ) -> None:
         self._link, self._clock, self._supervisor = link, clock, supervisor
         self._secret, self._follow_secret = secret, follow_secret
-        self._secret_seconds = -math.inf
         self._updates, self._places = link.name(f"caches:{link.replica}"), link.name(f"stored:{link.replica}")
         self._responses = responses
         self._peers: list[str] = []
         self._long: deque[bytes] = deque()
-        self._has_long = asyncio.Event()
+        self._has_long, self._has_questions = asyncio.Event(), asyncio.Event()
         named = lambda: [(key, engine) for key, _, engine in engines_by_key(fleet.backends)]  # noqa: E731
         self.exchange = Exchange(link.replica, index, named, is_followed)
         fleet.on_change.append(self.exchange.follow_fleet)
@@ -90,17 +87,16 @@ class CacheSharing:
     async def running(self) -> AsyncIterator[None]:
         """Exchange messages with others while the block runs."""
         self.exchange.begin()
+        steps = [("cache_updates_received", self._read_long), ("cache_snapshots", self._answer)]
+        if self._follow_secret is not None:
+            steps.append(("cache_salt_secret", partial(self._agree_on_secret, self._follow_secret)))
         async with AsyncExitStack() as stack:
-            for task, step in (
-                ("cache_updates", self._publish),
-                ("cache_updates_received", self._read_long),
-                ("cache_snapshots", self._answer),
-            ):
+            for task, step in steps:
                 await stack.enter_async_context(self._supervisor.repeating(task, step, _RETRY_SECONDS))
+            stack.enter_context(self._supervisor.looking("cache_updates", self._publish))
             yield
 
-    async def _publish(self) -> None:
-        await asyncio.sleep(UPDATE_SECONDS)
+    def _publish(self) -> None:
         link, exchange, now = self._link, self.exchange, self._clock()
         if not link.is_up:
             return exchange.missed()
@@ -111,20 +107,20 @@ class CacheSharing:
         if (question := exchange.next_question(now)) is not None:
             asked, message = question
             link.publish(link.name(f"to:{asked}"), message)
-        if self._follow_secret is not None and now - self._secret_seconds >= _SECRET_SECONDS:
-            self._secret_seconds = now
-            try:
-                await self._agree_on_secret(self._follow_secret)
-            except StoreLost:
-                self._secret_seconds = -math.inf
+        if exchange.is_asked:
+            self._has_questions.set()
 
     async def _agree_on_secret(self, follow: Callable[[bytes], None]) -> None:
         key = self._link.name("secret")
-        await self._link.ask("SET", key, self._secret, "NX")
-        found = await self._link.ask("GET", key)
+        try:
+            await self._link.ask("SET", key, self._secret, "NX")
+            found = await self._link.ask("GET", key)
+        except StoreLost:
+            return await asyncio.sleep(_RETRY_SECONDS)
         if type(found) is bytes and _LEAST_SECRET_BYTES <= len(found) <= _MOST_SECRET_BYTES and found != self._secret:
             self._secret = found
             follow(found)
+        await asyncio.sleep(_SECRET_SECONDS)
 
     def _on_message(self, data: bytes) -> None:
         """Use it at once; a long one when nothing else is to be done, and what comes after it later still."""
@@ -146,7 +142,8 @@ class CacheSharing:
             await asyncio.sleep(0)
 
     async def _answer(self) -> None:
-        await asyncio.sleep(_LOOK_SECONDS)
+        await self._has_questions.wait()
+        self._has_questions.clear()
         if (answer := self.exchange.next_answer()) is None:
             return
         asker, parts = answer

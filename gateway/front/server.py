@@ -87,7 +87,7 @@ class Server:
             )
             self._servers.append(listener)
         try:
-            async with self._supervisor.repeating("client_watch", self._watch, _LOOK_SECONDS):
+            with self._supervisor.looking("client_watch", self._watch, _LOOK_SECONDS):
                 yield
         finally:
             self.stop_listening()
@@ -146,8 +146,7 @@ class Server:
             connection.abort()  # its client does not read; closing would wait for it
         await asyncio.sleep(0)
 
-    async def _watch(self) -> None:
-        await asyncio.sleep(_LOOK_SECONDS)
+    def _watch(self) -> None:
         now = self._clock()
         if self._tls is not None:
             self._tls.look()

@@ -1,6 +1,5 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Protocol, cast
@@ -375,14 +374,3 @@ class BatchMetrics:
         )
         text = "Size of uploaded files and results of batches."
         gauge("gateway_batch_files_bytes", text, (), lambda: [((), 0 if batches is None else batches.used_bytes)])
-
-
-_EVERY_SECONDS = 0.1
-
-
-async def watch_lag(histogram: Histogram) -> None:
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _EVERY_SECONDS
-        await asyncio.sleep(_EVERY_SECONDS)
-        histogram.observe((), max(0.0, loop.time() - due))

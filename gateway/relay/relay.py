@@ -7,7 +7,7 @@ events is passed on as it comes. A long plain answer is passed on once it has gr
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractContextManager
 from math import ceil
 from typing import Protocol
 
@@ -480,12 +480,11 @@ class Relay:
         for pool in self._pools.values():
             pool.close()
 
-    def watching(self) -> AbstractAsyncContextManager[None]:
+    def watching(self) -> AbstractContextManager[None]:
         """Cut answers that have stalled, while the block runs."""
-        return self._supervisor.repeating("answer_watch", self._watch, _LOOK_SECONDS)
+        return self._supervisor.looking("answer_watch", self._watch, _LOOK_SECONDS)
 
-    async def _watch(self) -> None:
-        await asyncio.sleep(_LOOK_SECONDS)
+    def _watch(self) -> None:
         for response in list(self._under_way):
             with self._supervisor.guard("answer_watch"):
                 response.watch(_LOOK_SECONDS, self._config, self._comment_seconds, self._fleet)

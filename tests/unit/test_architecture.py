@@ -260,7 +260,6 @@ EDGES = {
     "kv_events.feed",
     "listeners",
     "observe.log",
-    "observe.metrics",
     "observe.tracing",
     "page.broadcast",
     "page.playground",
