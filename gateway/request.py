@@ -29,13 +29,15 @@ class OfflineLine:
 
     `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
     left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
-    `continues`: what is generated until then is kept.
+    `continues`: what is generated until then is kept. `generated_tokens`: of the answer, before an earlier pause; they
+    are the end of the prompt.
     """
 
     expires_seconds: float
     laxity_seconds: Callable[[float], float]
     on_revoked: Callable[[], None]
     continues: bool = False
+    generated_tokens: int = 0
 
 
 @dataclass(slots=True, init=False)

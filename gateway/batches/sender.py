@@ -221,7 +221,7 @@ class LineSender:
         pace: BatchPace,
         streamed: _StreamedLine | None,
     ) -> None:
-        request_id, continues = record.request_id, False
+        request_id, continues, generated_tokens = record.request_id, False, 0
         if len(incoming.body) <= SHORT_BYTES:
             request = self._reader.read(incoming, route, request_id, _no_model)
         else:
@@ -231,11 +231,11 @@ class LineSender:
         if streamed is not None:
             partial = _partial_of(request, streamed)
             sink.expect_stream(partial)
-            continues = partial.continues
+            continues, generated_tokens = partial.continues, partial.tokens
             if partial.tokens:
                 request = _continued(request, streamed.document, partial)
         if self._idle_only and request.inputs is None and request.pairs is None:
-            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues)
+            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues, generated_tokens)
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:

@@ -138,7 +138,13 @@ class Fleet:
     def _place(self, request: Request) -> None:
         offline = None
         if request.is_line and self._rule is not None and self._rule.is_offline:
-            offline = OfflineLine(_DAY_SECONDS, lambda now: _DAY_SECONDS - now, lambda: self._abort(request), True)
+            offline = OfflineLine(
+                _DAY_SECONDS,
+                lambda now: _DAY_SECONDS - now,
+                lambda: self._abort(request),
+                continues=True,
+                generated_tokens=request.earlier_tokens,
+            )
         demand = Demand(
             MODEL,
             "batch" if request.is_line else "",

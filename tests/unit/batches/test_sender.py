@@ -1,0 +1,109 @@
+"""What a line teaches of the length of answers: its whole answer, once, however often it is paused."""
+
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from gateway.batches.batch import Owner
+from gateway.batches.partial import PartialAnswer
+from gateway.batches.sender import LineDispatchers, LinePaused, LineSender
+from gateway.batches.sink import LineSink
+from gateway.config import Config
+from gateway.config.backends import BackendConfig
+from gateway.front.read import RequestReader
+from gateway.front.stored_responses import StoredResponses
+from gateway.observe.record import Record
+from gateway.request import InferenceRequest, UpstreamResult, Usage
+from gateway.resources import MemoryBudget
+from gateway.routing.estimates import Estimates, OutputLengths
+from gateway.scheduling.offline import BatchPace
+from tests.unit.batches.test_partial import Engine
+from tests.unit.scheduling.virtual_time import run
+
+CHAT = "/v1/chat/completions"
+OWNER = Owner("", "")
+PACE = BatchPace(0.0, 86400.0, 1)
+
+
+class Backend:
+    """Generates an answer of letters, and is interrupted after so many tokens of it, once for each number here."""
+
+    def __init__(self, tokens: int, interrupted_at: tuple[int, ...]) -> None:
+        self.engine = Engine([b"a"] * tokens)
+        self.interrupted_at = [*interrupted_at]
+        self.asked: list[InferenceRequest] = []
+
+    async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
+        self.asked.append(request)
+        body, line = orjson.loads(request.body), request.demand.offline
+        replayed = body.get("kv_transfer_params", {}).get("prompt_token_ids", [])
+        events = self.engine.stream(replayed, ())
+        generated = max(0, len(replayed) - len(self.engine.prompt))
+        reply.begin(200, b"text/event-stream", b"")
+        if self.interrupted_at:
+            reply.write(b"".join(events[: 1 + self.interrupted_at.pop(0) - generated]))
+            assert line is not None
+            line.on_revoked()
+            raise TimeoutError
+        reply.write(b"".join(events))
+        usage = Usage(len(self.engine.prompt) + generated, len(self.engine.pieces) - generated)
+        record.answered(usage, request.demand, 0, client_was_slow=False)
+        return UpstreamResult(200, usage, 0.0)
+
+
+class Desk:
+    """Sends a line until it has its answer, and learns as the gateway does of each request."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.lengths = OutputLengths()
+        config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
+        plain = cast(Any, backend)
+        numbers = iter(range(100))
+        self.sender = LineSender(
+            LineDispatchers(plain, plain, plain, plain), _as_it_is, self.finished, lambda: 0.0, lambda: 0.0,
+            lambda: f"line-{next(numbers)}", MemoryBudget(1 << 20),
+        )  # fmt: skip
+        self.sender.follow(config, RequestReader(config, Estimates(), StoredResponses(), b"secret"))
+        self.sender.follow_keys((), are_needed=False)
+
+    def finished(self, record: Record) -> None:
+        if record.demand is not None and record.usage is not None:
+            self.lengths.answered(record.demand, record.usage)
+
+    async def answer(self, max_tokens: int) -> dict[str, Any]:
+        body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": max_tokens}
+        partial: PartialAnswer | None = None
+        while True:
+            try:
+                answer = await self.sender.send(CHAT, orjson.dumps(body), OWNER, PACE, partial)
+            except LinePaused as paused:
+                partial = paused.partial
+            else:
+                found: dict[str, Any] = orjson.loads(answer.body)
+                return found
+
+
+async def _as_it_is(request: InferenceRequest) -> InferenceRequest:
+    return request
+
+
+def learned(tokens: int, *interrupted_at: int, max_tokens: int = 1000) -> OutputLengths:
+    backend = Backend(tokens, interrupted_at)
+    desk = Desk(backend)
+    answer = run(desk.answer(max_tokens))
+    assert answer["usage"]["completion_tokens"] == tokens
+    assert len(backend.asked) == 1 + len(interrupted_at)
+    return desk.lengths
+
+
+@pytest.mark.parametrize("interrupted_at", [(30,), (30, 90), (1, 2, 3, 119), (0, 0, 50)])
+def test_a_line_that_is_paused_teaches_what_one_without_a_pause_does(interrupted_at: tuple[int, ...]) -> None:
+    assert learned(120, *interrupted_at).learned() == learned(120).learned()
+
+
+@pytest.mark.parametrize("interrupted_at", [(), (30,), (30, 90)])
+def test_an_answer_that_its_own_limit_ends_counts_as_cut_there(interrupted_at: tuple[int, ...]) -> None:
+    lengths = learned(120, *interrupted_at, max_tokens=120)
+    assert lengths.expected("m", "", None)[0] > 120, "without the limit, it would have been longer"
+    assert lengths.expected("m", "", 120)[0] >= 120
