@@ -73,7 +73,7 @@ def test_a_run_that_the_client_spoilt_has_no_figures_and_fails_the_series() -> N
     (point,) = series.points
     assert (point.valid, point.figures["ttft_p50"].high) == (1, pytest.approx(100))
     assert not series.passed
-    assert series.reasons == ["r5: 1 of 2 runs are invalid; see their reports"]
+    assert [reason.split(": event")[0] for reason in series.reasons] == ["r5: 1 of 2 runs are invalid: client worker 0"]
 
 
 def test_a_load_above_what_is_carried_is_a_finding_but_carrying_none_is_a_failure() -> None:
