@@ -5,17 +5,19 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from statistics import median
 
 from loadtest.compare.outage import report as outage
 from loadtest.compare.peers import OURS
 from loadtest.compare.report import notes, ttft_chart
 from loadtest.compare.schema import Comparison
-from loadtest.compare.tables import has_figures, measured_arms, tables, winners
+from loadtest.compare.tables import QUALITY, can_separate, cell, measured_arms, tables, winners
 from loadtest.report.chart import STYLES, X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
 from loadtest.report.document import render
+from loadtest.report.schema import Interval
+from loadtest.report.series_charts import whisker
 
 _MOMENTS = ("it goes", "it is let back", "it serves")
+_TRADED = [next(one for one in QUALITY if one.title == title) for title in ("TTFT p50", "output tokens/s")]
 _OUTAGE_STYLES = {"answered": "s3", "lost": "bad"}
 
 
@@ -30,6 +32,7 @@ def comparison_page(comparison: Comparison, there: Collection[str]) -> str:
         comparison=comparison,
         winners=winners(comparison),
         tables=tables(comparison),
+        best="best" if can_separate(comparison) else "ahead",
         tested=_tested(comparison),
         notes=notes(comparison),
         there=there,
@@ -77,25 +80,24 @@ def _style(arms: Sequence[str], name: str) -> str:
 
 def _trade_off(comparison: Comparison, arms: Sequence[str]) -> list[Chart]:
     """A point for each proxy: medians of throughput and of TTFT."""
-    places = {}
+    places = dict[str, tuple[float, float]]()
+    ends = dict[str, Interval]()
     for arm in arms:
-        found = [(one.ttft_p50, one.output_tokens_per_second) for one in has_figures(comparison.turns_of(arm))]
-        known = [(ttft, tokens) for ttft, tokens in found if ttft is not None and tokens]
-        if known:
-            places[arm] = (median(ttft for ttft, _ in known), median(tokens for _, tokens in known))
+        ttft, tokens = (cell(comparison.turns_of(arm), column) for column in _TRADED)
+        if ttft is not None and tokens is not None and tokens.median:
+            places[arm] = (ttft.median, tokens.median)
+            ends[arm] = whisker(tokens)
     if not places:
         return []
-    right, top = (max(place[axis] for place in places.values()) for axis in (0, 1))
+    right = max(x for x, _ in places.values())
+    top = max(max(y, min(ends[arm][1], 2 * y)) for arm, (_, y) in places.items())
     return [
         Chart(
             title="Throughput against TTFT",
-            note="medians; up and left is better",
+            note="medians, 95 % confidence of throughput; up and left is better",
             x=linear(0, nice_top(right), X_START, X_END, 6, " ms"),
             y=linear(0, nice_top(top), Y_START, Y_END, 4),
-            series=[
-                ChartSeries(arm, _style(arms, arm), [place], spread=[(place[1], place[1])])
-                for arm, place in places.items()
-            ],
+            series=[ChartSeries(arm, _style(arms, arm), [place], spread=[ends[arm]]) for arm, place in places.items()],
             x_title="TTFT p50",
             y_title="output tokens/s",
             labels=[(*place, arm) for arm, place in places.items()],

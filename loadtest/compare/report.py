@@ -44,9 +44,10 @@ def notes(comparison: Comparison) -> list[str]:
     memory = int(where.host["memory_bytes"]) / 2**30
     machine = f"{where.host['cpu']}, {where.host['cpus']} cores, {memory:.0f} GiB, {where.host['system']}"
     of_workload = [
-        f"{under}. Medians (and range) of {repetitions} repetition{'s' if repetitions != 1 else ''}, each with all "
-        "arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the "
-        "engines' own counters; latencies run from when a request was due. Bold: the best median of a column.",
+        f"{under}. Medians (± 95 % confidence) of {repetitions} repetition{'s' if repetitions != 1 else ''}, each with "
+        "all arms in another order on the same prompts, each arm started anew with cold caches. Hit rates are the "
+        "engines' own counters; latencies run from when a request was due. Bold: the best median of a column; a tie is "
+        "what the repetitions do not separate from it.",
         *_of_cost(comparison),
         *_of_percentiles(comparison),
         *_of_others(comparison),

@@ -1,8 +1,7 @@
-"""The tables of a comparison as cells of text: medians with their range by arm, ties, and ratios."""
+"""The tables of a comparison as cells of text: medians with their intervals by arm, ties, and ratios."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -11,11 +10,9 @@ from loadtest.compare.outage import report
 from loadtest.compare.outage.schema import Fault
 from loadtest.compare.peers import OURS
 from loadtest.compare.schema import DIRECT, ArmFigures, ArmRun, Comparison
-from loadtest.report.formatting import milliseconds, number, percent
+from loadtest.report.formatting import margin, milliseconds, number, percent, reach
 from loadtest.report.series import Spread, spread_of
 from loadtest.report.statistics import FEWEST, mann_whitney, significant
-
-_UNIT = re.compile(r"(.*\d)(\D*)")
 
 
 @dataclass(frozen=True)
@@ -105,6 +102,10 @@ COST = (
 )
 
 
+# A figure that may be about zero, or is a share, has no percentage of itself.
+_NEAR = {*DIFFERENCES, *(column for column in (*QUALITY, *DETAILS) if column.shown is percent)}
+
+
 def measured_arms(comparison: Comparison) -> list[str]:
     """The arms that have figures, in the order of the tables."""
     return [arm.name for arm in comparison.arms if comparison.turns_of(arm.name)]
@@ -115,23 +116,18 @@ def cell(turns: Sequence[ArmRun], column: Column) -> Spread | None:
     return spread_of([column.value(turn) for turn in turns])
 
 
-def cell_text(found: Spread | None, shown: Callable[[float], str], *, compact: bool = False) -> str:
-    """The median, and in brackets the range where there is one; compact: how far the farthest is off, in percent."""
+def cell_text(found: Spread | None, shown: Callable[[float], str], *, near: bool = False) -> str:
+    """The median, and behind it how far its 95 % confidence interval reaches: in percent, or in its own unit.
+
+    `near`: of a figure that may be about zero or is a share, which has no percentage.
+    """
     if found is None:
         return "-"
-    if found.low == found.high:
-        return shown(found.median)
-    if compact:
-        farthest = max(found.high - found.median, found.median - found.low)
-        return shown(found.median) + (f" ±{farthest / abs(found.median):.0%}" if found.median else "")
-    return f"{shown(found.median)} ({_from_to(shown(found.low), shown(found.high))})"
-
-
-def _from_to(low: str, high: str) -> str:
-    """Without the unit where both have the same: the median beside them has it."""
-    parts = [_UNIT.fullmatch(text) for text in (low, high)]
-    units = {part[2] for part in parts if part}
-    return " to ".join(part[1] for part in parts if part) if len(units) == 1 and all(parts) else f"{low} to {high}"
+    interval = found.interval
+    if near and interval is not None and interval[0] < interval[1]:
+        away = shown(reach(found.median, interval)).lstrip("+")
+        return f"{shown(found.median)} ±{away.replace('%', ' pp')}"
+    return shown(found.median) + margin(abs(found.median), interval)
 
 
 def columns_of(comparison: Comparison, columns: Sequence[Column]) -> list[Column]:
@@ -177,6 +173,11 @@ def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list
     }
 
 
+def can_separate(comparison: Comparison) -> bool:
+    """Whether there are repetitions enough for any difference to be significant."""
+    return max((len(comparison.turns_of(arm)) for arm in measured_arms(comparison)), default=0) >= FEWEST
+
+
 def _competing(comparison: Comparison, column: Column) -> dict[str, Spread]:
     arms = [arm for arm in measured_arms(comparison) if arm != DIRECT]
     return {arm: found for arm in arms if (found := cell(comparison.turns_of(arm), column))}
@@ -214,10 +215,10 @@ class Table:
 def tables(comparison: Comparison, *, compact: bool = False) -> list[Table]:
     """What is found under the workload, ours against the others, more of it, and cost; those with something to show."""
     quality, details, cost = (columns_of(comparison, columns) for columns in (QUALITY, DETAILS, COST))
-    made = [_medians("Under the workload", comparison, quality, compact)]
+    made = [_medians("Under the workload", comparison, quality)]
     if OURS in measured_arms(comparison) and len(measured_arms(comparison)) > 1:
-        made.append(_ratios(comparison, [*quality, *details, *cost], compact))
-    made += [_medians(title, comparison, shown, compact) for title, shown in (("More of it", details), ("Cost", cost))]
+        made.append(_ratios(comparison, [*quality, *details, *cost]))
+    made += [_medians(title, comparison, shown) for title, shown in (("More of it", details), ("Cost", cost))]
     return [table for table in (*made, *_away(comparison, compact)) if table.rows and len(table.head) > 1]
 
 
@@ -236,31 +237,38 @@ def _away(comparison: Comparison, compact: bool) -> list[Table]:
     return made
 
 
-def _medians(title: str, comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:
+def _medians(title: str, comparison: Comparison, columns: Sequence[Column]) -> Table:
     arms = {arm.name: arm for arm in comparison.arms if arm.name in measured_arms(comparison)}
     leading = [best(comparison, column) for column in columns]
+    tied = ties(comparison, columns) if can_separate(comparison) else {}
     rows: list[list[str]] = []
     ahead: set[tuple[int, int]] = set()
     for name, arm in arms.items():
-        cells = [
-            cell_text(cell(comparison.turns_of(name), column), column.shown, compact=compact) for column in columns
-        ]
+        cells = []
+        for column, leader in zip(columns, leading, strict=True):
+            text = cell_text(cell(comparison.turns_of(name), column), column.shown, near=column in _NEAR)
+            its = tied.get(column, [])
+            cells.append(f"{text}, tie" if its and name in (leader, *its) else text)
         if any(one != "-" for one in cells):
             ahead |= {(len(rows), at + 1) for at, leader in enumerate(leading) if leader == name}
             rows.append([f"{name} {arm.version}".strip(), *cells])
     return Table(title, ["proxy", *(column.title for column in columns)], rows, frozenset(ahead))
 
 
-def _ratios(comparison: Comparison, columns: Sequence[Column], compact: bool) -> Table:
+def _ratios(comparison: Comparison, columns: Sequence[Column]) -> Table:
     """Differences of latency have no ratio, and neither have columns without a winner."""
     shown = [column for column in columns if column.higher_is_better is not None and column not in DIFFERENCES]
     others = [arm for arm in measured_arms(comparison) if arm not in (OURS, DIRECT)]
-    cells = [
-        [cell_text(ratio(comparison, other, column), _times, compact=compact) for column in shown] for other in others
-    ]
+    cells = [[_ratio_text(ratio(comparison, other, column)) for column in shown] for other in others]
     kept = [at for at in range(len(shown)) if any(row[at] != "-" for row in cells)]
     rows = [[other, *(row[at] for at in kept)] for other, row in zip(others, cells, strict=True)]
     return Table("Ours over theirs, repetition by repetition", [_OF, *(_directed(shown[at]) for at in kept)], rows)
+
+
+def _ratio_text(found: Spread | None) -> str:
+    interval = found.interval if found is not None else None
+    is_tie = interval is not None and interval[0] <= 1 <= interval[1]
+    return cell_text(found, _times, near=True) + (", tie" if is_tie else "")
 
 
 def _times(value: float) -> str:
@@ -274,7 +282,7 @@ def _directed(column: Column) -> str:
 def winners(comparison: Comparison) -> list[str]:
     """The arm with the best median of each column and those that tie with it; before them, whether any can win."""
     shown = columns_of(comparison, (*QUALITY, *DETAILS, *COST))
-    enough = max((len(comparison.turns_of(arm)) for arm in measured_arms(comparison)), default=0) >= FEWEST
+    enough = can_separate(comparison)
     lines = []
     for column, tied in ties(comparison, shown).items():
         note = f" (ties with: {', '.join(tied)})" if tied and enough else ""

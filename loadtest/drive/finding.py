@@ -46,6 +46,11 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
             stopped = results.verdict.ended_early or between_runs.asked()
             if stopped:
                 break
+            if not results.requests.offered:
+                folder = folder_of("", load.label, sum(one.load == load.label for one in ran))
+                failures[folder] = f"no request came in {plan.duration_seconds:g} s; a longer --duration has some"
+                say(console, f"{folder}: {failures[folder]}", "red")
+                break
             ran.append(Ran("", load.label, sum(one.load == load.label for one in ran), results))
             if results.verdict.valid:
                 search.take(value, passed=carries(results))
@@ -62,7 +67,7 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
     answer = answer_of(search, ran, stopped=stopped or bool(failures))
     series = _series(ran, answer, failures)
     show_series(series, console)
-    for line in answer.lines:
+    for line in answer.lines if series.passed else []:
         say(console, line, "bold")
     if options.out is not None:
         say_written(console, write_series(series, options.out))

@@ -29,7 +29,7 @@ from loadtest.drive.sampling import Sampling
 from loadtest.drive.target import Target, TargetError, change, read_counters
 from loadtest.report.files import write_results, write_series, write_summary
 from loadtest.report.formatting import load_text, requested_text
-from loadtest.report.repeating import is_settled
+from loadtest.report.repeating import is_settled, spoilt_loads, why_unsettled
 from loadtest.report.schema import Bounds, Results
 from loadtest.report.series import Ran, Series, folder_of, series_of
 from loadtest.report.series_tables import run_line
@@ -162,7 +162,7 @@ def carry_out_series(
     narrow = options.narrow_to
 
     def are_enough() -> bool:
-        return narrow is not None and is_settled(ran, narrow)
+        return narrow is not None and (is_settled(ran, narrow) or bool(spoilt_loads(ran)))
 
     with StopSignals() as between_runs:
         for target, load, repetition, order in orders_of(options, looked, are_enough):
@@ -191,7 +191,7 @@ def carry_out_series(
     series = series_of(ran, ran[0].results.environment, failures)
     show_series(series, console)
     if narrow is not None and not is_settled(ran, narrow):
-        say(console, f"! {options.repetitions} repetitions did not bring the intervals down to {narrow:.3g}", "yellow")
+        say(console, f"! {why_unsettled(ran, narrow)}", "yellow")
     if options.out is not None:
         say_written(console, write_series(series, options.out))
     return series

@@ -26,6 +26,7 @@ _CONFIRMATIONS = 2
 _STEP_DOWN = 0.9
 _SPOILT = 2
 _DISTURBANCES = 3
+_HOPELESS = 3  # loads
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class LoadSearch:
 
     def next(self) -> float | None:
         """The load of the next run; None where the search is over."""
-        if self.runs >= self.most_runs or self.is_disturbed:
+        if self.runs >= self.most_runs or self.is_disturbed or self._is_hopeless:
             return None
         low, high = self.highest_passing, self._lowest_failing()
         if low is None:
@@ -80,6 +81,11 @@ class LoadSearch:
     def is_disturbed(self) -> bool:
         """Whether the client was disturbed so often that the search says nothing more of the target."""
         return self.disturbances >= _DISTURBANCES
+
+    @property
+    def _is_hopeless(self) -> bool:
+        """Whether the client has carried nothing at several loads: lower ones would not help."""
+        return not self._carried and sum(count >= _SPOILT for count in self._spoilt.values()) >= _HOPELESS
 
     @property
     def answer(self) -> float | None:

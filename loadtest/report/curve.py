@@ -19,9 +19,12 @@ def curve_table(series: Series) -> list[list[str]]:
 
 def curve_words(series: Series) -> list[str]:
     """What the curve says; empty where there is none."""
-    points = _curve(series)
-    if len(points) < 2:
+    points, spoilt = _curve(series), [point for point in series.points if not point.valid]
+    if not points:
         return []
+    if spoilt:
+        users = ", ".join(f"{point.offered:g}" for point in spoilt)
+        return [f"The client could not keep up at {users} users: this is not the server's curve."]
     first, before, last = points[0], points[-2], points[-1]
     total = _tokens(last) / _tokens(first)
     slower = 1 - (_tokens(last) / last.offered) / (_tokens(first) / first.offered)
@@ -60,7 +63,7 @@ def _tokens(point: Point) -> float:
 
 def _row(point: Point, first: Point) -> list[str]:
     return [
-        f"{point.offered:g}",
+        f"{point.offered:g}" + ("" if point.valid else " (invalid)"),
         number(_tokens(point)),
         f"{_tokens(point) / _tokens(first):.1f}x",
         number(_tokens(point) / point.offered),

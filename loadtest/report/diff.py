@@ -32,7 +32,7 @@ class Significance(StrEnum):
     """Whether two sides differ significantly."""
 
     YES = "yes"
-    NO = "no"
+    NO = "no, tie"
     TOO_FEW = "too few runs"
     REDEFINED = "defined otherwise"
 

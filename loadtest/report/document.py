@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from functools import cache
@@ -11,12 +12,14 @@ from typing import Any
 
 import orjson
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from loadtest.report.chart import Axis, Chart, ChartSeries, Point
 from loadtest.report.formatting import milliseconds, number, percent
 
 _SECONDS = " s"
 _DIGITS = 4
+_INTERVAL = re.compile(r"(.*?)( ±[^,]+)?(, tie)?")
 
 
 def plot_data(chart: Chart) -> dict[str, Any]:
@@ -128,9 +131,19 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters |= {"number": number, "milliseconds": milliseconds, "percent": percent}
+    made.filters |= {"number": number, "milliseconds": milliseconds, "percent": percent, "quiet": quiet}
     made.policies["json.dumps_function"] = lambda value, **_: orjson.dumps(value).decode()
     return made
+
+
+def quiet(value: object) -> Markup:
+    """Sets an interval, and that it is a tie, apart from the figure before it."""
+    text = str(value)
+    found = _INTERVAL.fullmatch(text)
+    if found is None:
+        return Markup("{}").format(text)
+    parts = (Markup(' <span class="near">{}</span>').format(part.lstrip(", ")) for part in found.groups()[1:] if part)
+    return Markup("{}{}").format(found[1], Markup("").join(parts))
 
 
 def _asset(name: str) -> str:

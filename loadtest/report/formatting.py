@@ -34,9 +34,15 @@ def percent(ratio: float | None) -> str:
 
 def margin(value: float, interval: Interval | None) -> str:
     """The farther end of the interval in percent of the value, to be put behind it; nothing where it is not known."""
-    if interval is None or not value:
+    ratio = reach(value, interval) / value if interval is not None and value else 0.0
+    if ratio < 0.0005:
         return ""
-    return f" ±{max(interval[1] - value, value - interval[0]) / value:.0%}"
+    return " ±>100%" if ratio > 1 else f" ±{ratio:.0%}" if ratio >= 0.0095 else f" ±{ratio:.1%}"
+
+
+def reach(value: float, interval: Interval) -> float:
+    """How far the farther end of the interval is from the value."""
+    return max(interval[1] - value, value - interval[0])
 
 
 def seconds_text(seconds: float) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from loadtest.report.chart import STYLES, Chart
-from loadtest.report.diff import Pair, change_text, colour, diff_of_many, made_of
+from loadtest.report.diff import Pair, Significance, change_text, colour, diff_of_many, made_of
 from loadtest.report.diff_page import RunSide, distributions, over_time
 from loadtest.report.document import render
 from loadtest.report.files import Saved, column
@@ -97,7 +97,10 @@ def _cell(name: str, pair: Pair | None) -> _Cell:
         return _Cell("-")
     text = spread_text(name, pair.after.figures.get(name))
     change = next((change for change in pair.changes if change.figure == name), None)
-    return _Cell(text) if change is None else _Cell(text, change_text(change), colour(change) or "soft")
+    if change is None:
+        return _Cell(text)
+    tie = ", tie" if change.significance is Significance.NO else ""
+    return _Cell(text, change_text(change) + tie, colour(change) or "soft")
 
 
 def _unmatched(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], names: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from loadtest.report.document import render
 from loadtest.report.formatting import (
     PART_COLUMNS,
     load_text,
+    margin,
     milliseconds,
     number,
     part_cells,
@@ -20,13 +21,15 @@ from loadtest.report.formatting import (
 )
 from loadtest.report.run_charts import pictures
 from loadtest.report.samples import samples_rows
-from loadtest.report.schema import Results, Verdict
+from loadtest.report.schema import Interval, Results, Verdict
 from loadtest.report.series import Series
 from loadtest.report.series_charts import series_charts
 from loadtest.report.series_tables import tables
 from loadtest.report.single_requests import shown_requests
 from loadtest.report.tested import CheckpointFields, what_was_tested
 from loadtest.report.verdict import loop_lag_limit
+
+_POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def page(results: Results, records: Sequence[Record], checkpoint: CheckpointFields | None = None) -> str:
@@ -67,7 +70,7 @@ def _verdict(verdict: Verdict) -> str:
 
 
 def _tiles(results: Results) -> list[tuple[str, str, str]]:
-    latency, requests = results.latency, results.requests
+    latency, requests, known = results.latency, results.requests, results.intervals
     rates, part = (results.steady, "steady part") if results.steady else (results.overall, "whole run")
     tiles = [
         (
@@ -75,18 +78,19 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
             percent(requests.succeeded / requests.offered if requests.offered else None),
             f"{number(requests.succeeded)} of {number(requests.offered)}",
         ),
-        ("requests/s", number(rates.requests_per_second), part),
-        ("output tokens/s", number(rates.output_tokens_per_second), part)
+        ("requests/s", _rate(rates.requests_per_second, known.get("requests_per_second")), part),
+        ("output tokens/s", _rate(rates.output_tokens_per_second, known.get("output_tokens_per_second")), part)
         if rates.output_tokens_per_second
         else ("prompt tokens/s", number(rates.prompt_tokens_per_second), part),
     ]
     for name, values in (
-        ("TTFT p50", latency.ttft_from_intended),
-        ("TPOT p50", latency.tpot),
-        ("E2E p50", latency.e2e_from_intended),
+        ("TTFT", latency.ttft_from_intended),
+        ("TPOT", latency.tpot),
+        ("E2E", latency.e2e_from_intended),
     ):
         if values is not None:
-            tiles.append((name, milliseconds(values.p50), f"p99 {milliseconds(values.p99)}"))
+            p50 = milliseconds(values.p50) + margin(values.p50, known.get(f"{name.lower()}_p50"))
+            tiles.append((f"{name} p50", p50, f"p99 {milliseconds(values.p99)}"))
     tiles.append(("peak in flight", number(results.concurrency.peak), f"mean {number(results.concurrency.mean)}"))
     if results.routing.hit_ratio is not None:
         ideal = results.routing.ideal_hit_ratio
@@ -97,28 +101,34 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
     if (joule := tokens_per_joule(results.samples, rates)) is not None:
         tiles.append(("tokens per joule", number(joule), f"{number(gpu_watts(results.samples, rates))} W"))
     if results.slo is not None:
-        tiles.append(
-            ("goodput", percent(results.slo.attainment), f"{number(results.slo.goodput_per_second)} requests/s")
-        )
+        goodput = _rate(results.slo.goodput_per_second, known.get("goodput_per_second"))
+        tiles.append(("goodput", percent(results.slo.attainment), f"{goodput} requests/s"))
     return tiles
+
+
+def _rate(value: float, interval: Interval | None) -> str:
+    return number(value) + margin(value, interval)
 
 
 def _latencies(results: Results) -> list[list[str]]:
     latency = results.latency
     rows = (
-        ("TTFT from the intended send", latency.ttft_from_intended),
-        ("TTFT from the actual send", latency.ttft),
-        ("TPOT", latency.tpot),
-        ("ITL", latency.itl),
-        ("E2E from the intended send", latency.e2e_from_intended),
-        ("E2E from the actual send", latency.e2e),
-        ("Queue in the gateway", latency.gateway_queue),
+        ("TTFT from the intended send", "ttft", latency.ttft_from_intended),
+        ("TTFT from the actual send", "", latency.ttft),
+        ("TPOT", "tpot", latency.tpot),
+        ("ITL", "", latency.itl),
+        ("E2E from the intended send", "e2e", latency.e2e_from_intended),
+        ("E2E from the actual send", "", latency.e2e),
+        ("Queue in the gateway", "", latency.gateway_queue),
     )
-    return [
-        [name, number(d.count), *map(milliseconds, (d.mean, d.p50, d.p90, d.p95, d.p99, d.max))]
-        for name, d in rows
-        if d is not None
-    ]
+    made = []
+    for name, figure, values in rows:
+        if values is not None:
+            at = {point: getattr(values, point) for point in _POINTS}
+            known = {point: results.intervals.get(f"{figure}_{point}") for point in _POINTS}
+            cells = [milliseconds(at[point]) + margin(at[point], known[point]) for point in _POINTS]
+            made.append([name, number(values.count), *cells])
+    return made
 
 
 def _errors(results: Results) -> list[list[str]]:

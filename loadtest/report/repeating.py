@@ -36,6 +36,22 @@ def is_settled(ran: Sequence[Ran], within: float) -> bool:
     return bool(widths) and all(width is not None and width <= within for width in widths)
 
 
+def spoilt_loads(ran: Sequence[Ran]) -> list[str]:
+    """Where the client spoilt as many runs as could have been enough, and none was valid: more would not help."""
+    by_place = dict[str, list[bool]]()
+    for one in ran:
+        by_place.setdefault(f"{one.target} {one.load}".strip(), []).append(one.results.verdict.valid)
+    return [place for place, valid in by_place.items() if len(valid) >= FEWEST and not any(valid)]
+
+
+def why_unsettled(ran: Sequence[Ran], within: float) -> str:
+    """Why the intervals stayed wider than that share."""
+    if spoilt := spoilt_loads(ran):
+        return f"no run was valid at {', '.join(spoilt)}: the intervals are the client's, and more runs would not help"
+    most = max(one.repetition for one in ran) + 1
+    return f"{most} repetitions did not bring the intervals down to ±{within * 100:g}%"
+
+
 def _values(ran: Sequence[Ran]) -> list[float]:
     valid = [one.results for one in ran if one.results.verdict.valid]
     values = (FIGURES[main_figure(results)](results) for results in valid)

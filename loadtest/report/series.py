@@ -171,7 +171,7 @@ def series_of(ran: Sequence[Ran], environment: Environment, failures: Mapping[st
     places = list(dict.fromkeys((one.target, one.load) for one in ran))
     points = [_point([one for one in ran if (one.target, one.load) == place]) for place in places]
     failures = dict(failures or {})
-    reasons = [f"{folder}: {why}" for folder, why in failures.items()] + _reasons(points)
+    reasons = [f"{folder}: {why}" for folder, why in failures.items()] + _reasons(points, ran)
     return Series(
         definitions=ran[0].results.definitions,
         environment=environment,
@@ -259,19 +259,25 @@ def _over_pairs(
     return spreads
 
 
-def _reasons(points: Sequence[Point]) -> list[str]:
+def _reasons(points: Sequence[Point], ran: Sequence[Ran]) -> list[str]:
     """A run that the client spoilt fails the series; a load that a target does not carry is a finding."""
-    reasons = [
-        f"{_named(point)}: {point.runs - point.valid} of {point.runs} runs are invalid; see their reports"
-        for point in points
-        if point.valid < point.runs
-    ]
+    reasons = []
+    for point in points:
+        spoilt = [one.results for one in _runs_of(point, ran) if not one.results.verdict.valid]
+        if spoilt:
+            count = "its run is" if point.runs == 1 else f"{len(spoilt)} of {point.runs} runs are"
+            why = "; ".join(spoilt[0].verdict.reasons[:1]) or "ended early"
+            reasons.append(f"{_named(point)}: {count} invalid: {why}".removeprefix(": "))
     for target in dict.fromkeys(point.target for point in points):
         its = [point for point in points if point.target == target]
-        if all(point.passed < point.valid or not point.valid for point in its):
+        if any(point.valid for point in its) and all(point.passed < point.valid or not point.valid for point in its):
             many = "no load passed in all its runs" if len(its) > 1 else "not all runs passed"
             reasons.append(f"{target}: {many}" if target else many)
     return reasons
+
+
+def _runs_of(point: Point, ran: Sequence[Ran]) -> list[Ran]:
+    return [one for one in ran if (one.target, one.load) == (point.target, point.load)]
 
 
 def _named(point: Point) -> str:

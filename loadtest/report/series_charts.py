@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from loadtest.report.chart import (
@@ -21,6 +21,7 @@ from loadtest.report.chart import (
 )
 from loadtest.report.diagnosis import GPU_TARGET_PERCENT
 from loadtest.report.formatting import milliseconds
+from loadtest.report.schema import Interval
 from loadtest.report.series import Point as Measured
 from loadtest.report.series import Series as Runs
 from loadtest.report.series import Spread
@@ -35,6 +36,8 @@ _RATIOS = {
     "ttft_p50": "TTFT p50",
     "e2e_p50": "E2E p50",
 }
+_GOODPUT = "goodput_per_second"
+_FARTHEST = 2.0  # times the median that an axis follows an interval
 _Line = tuple[str, list[tuple[float, Spread]]]
 
 
@@ -86,9 +89,13 @@ def _against(points: Sequence[Measured], rate: str, figure: str, unit: str = "",
     for number, (target, its) in enumerate(by_target.items()):
         style = STYLES[number % len(STYLES)]
         route = [(one.figures[figure].median, one.figures[rate].median) for one in sorted(its, key=_offered)]
+        known_ends = {(one.figures[figure].median, one.figures[rate].median): whisker(one.figures[rate]) for one in its}
         lines.append(
             ChartSeries(
-                target or "measured", f"{style} apart", sorted(route), spread=[(y, y) for _, y in sorted(route)]
+                target or "measured",
+                f"{style} apart",
+                sorted(known_ends),
+                spread=[known_ends[place] for place in sorted(known_ends)],
             )
         )
         routes.append((style, route))
@@ -96,9 +103,9 @@ def _against(points: Sequence[Measured], rate: str, figure: str, unit: str = "",
     near = [limit for limit in limits if limit < 2 * right]
     return Chart(
         title="",
-        note=_note_of(best),
+        note=_note_of(best, known),
         x=linear(0, nice_top(max([right, *near])), X_START, X_END, 6, unit),
-        y=linear(0, nice_top(max(y for _, y in places)), Y_START, Y_END, 4),
+        y=linear(0, nice_top(_top(one.figures[rate] for one in known)), Y_START, Y_END, 4),
         series=lines,
         routes=routes,
         y_title=f"{_TOTALS.get(rate, 'requests').lower()}/s",
@@ -112,18 +119,30 @@ def _offered(point: Measured) -> float:
 
 
 def _best(points: Sequence[Measured]) -> Measured | None:
-    """The load with the most goodput of those that passed, or else of all; None without an SLO."""
-    measured = [one for one in points if _median(one, "goodput_per_second")]
+    """The load with the most goodput of those that passed, or else of all valid ones; None without an SLO."""
+    measured = [one for one in points if one.valid and _median(one, _GOODPUT)]
     good = [one for one in measured if one.passed and one.passed == one.valid] or measured
-    return max(good, key=lambda one: _median(one, "goodput_per_second"), default=None)
+    return max(good, key=lambda one: _median(one, _GOODPUT), default=None)
 
 
-def _note_of(best: Measured | None) -> str:
+def _note_of(best: Measured | None, points: Sequence[Measured]) -> str:
     if best is None:
-        return "a point for each load; --slo marks the best one"
-    where = f"{best.target}, " if best.target else ""
-    rate = f"{_median(best, 'goodput_per_second'):.3g} requests/s"
-    return f"a point for each load; the ring is the best one: {where}{best.load}, {rate} within the SLO"
+        has_slo = any(_GOODPUT in one.figures for one in points)
+        return f"a point for each load; {'no valid run keeps the SLO' if has_slo else '--slo marks the best one'}"
+    rate = f"{_median(best, _GOODPUT):.3g} requests/s within the SLO"
+    tied = [_named(one) for one in points if one is not best and one.valid and _overlap(one, best)]
+    tie = f"; it ties with {', '.join(tied)}" if tied else ""
+    return f"a point for each load; the ring is the best one: {_named(best)}, {rate}{tie}"
+
+
+def _overlap(one: Measured, other: Measured) -> bool:
+    """Whether the goodput of both may be the same, as far as their intervals are known."""
+    first, second = (each.figures[_GOODPUT].interval if _GOODPUT in each.figures else None for each in (one, other))
+    return first is not None and second is not None and first[0] <= second[1] and second[0] <= first[1]
+
+
+def _named(point: Measured) -> str:
+    return f"{point.target}, {point.load}" if point.target else point.load
 
 
 def batch_size_curve(series: Runs) -> list[Chart]:
@@ -150,7 +169,7 @@ def ratio_charts(series: Runs) -> list[Chart]:
         for target in dict.fromkeys(one.target for one in series.differences):
             its = [one for one in series.differences if one.target == target and figure in one.ratios]
             lines.append((target, [(offered[one.target, one.load], one.ratios[figure]) for one in its]))
-        note = "pair by pair: median and range"
+        note = "pair by pair: median and 95 % confidence"
         against = series.differences[0].against
         # The first style is the first target's: it has no ratio.
         title = f"{_RATIOS[figure]}, as a ratio to {against}"
@@ -191,15 +210,17 @@ def _chart(
     bounds: Sequence[tuple[float, str]] = (),
     y_title: str = "",
 ) -> Chart:
-    values = [end for _, line in lines for _, spread in line for end in (spread.low, spread.high)]
-    values += [value for value, _ in bounds]
+    spreads = [spread for _, line in lines for _, spread in line]
+    limits = [value for value, _ in bounds]
     if latency:
-        y = logarithmic(min(values), max(values), Y_START, Y_END)
+        lowest = min(max(whisker(spread)[0], spread.median / _FARTHEST) for spread in spreads)
+        y = logarithmic(min([lowest, *limits]), max([_top(spreads), *limits]), Y_START, Y_END)
     elif around is not None:
-        away = nice_top(max(max(abs(value - around) for value in values), 0.01), 2)
+        far = max(abs(end - around) for spread in spreads for end in whisker(spread))
+        away = nice_top(min(max(far, 0.01), around), 2)
         y = linear(around - away, around + away, Y_START, Y_END, 4)
     else:
-        y = linear(0, nice_top(max(values)), Y_START, Y_END, 4)
+        y = linear(0, nice_top(max([_top(spreads), *limits])), Y_START, Y_END, 4)
     return Chart(
         title=title,
         note=note,
@@ -210,7 +231,7 @@ def _chart(
                 name,
                 styles[place % len(styles)],
                 [(at, spread.median) for at, spread in line],
-                spread=[(spread.low, spread.high) for _, spread in line],
+                spread=[whisker(spread) for _, spread in line],
             )
             for place, (name, line) in enumerate(lines)
         ],
@@ -247,7 +268,20 @@ def _closed(series: Runs) -> bool:
 
 def _note(points: Sequence[Measured]) -> str:
     runs = max(point.runs for point in points)
-    return f"median and range of {runs} runs" if runs > 1 else "one run each"
+    if runs > 1:
+        return f"median and 95 % confidence of {runs} runs"
+    known = any(spread.within_run for point in points for spread in point.figures.values())
+    return f"one run each{', 95 % confidence within it' if known else ''}"
+
+
+def whisker(spread: Spread) -> Interval:
+    """What is drawn at a point: its 95 % confidence interval, or the point alone where none is known."""
+    return spread.interval or (spread.median, spread.median)
+
+
+def _top(spreads: Iterable[Spread]) -> float:
+    """The end of an axis. Of two runs an interval can be so long that its end is left outside."""
+    return max(max(spread.median, min(whisker(spread)[1], spread.median * _FARTHEST)) for spread in spreads)
 
 
 def _median(point: Measured, figure: str) -> float:
@@ -255,4 +289,12 @@ def _median(point: Measured, figure: str) -> float:
 
 
 def _divided(spread: Spread, users: float) -> Spread:
-    return Spread(median=spread.median / users, low=spread.low / users, high=spread.high / users)
+    within = spread.within_run and (spread.within_run[0] / users, spread.within_run[1] / users)
+    values = [value / users for value in spread.values]
+    return Spread(
+        median=spread.median / users,
+        low=spread.low / users,
+        high=spread.high / users,
+        values=values,
+        within_run=within,
+    )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from loadtest.report.formatting import margin, milliseconds, number, percent
+from loadtest.report.formatting import margin, milliseconds, number, percent, reach
 from loadtest.report.schema import Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
-_INTERVAL = "(95 % confidence interval)"
+_INTERVAL = "± 95 % confidence"
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
 _RATES = (
@@ -40,16 +40,22 @@ _TITLES = {
     "peak_in_flight": "peak in flight",
 }
 
+_SHORT = {
+    "requests_per_second": "req/s",
+    "output_tokens_per_second": "tok/s",
+    "output_tokens_per_second_per_user": "tok/s a user",
+    "goodput_per_second": "good/s",
+}
+
 
 def tables(series: Series, *, compact: bool = False) -> list[Table]:
     """Title, head and rows of each; columns without figures are left out.
 
-    Compact: the farther end of the interval in percent of the median.
+    Compact: short titles, fewer differences and ratios, and no word of invalid runs, which are named elsewhere.
     """
-    spread = "± 95 % confidence" if compact else _INTERVAL
     made = [
-        _points(f"Rates and goodput: median {spread}", series.points, _RATES, compact),
-        _points(f"Latency from the intended send: median {spread}", series.points, _LATENCIES, compact),
+        _points(f"Rates and goodput: median {_INTERVAL}", series.points, _RATES, compact),
+        _points(f"Latency from the intended send: median {_INTERVAL}", series.points, _LATENCIES, compact),
     ]
     if series.differences:
         against = series.differences[0].against
@@ -73,18 +79,18 @@ def run_line(folder: str, results: Results) -> str:
 
 def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: bool) -> Table:
     shown = [name for name in names if any(name in point.figures for point in points)]
-    outcome = _close if compact else spread_text
-    head = [*_head(points), "passed", *map(title_of, shown)]
+    titles = [_SHORT.get(name, title_of(name)) if compact else title_of(name) for name in shown]
+    head = [*_head(points), "passed", *titles]
     rows = [
-        [*_place(point, points), _runs(point), *(outcome(name, point.figures.get(name)) for name in shown)]
+        [*_place(point, points), _runs(point, compact), *(spread_text(name, point.figures.get(name)) for name in shown)]
         for point in points
     ]
     return title, head, rows
 
 
-def _runs(point: Point) -> str:
+def _runs(point: Point, compact: bool) -> str:
     invalid = point.runs - point.valid
-    return f"{point.passed}/{point.runs}" + (f" ({invalid} invalid)" if invalid else "")
+    return f"{point.passed}/{point.runs}" + (f" ({invalid} invalid)" if invalid and not compact else "")
 
 
 def _differences(title: str, differences: Sequence[Difference], compact: bool) -> Table:
@@ -96,7 +102,7 @@ def _differences(title: str, differences: Sequence[Difference], compact: bool) -
             one.target,
             one.load,
             str(one.pairs),
-            *(spread_text(name, one.figures.get(name), signed=True) for name in shown),
+            *(_difference(name, one.figures.get(name)) for name in shown),
         ]
         for one in differences
     ]
@@ -116,9 +122,23 @@ def _ratios(title: str, differences: Sequence[Difference], compact: bool) -> Tab
 def _ratio(spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    if (interval := spread.interval) is None:
-        return f"{spread.median:.3f}"
-    return f"{spread.median:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+    interval = spread.interval
+    near = f" ±{reach(spread.median, interval):.3f}" if interval else ""
+    return f"{spread.median:.3f}{near}{_tie(spread, 1.0)}"
+
+
+def _difference(name: str, spread: Spread | None) -> str:
+    if spread is None:
+        return "-"
+    sign, interval = "-" if spread.median < 0 else "+", spread.interval
+    near = f" ±{figure_text(name, reach(spread.median, interval))}" if interval else ""
+    return f"{sign}{figure_text(name, abs(spread.median))}{near}{_tie(spread, 0.0)}"
+
+
+def _tie(spread: Spread, same: float) -> str:
+    """Marks what may as well be no difference."""
+    interval = spread.interval
+    return ", tie" if interval and interval[0] <= same <= interval[1] else ""
 
 
 def title_of(name: str) -> str:
@@ -135,26 +155,15 @@ def _place(point: Point, points: Sequence[Point]) -> list[str]:
     return [point.target, point.load] if any(other.target for other in points) else [point.load]
 
 
-def spread_text(name: str, spread: Spread | None, *, signed: bool = False) -> str:
-    """The median, and the interval where there are several runs."""
+def spread_text(name: str, spread: Spread | None) -> str:
+    """The median, and behind it how far its interval reaches: in percent, or in percentage points of a ratio."""
     if spread is None:
         return "-"
-
-    def value(amount: float) -> str:
-        sign = "-" if amount < 0 else "+" if signed else ""
-        return sign + figure_text(name, abs(amount))
-
-    if (interval := spread.interval) is None:
-        return value(spread.median)
-    low, high = map(value, interval)
-    return value(spread.median) if low == high else f"{value(spread.median)} ({low} to {high})"
-
-
-def _close(name: str, spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    interval = None if name in _UNITS else spread.interval
-    return figure_text(name, spread.median) + margin(spread.median, interval)
+    shown, interval = figure_text(name, spread.median), spread.interval
+    if name not in _UNITS:
+        return shown + margin(spread.median, interval)
+    points = 100 * reach(spread.median, interval) if interval else 0.0
+    return f"{shown} ±{points:.1f} pp" if points >= 0.05 else shown
 
 
 def figure_text(name: str, value: float) -> str:

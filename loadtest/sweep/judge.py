@@ -10,9 +10,9 @@ from statistics import median
 from typing import TypeVar
 
 from loadtest.report.diagnosis import gpu_percent, gpu_watts, tokens_per_joule
-from loadtest.report.schema import Distribution, Results
+from loadtest.report.schema import Distribution, Interval, Results
 from loadtest.report.series_tables import title_of
-from loadtest.report.statistics import mann_whitney, significant
+from loadtest.report.statistics import mann_whitney, mean_interval, significant
 from loadtest.sweep.plan import Figure, Halving, Objective
 
 GPU_FIGURES = {"gpu_percent": gpu_percent, "gpu_watts": gpu_watts, "tokens_per_joule": tokens_per_joule}
@@ -28,6 +28,7 @@ class Judged:
     excess: float
     complaints: list[str]
     values: Sequence[float] = ()  # what is maximised, of each run
+    interval: Interval | None = None  # 95 % confidence of what is maximised
 
     @property
     def fits(self) -> bool:
@@ -75,7 +76,15 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
             complaints.append(f"{figure_label(name)} {found:.3g} s > {bound:g} s")
             excess = max(excess, found / bound - 1)
     values = [one[objective.maximise.value] for one in each]
-    return Judged(figures, figures[objective.maximise.value], excess, complaints, values)
+    interval = mean_interval(values) if len(values) > 1 else _within(believed[0], objective.maximise, gpus)
+    return Judged(figures, figures[objective.maximise.value], excess, complaints, values, interval)
+
+
+def _within(run: Results, figure: Figure, gpus: int) -> Interval | None:
+    """The interval that a single run has by itself."""
+    per_gpu = figure is Figure.OUTPUT_TOKENS_PER_GPU
+    found = run.intervals.get((Figure.OUTPUT_TOKENS if per_gpu else figure).value)
+    return (found[0] / gpus, found[1] / gpus) if found and per_gpu else found
 
 
 def figure_label(figure: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from loadtest.report.chart import (
     nice_top,
 )
 from loadtest.report.document import render
-from loadtest.report.formatting import milliseconds, number
+from loadtest.report.formatting import margin, milliseconds, number
 from loadtest.report.schema import Environment
 from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, figure_label, frontier
 from loadtest.sweep.plan import Objective, Way
@@ -92,9 +92,11 @@ def _section(
     won = next((one for one in found.winners if one.workload == workload), None)
     base = next((entry.value for entry in entries if entry.label == next(iter(found.gpus), "")), None)
     maximised = figure_label(objective.maximise.value)
+    decided = way == next(entry.through for entry in found.entries if entry.workload == workload)
+    tied = [won.label, *won.tied] if decided and won is not None and won.tied else []
     rows = []
     for place, entry in enumerate(entries, 1):
-        cells = [str(place), *(_flag(entry.flags.get(flag)) for flag in varied), number(entry.value)]
+        cells = [str(place), *(_flag(entry.flags.get(flag)) for flag in varied), _maximised(entry, tied)]
         cells.append("-" if not base or entry.value is None else f"{entry.value / base:.2f}x")
         latencies = [entry.figures.get(name) for name in LATENCIES]
         cells += [milliseconds(None if seconds is None else seconds * 1e3) for seconds in latencies]
@@ -114,13 +116,18 @@ def _section(
         head=[
             "",
             *varied,
-            maximised,
+            f"{maximised}, ± 95 % confidence",
             "over the first",
             *map(figure_label, (*LATENCIES, *watched)),
             "runs",
         ],
         rows=rows,
     )
+
+
+def _maximised(entry: ConfigurationResult, tied: Collection[str]) -> str:
+    text = number(entry.value) + margin(entry.value or 0.0, entry.interval)
+    return f"{text}, tie" if entry.label in tied else text
 
 
 def _answers(found: SweepOutcome, objective: Objective) -> list[tuple[str, str, str, str]]:
@@ -183,15 +190,18 @@ def _chart(
     kept = frontier(list(at), lambda label: at[label][0], lambda label: at[label][1])
     bound = objective.bounds.get(name)
     latencies = [x for x, _ in at.values()] + ([bound * 1e3] if bound is not None else [])
-    series = [ChartSeries("frontier", "s1", [at[label] for label in kept], spread=[(at[k][1], at[k][1]) for k in kept])]
+    ends = {at[one.label]: one.interval or (at[one.label][1], at[one.label][1]) for one in measured}
+    # Of two runs an interval can be so long that its end is left outside.
+    top = max(max(y, min(ends[x, y][1], 2 * y)) for x, y in at.values())
+    series = [ChartSeries("frontier", "s1", [at[label] for label in kept], spread=[ends[at[label]] for label in kept])]
     for title, style, fits in (("within the limits", "s3 apart", True), ("beyond the limits", "s2 apart", False)):
         its = sorted(at[one.label] for one in measured if one.fits == fits and one.label not in kept)
-        series += [ChartSeries(title, style, its, spread=[(y, y) for _, y in its])] if its else []
+        series += [ChartSeries(title, style, its, spread=[ends[place] for place in its])] if its else []
     return Chart(
         title=f"{figure_label(objective.maximise.value).capitalize()} against {figure_label(name)}",
-        note="numbers are those of the table; up and left is better",
+        note="numbers are those of the table; up and left is better; whiskers: 95 % confidence",
         x=_latency_axis(latencies),
-        y=linear(0, nice_top(max(y for _, y in at.values())), Y_START, Y_END, 4),
+        y=linear(0, nice_top(top), Y_START, Y_END, 4),
         series=series,
         x_title=figure_label(name),
         y_title=figure_label(objective.maximise.value),

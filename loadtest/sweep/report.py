@@ -14,7 +14,7 @@ from rich.text import Text
 
 from loadtest.console import markdown_table, plain_table, say
 from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSeries, linear, nice_top
-from loadtest.report.formatting import milliseconds, number
+from loadtest.report.formatting import margin, milliseconds, number
 from loadtest.report.schema import Distribution, Environment, Results
 from loadtest.report.sheet import sheet, style
 from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
@@ -77,6 +77,7 @@ def _entries(sweep: Sweep, stages: list[Stage], way: Way) -> list[ConfigurationR
                     configuration,
                     figures=dict(this.figures),
                     value=this.value,
+                    interval=this.interval,
                     fits=this.fits,
                     complaints=this.complaints,
                 )
@@ -262,7 +263,7 @@ def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
             table = plain_table(_title(workload.name, way), _head(plan, watched), overflow="fold")
             for entry in entries:
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
-                table.add_row(*map(Text, _row(entry, plan, watched)), style=style)
+                table.add_row(*map(Text, _row(entry, watched)), style=style)
             console.print(table)
     for line in winner_lines(found, plan):
         say(console, line, "bold")
@@ -299,7 +300,7 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
         for way in plan.through:
             if entries := found.of(workload.name, way):
                 watched = _watched(entries)
-                rows = [_row(entry, plan, watched) for entry in entries]
+                rows = [_row(entry, watched) for entry in entries]
                 parts += [_title(workload.name, way), markdown_table(_head(plan, watched), rows)]
     if found.left_out:
         rows = [[label, why] for label, why in found.left_out.items()]
@@ -332,8 +333,8 @@ def _head(plan: SweepPlan, watched: Sequence[str]) -> list[str]:
     return ["configuration", *map(figure_label, shown), "runs", ""]
 
 
-def _row(entry: ConfigurationResult, plan: SweepPlan, watched: Sequence[str]) -> list[str]:
-    cells = [entry.label, number(entry.figures.get(plan.objective.maximise.value))]
+def _row(entry: ConfigurationResult, watched: Sequence[str]) -> list[str]:
+    cells = [entry.label, number(entry.value) + margin(entry.value or 0.0, entry.interval)]
     for name in LATENCIES:
         seconds = entry.figures.get(name)
         cells.append(milliseconds(None if seconds is None else seconds * 1e3))

@@ -6,12 +6,12 @@ from typing import Any
 
 from pydantic import Field
 
-from loadtest.report.schema import StrictModel
+from loadtest.report.schema import Interval, StrictModel
 from loadtest.report.statistics import FEWEST
 from loadtest.sweep.plan import FlagValue, Way
 
-# 2: ties.
-SWEEP_SCHEMA_VERSION = 2
+# 2: ties. 3: intervals.
+SWEEP_SCHEMA_VERSION = 3
 
 
 class ConfigurationResult(StrictModel):
@@ -25,6 +25,7 @@ class ConfigurationResult(StrictModel):
     runs: int
     figures: dict[str, float] = Field(description="Medians of the runs.")
     value: float | None = Field(description="What is maximised.")
+    interval: Interval | None = Field(None, description="95 % confidence of it: of the runs, or within a single one.")
     fits: bool
     complaints: list[str]
     log: list[str] = Field(default_factory=list, description="Of a server that failed.")

@@ -57,7 +57,9 @@
       for (const row of [...table.rows].slice(1)) {
         const { column, kind, first } = row.dataset;
         const text = line && line[column];
-        row.append(text ? cell("td", shown(+text, kind), first === "" ? "" : change(+text, +first)) : cell("td", "-"));
+        const made = text ? cell("td", shown(+text, kind), first === "" ? "" : change(+text, +first)) : cell("td", "-");
+        made.dataset.title = name;
+        row.append(made);
       }
     }
     return found;

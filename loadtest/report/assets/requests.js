@@ -77,7 +77,11 @@
       row.dataset.row = at;
       row.onclick = () => show(at);
       row.onkeydown = (event) => { if (event.key === "Enter") show(at); };
-      row.append(...columns.map(([, , text]) => make("td", text(rows[at]))));
+      for (const [title, , text] of columns) {
+        const cell = make("td", text(rows[at]));
+        cell.dataset.title = title;
+        row.append(cell);
+      }
       return row;
     });
     table.replaceChildren(head, ...shown);

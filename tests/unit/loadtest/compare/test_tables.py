@@ -1,4 +1,4 @@
-"""Tables show medians with their range, who is ahead, and ours over theirs in the same repetition."""
+"""Tables show medians with their intervals, who is ahead, and ours over theirs in the same repetition."""
 
 from loadtest.compare.schema import ArmRun, Overhead
 from loadtest.compare.tables import (
@@ -14,6 +14,7 @@ from loadtest.compare.tables import (
     ties,
     winners,
 )
+from loadtest.report.series import spread_of
 from tests.unit.loadtest.compare.builders import make_comparison, make_figures, make_turn
 
 HIT_RATE, TTFT = QUALITY[0], QUALITY[1]
@@ -27,11 +28,12 @@ def three(arm: str, *ttft: float) -> list[ArmRun]:
     return [make_turn(arm, number, figures=make_figures(ttft_p50=value)) for number, value in enumerate(ttft)]
 
 
-def test_a_cell_is_the_median_of_the_repetitions_with_their_range() -> None:
-    found = cell(three("smg", 30, 10, 20), TTFT)
-    assert cell_text(found, TTFT.shown) == "20.0 ms (10.0 to 30.0)"
-    assert cell_text(cell(three("smg", 500, 900, 1500), TTFT), TTFT.shown) == "900 ms (500 ms to 1.50 s)"
-    assert cell_text(cell(three("smg", 10, 12), TTFT), TTFT.shown, compact=True) == "11.0 ms ±9%"
+def test_a_cell_is_the_median_of_the_repetitions_with_its_confidence() -> None:
+    found = cell(three("smg", 29, 30, 31), TTFT)
+    assert cell_text(found, TTFT.shown) == "30.0 ms ±8%"  # 4.303 x 1 ms / sqrt(3)
+    assert cell_text(found, TTFT.shown, near=True) == "30.0 ms ±2.48 ms"
+    assert cell_text(spread_of([0.49, 0.5, 0.51]), HIT_RATE.shown, near=True) == "50.0% ±2.5 pp"
+    assert cell_text(cell(three("smg", 10, 20), TTFT), TTFT.shown) == "15.0 ms ±>100%"
     assert cell_text(cell(three("smg", 10), TTFT), TTFT.shown) == "10.0 ms"
     assert cell_text(cell([], TTFT), TTFT.shown) == "-"
 
@@ -61,6 +63,8 @@ def test_arms_that_repetitions_do_not_separate_from_the_best_tie_with_it() -> No
     comparison = make_comparison([*turns, *three("other", 90, 91, 92, 93)])
     assert ties(comparison, [TTFT]) == {TTFT: ["smg"]}
     assert "TTFT p50: gateway (ties with: smg)" in winners(comparison)
+    shown = {row[0]: row[2] for row in tables(comparison)[0].rows}
+    assert [name for name, text in shown.items() if text.endswith(", tie")] == ["gateway 1.2", "smg 1.2"]
 
 
 def test_three_repetitions_separate_nothing_and_say_so() -> None:

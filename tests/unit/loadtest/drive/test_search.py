@@ -96,6 +96,17 @@ def test_a_load_that_the_client_never_carries_is_its_limit(aim: Aim, most: float
     assert search.answer <= most < search.answer * 1.05 + 1
 
 
+@pytest.mark.parametrize("aim", list(Aim))
+def test_a_client_that_carries_nothing_ends_the_search_after_three_loads(aim: Aim) -> None:
+    search, tried = LoadSearch(aim), list[float]()
+    while (load := search.next()) is not None:
+        tried.append(load)
+        search.take_spoilt(load)
+    assert len(tried) == 6
+    assert len(set(tried)) == 3
+    assert search.answer is None
+
+
 @pytest.mark.parametrize("passed", [True, False])
 def test_a_client_that_is_disturbed_at_loads_it_has_carried_is_no_limit_and_ends_the_search(passed: bool) -> None:
     search = LoadSearch(Aim.CONCURRENCY)

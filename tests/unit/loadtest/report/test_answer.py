@@ -9,11 +9,11 @@ import pytest
 from loadtest.drive.search import Aim, LoadSearch
 from loadtest.report.answer import answer_of, carries
 from loadtest.report.curve import curve_table, curve_words
-from loadtest.report.repeating import half_width, is_settled
+from loadtest.report.repeating import half_width, is_settled, spoilt_loads, why_unsettled
 from loadtest.report.schema import Bounds
-from loadtest.report.series import Ran
+from loadtest.report.series import Ran, series_of
 from loadtest.report.statistics import mean_interval
-from tests.unit.loadtest.report.runs import curve_of, records_of, run_of
+from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
 
 _BOUNDS = Bounds(ttft_ms=150)
 
@@ -133,3 +133,23 @@ def test_a_search_that_was_disturbed_says_so_and_what_was_seen_once() -> None:
     assert answer.load is None
     assert answer.lines[0].startswith("The search was given up: other work disturbed the client in 3 runs")
     assert answer.lines[1].startswith("8 users kept the SLO (TTFT at most 150 ms for 95% of requests) in one run")
+
+
+def test_a_curve_of_runs_that_the_client_spoilt_is_not_the_servers() -> None:
+    ran = [
+        Ran("", f"c{users}", 0, run_of(records_of(0.1), lag=0.9 if users == 2 else 0.001, concurrency=users))
+        for users in (1, 2)
+    ]
+    series = series_of(ran, ENVIRONMENT)
+    assert curve_words(series) == ["The client could not keep up at 2 users: this is not the server's curve."]
+    assert [row[0] for row in curve_table(series)] == ["1", "2 (invalid)"]
+
+
+def test_repeating_ends_where_every_run_is_spoilt_and_says_so() -> None:
+    spoilt = [Ran("", "c1", n, run_of(records_of(0.1), lag=0.9)) for n in range(4)]
+    assert spoilt_loads(spoilt[:3]) == []
+    assert spoilt_loads(spoilt) == ["c1"]
+    assert "no run was valid at c1" in why_unsettled(spoilt, 0.03)
+    valid = Ran("", "c1", 4, run_of(records_of(0.1)))
+    assert spoilt_loads([*spoilt, valid]) == []
+    assert why_unsettled([*spoilt, valid], 0.03) == "5 repetitions did not bring the intervals down to ±3%"

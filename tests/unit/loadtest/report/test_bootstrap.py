@@ -112,7 +112,7 @@ def test_a_single_run_of_a_series_shows_its_own_interval_and_several_show_that_o
     point = series_of_one(run_of(records_of(0.1, count=100))).points[0]
     assert point.figures["ttft_p50"].interval == point.figures["ttft_p50"].within_run
     one = Spread(median=100, low=100, high=100, values=[100], within_run=(90, 120))
-    assert spread_text("ttft_p50", one) == "100 ms (90.0 ms to 120 ms)"
+    assert spread_text("ttft_p50", one) == "100 ms ±20%"
     several = one.model_copy(update={"values": [99, 101]})
     assert several.interval != one.within_run
     (_, _, rates), *_ = tables(series_of_one(run_of(records_of(0.1, count=100))), compact=True)

@@ -54,7 +54,7 @@ def test_single_runs_are_compared_and_nothing_is_distinguished() -> None:
 
 @pytest.mark.parametrize(
     ("repeat", "speed", "significance", "reported"),
-    [(3, 1.5, "too few runs", None), (4, 1.5, "yes", "better"), (4, 0.5, "yes", "worse"), (4, 1.001, "no", None)],
+    [(3, 1.5, "too few runs", None), (4, 1.5, "yes", "better"), (4, 0.5, "yes", "worse"), (4, 1.001, "no, tie", None)],
 )
 def test_a_change_is_better_or_worse_only_where_enough_runs_shows_it(
     repeat: int, speed: float, significance: str, reported: str | None

@@ -63,7 +63,7 @@ def test_series_have_a_table_for_each_load_and_charts_by_load(tmp_path: Path) ->
     folders = [series_in(tmp_path / name, ttft, repeat=8) for name, ttft in TTFTS.items()]
     folders.append(series_in(tmp_path / "d", 0.1, users=(1, 4)))
     html = page_of(*folders)
-    assert html.count('class="figures"') == 2
+    assert html.count('class="figures rows"') == 2
     assert "<li>d: c4</li>" in html or "d:  c4" in html
     row = html[html.index("<td>TTFT p50</td>") :].split("</tr>")[0]
     assert '<span class="worse">+' in row

@@ -141,6 +141,22 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
     assert (style, route) == ("s1", [place[:2] for place in chart["labels"]])
 
 
+def test_a_best_load_that_others_may_equal_is_a_tie_and_one_that_the_client_spoilt_is_none() -> None:
+    def note(lag: float = 0.001, slower: float = 1.0) -> str:
+        ran = [
+            Ran("", f"c{users}", n, run_of(records, BOUNDS, lag=lag, concurrency=users))
+            for n in range(4)
+            for users in (1, 2)
+            if (records := records_of(0.05, seconds=(0.4 + n / 100) * (slower if users == 1 else 1)))
+        ]
+        html = series_page(series_of(ran, ENVIRONMENT), [])
+        return html[html.index("a point for each load") :].split("<")[0]
+
+    assert "the best one: c2, 2.61 requests/s within the SLO; it ties with c1" in note()
+    assert "ties" not in note(slower=2)
+    assert note(lag=0.9) == "a point for each load; no valid run keeps the SLO"
+
+
 def test_latency_by_load_has_the_limit_of_the_slo() -> None:
     series = curve_of({"": 1.0}).model_copy(update={"limits": {"ttft_ms": 150.0}})
     plots = {plot["title"]: plot for plot in plots_of(series_page(series, []))}

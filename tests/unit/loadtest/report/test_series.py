@@ -49,11 +49,21 @@ def test_a_point_has_the_median_and_the_spread_of_its_repetitions() -> None:
 def test_tables_show_the_median_with_the_confidence_interval_of_the_mean() -> None:
     several = _series(*(_ran("", 5, n, ttft) for n, ttft in enumerate((0.18, 0.2, 0.22))))
     one = _series(_ran("", 5, 0, 0.2))
-    shown = {compact: tables(several, compact=compact)[1] for compact in (False, True)}
-    column = shown[False][1].index("TTFT p50")
-    assert shown[False][2][0][column] == "200 ms (150 ms to 250 ms)"  # 4.303 x 20 ms / sqrt(3)
-    assert shown[True][2][0][column] == "200 ms ±25%"
+    _, head, (row,) = tables(several)[1]
+    column = head.index("TTFT p50")
+    assert row[column] == "200 ms ±25%"  # 4.303 x 20 ms / sqrt(3)
     assert tables(one)[1][2][0][column] == "200 ms"
+
+
+def test_differences_that_repetitions_do_not_separate_from_nothing_are_ties() -> None:
+    ran = [_ran("direct", 5, n, 0.2) for n in range(3)]
+    ran += [_ran("near", 5, n, ttft) for n, ttft in enumerate((0.19, 0.2, 0.22))]
+    ran += [_ran("far", 5, n, ttft) for n, ttft in enumerate((0.29, 0.3, 0.31))]
+    *_, less, ratio = tables(_series(*ran))
+    shown = {row[0]: row[less[1].index("TTFT p50")] for row in less[2]}
+    assert shown == {"near": "+0.00 ms ±41.3 ms, tie", "far": "+100 ms ±24.8 ms"}
+    shown = {row[0]: row[ratio[1].index("TTFT p50")] for row in ratio[2]}
+    assert shown == {"near": "1.000 ±0.206, tie", "far": "1.500 ±0.124"}
 
 
 def test_targets_are_compared_pair_by_pair_so_that_drift_does_not_count() -> None:
@@ -73,7 +83,7 @@ def test_a_run_that_the_client_spoilt_has_no_figures_and_fails_the_series() -> N
     (point,) = series.points
     assert (point.valid, point.figures["ttft_p50"].high) == (1, pytest.approx(100))
     assert not series.passed
-    assert series.reasons == ["r5: 1 of 2 runs are invalid; see their reports"]
+    assert [reason.split(": event")[0] for reason in series.reasons] == ["r5: 1 of 2 runs are invalid: client worker 0"]
 
 
 def test_a_load_above_what_is_carried_is_a_finding_but_carrying_none_is_a_failure() -> None:

@@ -224,6 +224,13 @@ def test_the_steady_part_of_a_closed_loop_leaves_out_ramp_and_tail() -> None:
     assert results.concurrency.peak == 4
 
 
+def test_a_stretch_shorter_than_a_request_is_no_steady_part() -> None:
+    few = [_record(0, 0.0), _record(1, 1.05)]
+    results = _summary(few, load={"rate_per_second": 0.5, "requests": 2})
+    assert results.steady is None  # the one answer in the 50 ms between would make 20 requests/s
+    assert results.overall.requests_per_second == pytest.approx(2 / 2.05)
+
+
 def test_tokens_of_a_request_count_only_for_the_part_decoded_in_the_window() -> None:
     results = _summary([_record(0, 0.0), _record(1, 0.25)], load={"concurrency": 2})
     assert results.steady is None
