@@ -233,10 +233,10 @@ _READS_OF_A_SLICE = 256
 _MOST_ANSWER_BYTES = 2**28
 
 
-def open_session(plan: Plan) -> Connections:
+def open_session(plan: Plan, clock: Callable[[], float] = time.monotonic) -> Connections:
     """Connections without any limit of their own: no cap on their number, no total timeout, no decompression."""
     headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "loadtest"}
-    return Connections(headers | dict(plan.access.headers), time.monotonic, plan.access.tls)
+    return Connections(headers | dict(plan.access.headers), clock, plan.access.tls)
 
 
 @dataclass(slots=True)
