@@ -156,6 +156,8 @@ def _uncountable(results: Results, servers: Sequence[ServerInfo]) -> str:
     """Why the sums cannot be compared; empty if they can."""
     if not results.metrics_delta:
         return "no counter could be read after the run"
+    if results.audio is not None:
+        return "the usage of audio is its seconds, or counts tokens that engines do not"
     if results.tokens.without_usage:
         return f"{results.tokens.without_usage} answers reported no usage"
     if any(_CACHED.search(key) and "gateway_embedding_inputs_total" in key for key in results.metrics_delta):

@@ -23,7 +23,6 @@ from loadtest.drive.options import RunOptions
 from loadtest.drive.target import TargetError
 from loadtest.servers.server import ServerFailed
 from loadtest.workloads.bodies import DatasetError
-from loadtest.workloads.prompts import Endpoint
 from loadtest.workloads.trace import TraceError
 
 _OUT = Path("compare")
@@ -80,8 +79,8 @@ def _of_run(given: dict[str, Any]) -> RunOptions:
         raise typer.BadParameter("give --concurrency (closed loop), --rate (open loop), or --trace")
     if len(run.loads()) > 1:
         raise typer.BadParameter("one load at a time: give -c or -r a single value")
-    if run.endpoint is Endpoint.EMBEDDINGS:
-        raise typer.BadParameter("-e embeddings has no prefix caches and no streams to compare")
+    if not run.endpoint.generates:
+        raise typer.BadParameter(f"-e {run.endpoint} has no prefix caches and no streams to compare")
     return run
 
 

@@ -233,10 +233,10 @@ _READS_OF_A_SLICE = 256
 _MOST_ANSWER_BYTES = 2**28
 
 
-def open_session(plan: Plan) -> Connections:
+def open_session(plan: Plan, clock: Callable[[], float] = time.monotonic) -> Connections:
     """Connections without any limit of their own: no cap on their number, no total timeout, no decompression."""
-    headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "loadtest"}
-    return Connections(headers | dict(plan.access.headers), time.monotonic, plan.access.tls)
+    headers = {"accept-encoding": "identity", "user-agent": "loadtest"}
+    return Connections(headers | dict(plan.access.headers), clock, plan.access.tls)
 
 
 @dataclass(slots=True)
@@ -257,7 +257,7 @@ class Client:
         self._session = session
         self._clock = clock
         self._url = plan.url
-        self._usual = Call(plan.endpoint, plan.stream and plan.endpoint.generates, plan.keeps_text)
+        self._usual = Call(plan.endpoint, plan.stream and plan.endpoint.streams, plan.keeps_text)
         self._timeout_seconds = plan.timeout_seconds
 
     async def send(self, record: Record, body: bytes, call: Call | None = None) -> Answer:
@@ -292,7 +292,8 @@ class Client:
         self, record: Record, body: bytes, call: Call, watch: StreamWatch, answer: Answer
     ) -> tuple[RequestEnd, float | None]:
         """How it ended, and when its last byte came."""
-        async with self._session.post(self._url, call.endpoint.path, body, self._clock) as received:
+        endpoint = call.endpoint
+        async with self._session.post(self._url, endpoint.path, body, self._clock, endpoint.content_type) as received:
             whole: list[bytes] = []
             try:
                 while not received.is_over:
@@ -336,7 +337,7 @@ def _judged(
     if received.status != 200:
         return _refusal(received.status, body)
     if not call.stream:
-        return _whole(record, body, answer)
+        return _whole(record, call, body, answer)
     if not _is_stream(received):
         kind = received.headers.get("content-type", "").partition(";")[0]
         return RequestEnd(NOT_A_STREAM, f"content-type {written(kind)}", OTHER_ANSWER)
@@ -367,10 +368,11 @@ def _error_event(watch: StreamWatch) -> RequestEnd | None:
 _ANSWERS = ("choices", "data", "output", "results")
 
 
-def _whole(record: Record, body: bytes, answer: Answer) -> RequestEnd:
-    """Of an answer that came in one piece."""
+def _whole(record: Record, call: Call, body: bytes, answer: Answer) -> RequestEnd:
+    """Of an answer that came in one piece. What was heard may be silence, and its text empty."""
     found = _parsed(body)
-    if not any(found.get(name) for name in _ANSWERS):
+    is_answer = isinstance(found.get("text"), str) if call.endpoint.takes_audio else any(map(found.get, _ANSWERS))
+    if not is_answer:
         return RequestEnd(BAD_BODY, body[:_DETAIL_CHARS].decode("utf-8", "replace"), OTHER_ANSWER)
     record.note_usage(found.get("usage") or {})
     answer.say(text_of(found))

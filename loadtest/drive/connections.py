@@ -24,6 +24,7 @@ _KEEPALIVE_SECONDS = 3.0
 # So many bytes are kept unread before whoever waits for the answer is woken to read them.
 _READ_AHEAD_BYTES = 2**18
 _INTERIM = range(100, 200)
+_JSON = "application/json"
 
 
 class NoConnection(OSError):
@@ -198,13 +199,13 @@ class Connections:
             server.close()
 
     def post(
-        self, url: str, path: str, body: bytes, clock: Callable[[], float]
+        self, url: str, path: str, body: bytes, clock: Callable[[], float], content_type: str = _JSON
     ) -> AbstractAsyncContextManager[Received]:
         """Sends it to the server of the URL; `clock` gives the moments of reads."""
         server = self._servers.get(url)
         if server is None:
             server = self._servers[url] = ServerConnections(url, self._headers, self._clock, self._tls)
-        return server.post(path, body, clock)
+        return server.post(path, body, clock, content_type)
 
 
 class ServerConnections:
@@ -231,13 +232,15 @@ class ServerConnections:
             connection.close()
 
     @asynccontextmanager
-    async def post(self, path: str, body: bytes, clock: Callable[[], float]) -> AsyncIterator[Received]:
+    async def post(
+        self, path: str, body: bytes, clock: Callable[[], float], content_type: str
+    ) -> AsyncIterator[Received]:
         """Sends it; `clock` gives the moments of reads. An answer that is left before its end ends its connection."""
         connection = self._idle_one() or await self._connect()
         received = Received(clock)
         try:
-            head = f"POST {self._base_path}{path} HTTP/1.1\r\n{self._head}content-length: {len(body)}\r\n\r\n"
-            connection.send(head.encode() + body, received)
+            head = f"POST {self._base_path}{path} HTTP/1.1\r\n{self._head}content-type: {content_type}\r\n"
+            connection.send(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body, received)
             yield received
         finally:
             if received.ended_at is not None and connection.is_open:

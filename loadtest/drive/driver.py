@@ -222,4 +222,5 @@ def _planned(lane: Lane, index: int, turn: int, prompt: Prompt, intended: float)
         asked_prompt_tokens=prompt.asked_tokens,
         part=lane.name,
         turn=turn,
+        audio_seconds=None if prompt.audio is None else prompt.audio.seconds,
     )

@@ -69,7 +69,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
 
 
 async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
-    if not plan.endpoint.generates and plan.cache_salt is None:
+    if plan.endpoint.takes_audio or (not plan.endpoint.generates and plan.cache_salt is None):
         return False
     body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, 1))
     url, headers = plan.url + plan.endpoint.path, {"content-type": "application/json"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import secrets
@@ -30,6 +29,7 @@ from loadtest.drive.spelling import (
 )
 from loadtest.drive.target import Target, base_url
 from loadtest.report.schema import Bounds
+from loadtest.workloads.audio import audio_files
 from loadtest.workloads.bodies import BodyFile, DatasetError, first_body
 from loadtest.workloads.prompts import Endpoint, Recorded, SourceFile, WorkloadKind, WorkloadSpec
 from loadtest.workloads.sources import exchanges_of, trace_of
@@ -43,7 +43,8 @@ _TOKENS_OF_A_WORKER = 40_000  # a second, well within what one reads
 _FAST_STREAM = 100  # tokens a second
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
-_FROM_DATASETS = (WorkloadKind.BODIES, WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS)
+_FROM_DATASETS = (WorkloadKind.BODIES, WorkloadKind.SHAREGPT, WorkloadKind.SESSIONS, WorkloadKind.AUDIO)
+_ENDPOINT_OF = {WorkloadKind.TEXTS: Endpoint.EMBEDDINGS, WorkloadKind.AUDIO: Endpoint.TRANSCRIPTIONS}
 _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and results"
 
 
@@ -116,7 +117,7 @@ class RunOptions(BaseModel):
         bool | None,
         option(
             _TARGET,
-            "Token by token, or whole. Default: token by token; bodies of a file as they are.",
+            "Token by token, or whole. Default: token by token; whole for audio; bodies of a file as they are.",
             "--stream/--no-stream",
         ),
     ] = None
@@ -156,7 +157,7 @@ class RunOptions(BaseModel):
         option(
             _PROMPTS,
             "Shape of the prompts. Default: shared-prefix; as the file of --trace or --dataset has it; texts for"
-            " embeddings, rerank and score.",
+            " embeddings, rerank and score; audio for transcriptions and translations.",
             "--workload",
             "-w",
         ),
@@ -169,9 +170,9 @@ class RunOptions(BaseModel):
         option(
             _PROMPTS,
             "JSONL of OpenAI bodies or batch lines: its requests as they are (with -w sessions turn by turn); or"
-            " ShareGPT's JSON or JSONL (sharegpt, sessions). Default: made-up words, lengths as in ShareGPT.",
+            " ShareGPT's JSON or JSONL (sharegpt, sessions); or a folder of audio, or JSONL with `audio`, its path."
+            " Default: made-up words, lengths as in ShareGPT.",
             exists=True,
-            dir_okay=False,
         ),
     ] = None
     turns: Annotated[str, option(_PROMPTS, "sessions: turns of each, N or LOW:HIGH.")] = "2:6"
@@ -181,6 +182,11 @@ class RunOptions(BaseModel):
     inputs: Annotated[
         str | None, option(_PROMPTS, "embeddings, rerank, score: texts of a request, N or LOW:HIGH. Default: 1.")
     ] = None
+    audio_seconds: Annotated[
+        str,
+        BeforeValidator(str),
+        option(_PROMPTS, "transcriptions, translations: length of made-up audio, N or LOW:HIGH."),
+    ] = "10"
     groups: Annotated[int, option(_PROMPTS, "How many distinct prefixes there are.", min=1)] = 8
     prefix_tokens: Annotated[int, option(_PROMPTS, "Length of each prefix.", min=1)] = 1024
     tail_tokens: Annotated[
@@ -270,17 +276,22 @@ class RunOptions(BaseModel):
         if self.sends_bodies and not {WorkloadKind.BODIES, WorkloadKind.SESSIONS} & set(kinds):
             raise ValueError("the file holds requests: leave out --workload, or give --workload sessions")
         if self.dataset is not None and (self.trace is not None or not set(_FROM_DATASETS) & set(kinds)):
-            raise ValueError("--dataset is for --workload bodies, sharegpt or sessions, and not beside --trace")
+            raise ValueError("--dataset is for --workload bodies, sharegpt, sessions or audio, and not beside --trace")
+        if self.dataset is not None and self.dataset.is_dir() and WorkloadKind.AUDIO not in kinds:
+            raise ValueError("a folder as --dataset holds audio: give -e transcriptions or translations")
         if self.inputs is not None and WorkloadKind.TEXTS not in kinds:
             raise ValueError("--inputs is for -e embeddings, rerank or score, or a part of --mix")
         for _, _, endpoint, kind in self._parts():
             if not endpoint.generates and kind is WorkloadKind.SESSIONS:
                 raise ValueError(f"{endpoint} has no sessions")
-            if endpoint.generates and kind is WorkloadKind.TEXTS:
+            if kind is WorkloadKind.TEXTS and endpoint.streams:
                 raise ValueError("--workload texts is for -e embeddings, rerank or score")
+            if endpoint.takes_audio != (kind is WorkloadKind.AUDIO):
+                raise ValueError("--workload audio and -e transcriptions or translations belong together")
         bounds_of(self.turns, "--turns")
         bounds_of(self.inputs or "1", "--inputs")
         bounds_of(self.tail_tokens, "--tail-tokens")
+        bounds_of(self.audio_seconds, "--audio-seconds")
 
     def _parts(self) -> list[tuple[str, float, Endpoint, WorkloadKind]]:
         """Name, share, endpoint and workload of everything that is sent. Raises ValueError."""
@@ -293,7 +304,7 @@ class RunOptions(BaseModel):
                 made.append((name, share, Endpoint(name), self._kind(Endpoint(name))))
             else:
                 kind = WorkloadKind(name)
-                made.append((name, share, Endpoint.EMBEDDINGS if kind is WorkloadKind.TEXTS else self.endpoint, kind))
+                made.append((name, share, _ENDPOINT_OF.get(kind, self.endpoint), kind))
         return made
 
     def _kind(self, endpoint: Endpoint) -> WorkloadKind:
@@ -303,7 +314,7 @@ class RunOptions(BaseModel):
         if self.mix is None and self._first_body is not None:
             return WorkloadKind.BODIES
         if not endpoint.generates:
-            return WorkloadKind.TEXTS
+            return WorkloadKind.AUDIO if endpoint.takes_audio else WorkloadKind.TEXTS
         if self.trace is not None:
             return WorkloadKind.TRACE
         return WorkloadKind.SHAREGPT if self.dataset is not None else WorkloadKind.SHARED_PREFIX
@@ -312,7 +323,7 @@ class RunOptions(BaseModel):
     def _first_body(self) -> Recorded | None:
         """The first request of the file, if it is one of requests."""
         path = self.trace or self.dataset
-        return None if path is None else first_body(path)
+        return None if path is None or self.endpoint.takes_audio else first_body(path)
 
     @property
     def sends_bodies(self) -> bool:
@@ -385,6 +396,8 @@ class RunOptions(BaseModel):
                     raise DatasetError(f"{path}: lines have no timestamp; give -c or -r, or the file as --dataset")
             elif self.trace is not None:
                 trace_of(self._workload(kind, None, 0))
+            elif self.dataset is not None and kind is WorkloadKind.AUDIO:
+                audio_files(self.dataset)
             elif self.dataset is not None and kind in _FROM_DATASETS:
                 exchanges_of(self._workload(kind, None, 0))
 
@@ -401,8 +414,8 @@ class RunOptions(BaseModel):
                 name=name,
                 share=share,
                 endpoint=endpoint,
-                stream=self.stream is not False and endpoint.generates,
-                model=(self.mix and not endpoint.generates and self.embeddings_model) or model,
+                stream=endpoint.streams and (endpoint.generates if self.stream is None else self.stream),
+                model=(self.mix and not endpoint.streams and self.embeddings_model) or model,
                 workload=self._workload(kind, target.bytes_per_token, seed + number),
             )
             for number, (name, share, endpoint, kind) in enumerate(self._parts())
@@ -463,11 +476,12 @@ class RunOptions(BaseModel):
         low, high = bounds_of(self.tail_tokens, "--tail-tokens")
         return WorkloadSpec(
             kind=kind,
-            file=_source_file(path) if path else None,
+            file=SourceFile.of(path) if path else None,
             block_tokens=self.trace_block,
             turns=bounds_of(self.turns, "--turns"),
             think_seconds=self.think,
             inputs=bounds_of(self.inputs or "1", "--inputs"),
+            audio_seconds=bounds_of(self.audio_seconds, "--audio-seconds") if kind is WorkloadKind.AUDIO else None,
             groups=self.groups,
             prefix_tokens=self.prefix_tokens,
             tail_tokens=low,
@@ -478,8 +492,3 @@ class RunOptions(BaseModel):
             output_spread=self.output_spread,
             seed=seed,
         )
-
-
-def _source_file(path: Path) -> SourceFile:
-    with path.open("rb") as file:
-        return SourceFile(path=str(path.resolve()), sha256=hashlib.file_digest(file, "sha256").hexdigest())

@@ -80,6 +80,8 @@ class Record:
     quiet_until: float = 0.0
     # Of the body that was sent; empty if none was.
     body_hash: str = ""
+    # Of the audio that was uploaded; as the server counts them where the file does not say it.
+    audio_seconds: float | None = None
 
     @classmethod
     def planned(cls, index: int, group: int, intended: float, **more: Any) -> Self:
@@ -111,6 +113,8 @@ class Record:
         self.completion_tokens = _count(usage.get("completion_tokens", usage.get("output_tokens")))
         details = usage.get("prompt_tokens_details", usage.get("input_tokens_details"))
         self.cached_tokens = _count(details.get("cached_tokens")) if isinstance(details, dict) else None
+        if usage.get("type") == "duration" and self.audio_seconds is None:
+            self.audio_seconds = _count(usage.get("seconds"))
 
     def finish(
         self, how: RequestEnd, now: float, first_token: float | None, read_times: Sequence[float], events: int

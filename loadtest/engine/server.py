@@ -14,7 +14,8 @@ from aiohttp.http import RawRequestMessage
 from pydantic import ValidationError
 
 from loadtest.engine.api import errors, operations
-from loadtest.engine.api.chat import chat_batch, chat_completions, transcribe
+from loadtest.engine.api.audio import transcribe
+from loadtest.engine.api.chat import chat_batch, chat_completions
 from loadtest.engine.api.completions import completions
 from loadtest.engine.api.errors import ApiError
 from loadtest.engine.api.exchange import empty_answer, error_answer

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 # 4: workers that were lost, versions of definitions.
 # 5: a bound on GPU utilisation, overload as a part of the verdict.
 # 6: intervals.
+# 7: audio.
 # Whatever reads this version reads older files as well.
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 
 Interval = tuple[float, float]
@@ -101,6 +102,14 @@ class Latency(StrictModel):
     tpot: Distribution | None = Field(description="(E2E - TTFT) / (n - 1) a request, n from usage.")
     itl: Distribution | None = Field(description="Between tokens; None where they came packed.")
     gateway_queue: Distribution | None = Field(description="x-gateway-queue-ms.")
+
+
+class AudioFigures(StrictModel):
+    """Uploaded audio of successful requests, where its length is known."""
+
+    seconds: float
+    seconds_per_second: float = Field(description="Real-time factor: ended in the same stretch as requests/s.")
+    request_seconds_per_second: float = Field(description="Of one request: its audio by its latency, median.")
 
 
 class PartFigures(StrictModel):
@@ -302,6 +311,7 @@ class Figures(StrictModel):
     )
     client: ClientLoad
     parts: list[PartFigures] = Field(default_factory=list, description="By part of a mix; empty without one.")
+    audio: AudioFigures | None = None
     metrics_delta: dict[str, float] = Field(description="Change of the target's Prometheus counters over the run.")
     timeline: list[Bucket]
     samples: Samples | None = None
@@ -356,6 +366,7 @@ DEFINITIONS = {
     "concurrency": 1,
     "routing": 1,
     "parts": 1,
+    "audio": 1,
     "client": 1,
     "timeline": 1,
     "intervals": 1,

@@ -108,6 +108,7 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
     "output_tokens_per_second": lambda results: _rates(results).output_tokens_per_second,
     "output_tokens_per_second_per_user": lambda results: _per_user(results, _rates(results).output_tokens_per_second),
     "prompt_tokens_per_second": lambda results: _rates(results).prompt_tokens_per_second,
+    "audio_seconds_per_second": lambda results: results.audio.seconds_per_second if results.audio else None,
     "goodput_per_second": lambda results: results.slo.goodput_per_second if results.slo else None,
     "attainment": lambda results: results.slo.attainment if results.slo else None,
     "ttft_p50": lambda results: value_of(results.latency.ttft_from_intended, "p50"),
@@ -131,6 +132,7 @@ FIGURES: dict[str, Callable[[Results], float | None]] = {
 }
 # Where a figure, or figures whose names begin so, stand in results.json.
 _PLACES = {
+    "audio_seconds_per_second": "audio",
     "goodput_per_second": "slo.goodput_per_second",
     "attainment": "slo.attainment",
     "hit_ratio": "routing",

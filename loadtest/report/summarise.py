@@ -13,6 +13,7 @@ from loadtest.report.bootstrap import latency_intervals, rate_intervals
 from loadtest.report.diagnosis import diagnose, gpu_percent, prompt_of
 from loadtest.report.schema import (
     DEFINITIONS,
+    AudioFigures,
     BackendShare,
     Bounds,
     ClientLoad,
@@ -173,6 +174,7 @@ def summarise(
         concurrency=Concurrency(peak=peak(levels), mean=mean(levels)),
         routing=routing(records, None if plan.mix else plan.workload),
         parts=_parts(records),
+        audio=_audio(good, steady_part or overall),
         slo=_slo(records, bounds, steady_part or overall, samples),
         intervals=_intervals(records, bounds, window, steady_part or overall, plan),
         client=_client(harvest, latency),
@@ -240,6 +242,19 @@ def _parts(records: Sequence[Record]) -> list[PartFigures]:
         PartFigures(name=name, requests=_requests(theirs), latency=_latency([r for r in theirs if r.ok], {}))
         for name, theirs in sorted(by_part.items())
     ]
+
+
+def _audio(good: Sequence[Record], rates: Throughput) -> AudioFigures | None:
+    heard = [(record, seconds) for record in good if (seconds := record.audio_seconds) is not None]
+    if not heard:
+        return None
+    ended = sum(seconds for record, seconds in heard if rates.start <= record.end <= rates.end)
+    speeds = [seconds / max(record.end - record.due, 1e-9) for record, seconds in heard]
+    return AudioFigures(
+        seconds=sum(seconds for _, seconds in heard),
+        seconds_per_second=ended / max(rates.end - rates.start, 1e-9),
+        request_seconds_per_second=percentile(sorted(speeds), 50),
+    )
 
 
 def _latency(good: Sequence[Record], itl_ticks: Mapping[int, int]) -> Latency:

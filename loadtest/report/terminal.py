@@ -77,6 +77,10 @@ def _summary(results: Results) -> Table:
         text += f" (ideal {percent(ideal)})" if ideal is not None else ""
         text += f", {percent(affinity)} of requests on their group's main backend" if affinity is not None else ""
         table.add_row("prefix cache hits", text)
+    if (audio := results.audio) is not None:
+        speed = f"{number(audio.seconds_per_second)} s of audio per second (real-time factor)"
+        each = f"{number(audio.request_seconds_per_second)} in the median request"
+        table.add_row("audio", f"{number(audio.seconds)} s; {speed}, {each}")
     if results.streaming is not None:
         packing = results.streaming
         text = f"{packing.tokens_per_event:.2f} tokens an event, {packing.events_per_read:.2f} events a read"

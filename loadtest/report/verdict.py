@@ -128,7 +128,7 @@ def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early
         warnings.append(f"p99 of {requests.succeeded} requests is their maximum; ask for {_FEW_REQUESTS} or more")
     if requests.late > _LATE_SHARE * requests.offered:
         warnings.append(f"{requests.late} requests were sent more than 10 ms late")
-    if tokens.without_usage:
+    if tokens.without_usage and figures.audio is None:
         warnings.append(f"{tokens.without_usage} answers held no usage: token rates and TPOT leave them out")
     if tokens.short_outputs:
         warnings.append(f"{tokens.short_outputs} answers were shorter than --max-tokens")

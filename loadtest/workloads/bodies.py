@@ -66,9 +66,10 @@ def parsed_line(line: bytes) -> RecordedLine:
 def _endpoint_of(url: object, body: Mapping[str, Any]) -> Endpoint:
     if url is not None:
         path = "/" + urlsplit(str(url)).path.strip("/")
-        found = next((each for each in Endpoint if path in (each.path, each.path.removeprefix("/v1"))), None)
+        known = [each for each in Endpoint if not each.takes_audio]
+        found = next((each for each in known if path in (each.path, each.path.removeprefix("/v1"))), None)
         if found is None:
-            raise ValueError(f"url {url!r} is none of {', '.join(each.path for each in Endpoint)}")
+            raise ValueError(f"url {url!r} is none of {', '.join(each.path for each in known)}")
         return found
     for field, endpoint in _FIELDS.items():
         if field in body:

@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import cycle
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -30,6 +32,7 @@ class WorkloadKind(StrEnum):
     SESSIONS = "sessions"
     SHAREGPT = "sharegpt"
     TEXTS = "texts"
+    AUDIO = "audio"
     TRACE = "trace"
     BODIES = "bodies"
 
@@ -37,7 +40,7 @@ class WorkloadKind(StrEnum):
 WITH_PREFIX = (WorkloadKind.SHARED_PREFIX, WorkloadKind.PREFIX_REPETITION, WorkloadKind.SESSIONS)
 
 
-_LATER = ("most_tail_tokens", "tokenizer")
+_LATER = ("most_tail_tokens", "tokenizer", "audio_seconds")
 
 
 class SourceFile(BaseModel):
@@ -47,6 +50,15 @@ class SourceFile(BaseModel):
 
     path: str
     sha256: str
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Of a folder, the hash is that of the names and sizes in it."""
+        if path.is_dir():
+            listed = "".join(f"{one.name} {one.stat().st_size}\n" for one in sorted(path.iterdir()))
+            return cls(path=str(path.resolve()), sha256=hashlib.sha256(listed.encode()).hexdigest())
+        with path.open("rb") as file:
+            return cls(path=str(path.resolve()), sha256=hashlib.file_digest(file, "sha256").hexdigest())
 
 
 class WorkloadSpec(BaseModel):
@@ -67,13 +79,16 @@ class WorkloadSpec(BaseModel):
     turns: tuple[int, int] = Field(default=(2, 6), description="Fewest and most turns of a session.")
     think_seconds: float = Field(default=0.0, ge=0, description="Mean pause between an answer and the next turn.")
     inputs: tuple[int, int] = Field(default=(1, 1), description="Fewest and most texts of a request (texts).")
+    audio_seconds: tuple[int, int] | None = Field(default=None, description="Shortest and longest audio (audio).")
     file: SourceFile | None = Field(default=None, description="The trace, or the dataset.")
     block_tokens: int | None = Field(default=None, ge=1, description="Tokens of a hash_ids block, if not the format's.")
 
     @property
     def prompt_tokens(self) -> int:
         """Tokens asked for in one prompt, where all are alike; 0 where a file has the prompts."""
-        if self.kind is WorkloadKind.BODIES or (self.kind is WorkloadKind.SESSIONS and self.file is not None):
+        if self.kind in (WorkloadKind.BODIES, WorkloadKind.AUDIO):
+            return 0
+        if self.kind is WorkloadKind.SESSIONS and self.file is not None:
             return 0
         return round(self._mean_tail_tokens) + (self.prefix_tokens if self.kind in WITH_PREFIX else 0)
 
@@ -141,16 +156,47 @@ class Endpoint(StrEnum):
     EMBEDDINGS = "embeddings"
     RERANK = "rerank"
     SCORE = "score"
+    TRANSCRIPTIONS = "transcriptions"
+    TRANSLATIONS = "translations"
 
     @property
     def path(self) -> str:
         """Its path below the base URL."""
+        if self.takes_audio:
+            return f"/v1/audio/{self}"
         return "/v1/" + {"chat": "chat/completions"}.get(self, self.value)
 
     @property
     def generates(self) -> bool:
-        """Whether it answers with generated tokens; else with numbers, at once."""
+        """Whether it continues a prompt, up to a length that is asked for."""
         return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
+
+    @property
+    def takes_audio(self) -> bool:
+        """Whether a file is uploaded, and answered with its text."""
+        return self in (Endpoint.TRANSCRIPTIONS, Endpoint.TRANSLATIONS)
+
+    @property
+    def streams(self) -> bool:
+        """Whether it can answer token by token; else with numbers, at once."""
+        return self.generates or self.takes_audio
+
+    @property
+    def content_type(self) -> str:
+        return f"multipart/form-data; boundary={_BOUNDARY}" if self.takes_audio else "application/json"
+
+
+_BOUNDARY = "f7c2a1d04b3e4c58-loadtest"
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """A file to upload with other fields of its form. `seconds` is None where its length is not known."""
+
+    name: str
+    data: bytes
+    seconds: float | None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +224,7 @@ class Prompt:
     """One prompt: what its group shares (may be empty), then what is its own, and how long its answer is to be.
 
     `asked_tokens` is its length as planned; `history` is what was said between prefix and tail, in turns of user and
-    assistant; `inputs` are those of an embeddings request that has several.
+    assistant; `inputs` are those of an embeddings request that has several; `audio` stands for all text.
     """
 
     group: int
@@ -189,6 +235,7 @@ class Prompt:
     history: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     recorded: Recorded | None = None
+    audio: Audio | None = None
 
     def after(self, history: tuple[str, ...]) -> Prompt:
         """The same as the next turn of a conversation."""
@@ -309,6 +356,10 @@ class Call:
     keeps_text: bool = False
 
 
+def _form_value(value: object) -> bytes:
+    return value.encode() if isinstance(value, str) else orjson.dumps(value)
+
+
 QUERY = "Which of these texts speaks of light and water?"
 
 
@@ -331,13 +382,15 @@ class BodyMaker:
     def call(self, prompt: Prompt, *, keeps_text: bool = False) -> Call:
         """To which endpoint its body goes, and whether as a stream."""
         if prompt.recorded is None:
-            return Call(self.endpoint, self.stream and self.endpoint.generates, keeps_text)
+            return Call(self.endpoint, self.stream and self.endpoint.streams, keeps_text)
         endpoint = prompt.recorded.endpoint
         return Call(endpoint, endpoint.generates and bool(self._recorded_fields(prompt.recorded)["stream"]), keeps_text)
 
     def body(self, prompt: Prompt) -> bytes:
         if prompt.recorded is not None:
             return orjson.dumps(self._recorded_fields(prompt.recorded))
+        if prompt.audio is not None:
+            return self._form(prompt.audio)
         fields: dict[str, Any] = {"model": self.model}
         if self.endpoint.generates:
             fields |= self._prompt_fields(prompt) | self._generation_fields(prompt.max_tokens)
@@ -346,6 +399,18 @@ class BodyMaker:
         if self.cache_salt:
             fields["cache_salt"] = self.cache_salt
         return orjson.dumps(fields | dict(self.extra))
+
+    def _form(self, audio: Audio) -> bytes:
+        """What differs from another upload is the audio: there is no prefix cache to salt."""
+        fields: dict[str, Any] = {"model": self.model, "response_format": "json"}
+        if self.stream:
+            fields |= {"stream": True, "stream_include_usage": True}
+        fields |= {**audio.fields, **self.extra}
+        parts = [(f'name="{name}"', _form_value(value)) for name, value in fields.items()]
+        parts.append((f'name="file"; filename="{quote(audio.name)}"', audio.data))
+        edge = f"--{_BOUNDARY}\r\ncontent-disposition: form-data; "
+        made = [f"{edge}{head}\r\n\r\n".encode() + value + b"\r\n" for head, value in parts]
+        return b"".join(made) + f"--{_BOUNDARY}--\r\n".encode()
 
     def _recorded_fields(self, recorded: Recorded) -> dict[str, Any]:
         """As recorded, but for the salt and what the user adds; a stream reports its usage."""

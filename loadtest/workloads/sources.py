@@ -13,6 +13,7 @@ from typing import Any
 
 import orjson
 
+from loadtest.workloads.audio import AudioSource
 from loadtest.workloads.bodies import BodiesSource, DatasetError, first_body
 from loadtest.workloads.prompts import (
     NO_GROUP,
@@ -234,5 +235,7 @@ def source_of(spec: WorkloadSpec) -> Source:
             return ShareGptSource(spec) if spec.file is None else DatasetSource(spec, whole=False)
         case WorkloadKind.TEXTS:
             return TextsSource(spec)
+        case WorkloadKind.AUDIO:
+            return AudioSource(spec)
         case _:
             return PromptSource(spec)

@@ -1,10 +1,10 @@
-"""POST /v1/chat/completions, with token usage and log probabilities, and the audio endpoints."""
+"""POST /v1/chat/completions, with token usage and log probabilities."""
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import orjson
-from aiohttp import BodyPartReader, web
+from aiohttp import web
 
 from loadtest.engine.api.errors import ApiError, bad_request, invalid
 from loadtest.engine.api.exchange import Body, EventStream, json_answer, read_json, read_messages, tokens_and_text
@@ -282,53 +282,3 @@ class ChatEvents:
         return (
             b',"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
         ) % (prompt, prompt + tokens, tokens)
-
-
-_MAX_FIELD_BYTES: Final = 64 * 1024
-_MAX_AUDIO_BYTES: Final = 25 * 1024 * 1024
-# Whisper hears 30 s in 1,500 frames; a compressed second is some 16 kB.
-_BYTES_PER_SECOND: Final = 16_000
-_TEXT: Final = "the cat sat on the mat"
-
-
-async def transcribe(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
-    """Read the audio as it comes, and answer a fixed text."""
-    fields, audio_bytes = await _read_form(request)
-    if audio_bytes is None:
-        raise invalid("body.file", "missing", "Field required", None)
-    model = service.check_model(fields.get("model"))
-    service.check_admission(1)
-    text = f"<|startoftranscript|>{fields.get('prompt') or ''}"
-    prompt = service.prompt(tokenise(text), text, model, "")
-    entry.note(service.request_id(request), model, [prompt.nonce])
-    wanted = len(_TEXT) // 4 + 1
-    choices = service.choices([prompt], SamplingParams(max_tokens=wanted, ignore_eos=True), entry)
-    with Generation(service.engine, choices, entry) as generation:
-        await generation.finished()
-    if fields.get("response_format") == "text":
-        return json_answer(_TEXT)
-    seconds = max(1, audio_bytes // _BYTES_PER_SECOND)
-    return json_answer({"text": _TEXT, "usage": {"type": "duration", "seconds": seconds}})
-
-
-async def _read_form(request: web.BaseRequest) -> tuple[dict[str, str], int | None]:
-    """The text fields, and the size of the file, which is not kept."""
-    if not request.content_type.startswith("multipart/"):
-        raise invalid("body.file", "missing", "Field required", None)
-    fields: dict[str, str] = {}
-    audio_bytes: int | None = None
-    async for part in await request.multipart():
-        if not isinstance(part, BodyPartReader):
-            continue
-        size, kept = 0, bytearray()
-        while chunk := await part.read_chunk(65536):
-            size += len(chunk)
-            if size > _MAX_AUDIO_BYTES:
-                raise ApiError(413, "Maximum file size exceeded", "Request Entity Too Large")
-            if part.name != "file":
-                kept += chunk[: _MAX_FIELD_BYTES - len(kept)]
-        if part.name == "file":
-            audio_bytes = size
-        elif part.name:
-            fields[part.name] = kept.decode("utf-8", "replace")
-    return fields, audio_bytes

@@ -1,10 +1,8 @@
-"""Requests of files and of every endpoint, on simulated engines over real sockets."""
+"""Requests of files and of every endpoint, on simulated engines in virtual time."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,9 @@ from loadtest.drive.spelling import Load
 from loadtest.drive.target import Target
 from loadtest.engine import EngineConfig, SimulatedEngine
 from loadtest.workloads.bodies import DatasetError
+from tests.unit.loadtest.drive.recorded import RecordedServer, seconds_from_now, stream
+
+pytestmark = pytest.mark.virtual_time
 
 ONE = {"role": "user", "content": "one"}
 TWO = {"role": "user", "content": "two"}
@@ -39,9 +40,9 @@ async def driven(options: RunOptions, url: str) -> list[Record]:
 
 async def sent(plan: Plan) -> list[Record]:
     records: list[Record] = []
-    origin = time.monotonic()
-    async with open_session(plan) as session, asyncio.timeout(60):
-        driver = Driver(plan, 0, session, lambda: time.monotonic() - origin, records.append)
+    clock = seconds_from_now()
+    async with open_session(plan, clock) as session:
+        driver = Driver(plan, 0, session, clock, records.append)
         warmed = await driver.warm_up()
         await driver.run()
     assert all(record.ok for record in warmed + records), [r.detail for r in warmed + records if not r.ok]
@@ -77,16 +78,17 @@ async def test_inputs_and_documents_are_sent_to_an_embedding_model(tmp_path: Pat
     assert all(record.prompt_tokens and record.first_token is None for record in records)
 
 
-async def test_an_agent_gets_its_own_answers_and_thinks_between_turns(fake: Any, tmp_path: Path) -> None:
+async def test_an_agent_gets_its_own_answers_and_thinks_between_turns(tmp_path: Path) -> None:
     said = {"role": "assistant", "content": "recorded"}
     lines = [
         {"session_id": 1, "messages": [ONE], "max_tokens": 2, "stream": True},
         {"session_id": 1, "think_s": 0.2, "messages": [ONE, said, TWO], "max_tokens": 2, "stream": True},
     ]
-    first, second = await driven(dataset(tmp_path, lines, warmup=0), fake.url)
+    async with RecordedServer(lambda _: stream(0.5, 1.0)) as server:
+        first, second = await driven(dataset(tmp_path, lines, warmup=0), server.url)
     assert (first.turn, second.turn) == (0, 1)
-    assert second.intended == pytest.approx(first.end + 0.2)
-    assert fake.bodies[1]["messages"] == [ONE, {"role": "assistant", "content": "word word "}, TWO]
+    assert (first.end, second.sent, second.end) == pytest.approx((1.0, 1.2, 2.2))
+    assert server.bodies[1]["messages"] == [ONE, {"role": "assistant", "content": "word word "}, TWO]
 
 
 @pytest.mark.parametrize(("endpoint", "embedding"), [("responses", False), ("rerank", True), ("score", True)])

@@ -10,7 +10,7 @@ import pytest
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
 from tests.unit.loadtest.engine.support import eventually, idle
 
-pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
+pytestmark = pytest.mark.virtual_time
 
 
 @asynccontextmanager

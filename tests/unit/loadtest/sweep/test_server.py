@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from loadtest.servers.server import Launch, Server, ServerFailed
 from loadtest.sweep.plan import SweepPlan, parse
 from loadtest.sweep.server import command_text, engine, gateway
 from loadtest.sweep.space import Configuration
-
-pytestmark = pytest.mark.flaky(reruns=2)  # clocks of a shared machine: what holds, holds in one of three tries
 
 _SLOW = Configuration((("max-num-seqs", 4), ("enable-prefix-caching", False)))
 _WORDS = ["--max-num-seqs", "4", "--no-enable-prefix-caching"]
@@ -77,20 +74,18 @@ def test_a_server_that_ends_is_reported_with_its_code_and_its_last_words(tmp_pat
 
 
 def test_a_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:
-    command = ["sh", "-c", "echo $$; exec sleep 300"]
-    with pytest.raises(ServerFailed, match=r"not ready after 0\.5 s") as raised:
-        Server(launch(command, ready_seconds=0.5), tmp_path / "server.log").__enter__()
-    assert not is_there(int(raised.value.log[0]))
+    server = Server(launch(["sleep", "300"], ready_seconds=0.1), tmp_path / "server.log")
+    with pytest.raises(ServerFailed, match=r"not ready after 0\.1 s"):
+        server.__enter__()
+    assert not is_there(server.pid)
 
 
 def test_the_wait_for_a_server_ends_when_the_sweep_does(tmp_path: Path) -> None:
     def stop(_seconds: float) -> None:
         raise Stopped
 
-    began = time.monotonic()
     with pytest.raises(Stopped):
         Server(launch(["sleep", "300"]), tmp_path / "server.log", stop).__enter__()
-    assert time.monotonic() - began < 20
 
 
 def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
