@@ -12,6 +12,7 @@ from tests.integration.fleet import CHAT_MODEL, Fleet
 from tests.integration.gateway_process import Gateway, config_for, running_gateway
 
 pytestmark = [needs_browser, pytest.mark.timeout(180)]
+OVERFLOWS = "[...document.querySelectorAll('.card')].filter((one) => one.scrollWidth > one.clientWidth).length"
 ROWS = "document.querySelectorAll('#tape tbody tr.open')"
 
 
@@ -40,7 +41,8 @@ async def test_a_request_is_shown_with_its_placement(gateway: Gateway, fleet: Fl
         assert all(name in detail for name in fleet.chat_names)
         assert "own prefill" in detail
         await page.resize(390, 844, is_phone=True)
-        await page.until("tape.offsetWidth <= tape.parentElement.clientWidth")  # its tables scroll by themselves
+        await page.until("tape.offsetWidth <= tape.parentElement.clientWidth")
+        assert await page.run(OVERFLOWS) == 0
         assert "What is a gateway" not in await page.run("document.documentElement.outerHTML")
         assert page.complaints == []
 

@@ -8,6 +8,9 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 const faint = (hex) => (/^#[0-9a-f]{6}$/i.test(hex) ? `${hex}24` : hex);
 
+/** Without a pointer, the legend has no time. */
+const idle = (u) => u.root.classList.toggle("idle", u.cursor.idx == null);
+
 /** `lines`: {name, style, of (index of a column, or a function of a point), area, unit, shown (a formatter)}. */
 export const chart = (title, lines, { most, note, shown = number } = {}) => {
   const place = h("div", { className: "plot" });
@@ -33,7 +36,7 @@ export const chart = (title, lines, { most, note, shown = number } = {}) => {
             dash: line.dashed ? [5, 4] : undefined, points: { show: false }, value: (u, value) => (value == null ? "–" : shown(value)) };
         }),
       ],
-      hooks: { setSelect: [(u) => { zoomed = u.select.width > 0; }] },
+      hooks: { init: [idle], setCursor: [idle], setSelect: [(u) => { zoomed = u.select.width > 0; }] },
     };
   };
   const draw = () => {

@@ -11,11 +11,11 @@ export const tenantOf = (row) => row.tenant || row.client || "–";
 const name = (each) => each.backend + (each.rank == null ? "" : `#${each.rank}`);
 const costTable = (rows, columns, isChosen) => {
   const most = Math.max(...rows.map((each) => each.cost || 0), 1e-9);
-  return h("div", { className: "card" }, h("table", {},
+  return h("div", { className: "card" }, h("table", { className: "costs" },
     h("thead", {}, h("tr", {}, h("th", {}, "Engine"), columns.map(([header]) => h("th", {}, header)))),
     h("tbody", {}, rows.map((each) => h("tr", { className: isChosen(each) ? "chosen" : null },
       h("td", {}, bar((each.cost || 0) / most, each.open === false ? "soft" : "s1"), name(each)),
-      columns.map(([, of]) => { const value = of(each); return h("td", { className: value === "closed" ? "soft" : null }, value); }))))));
+      columns.map(([header, of]) => { const value = of(each); return h("td", { className: value === "closed" ? "soft" : null, "data-label": header }, value); }))))));
 };
 
 /** What each engine would have cost a request: when it arrived (or `when`), and when it was bound. `chosen`: the backend. */

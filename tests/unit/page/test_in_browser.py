@@ -1,5 +1,6 @@
 """The dashboard in a real browser, of a gateway whose fleet, queue and requests the test makes."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,15 @@ OVERFLOWS = (
     "[...document.querySelectorAll('.card')].filter((one) => one.scrollWidth > one.clientWidth)"
     ".map((one) => one.innerText)"
 )
+
+
+# Points at the last moment of the first chart, which all charts follow, and then leaves it.
+POINT = """(() => {
+  const over = document.querySelector('.u-over'), box = over.getBoundingClientRect();
+  const at = { bubbles: true, clientX: box.right - 1, clientY: box.top + 20, movementX: 5 };
+  over.dispatchEvent(new MouseEvent('mouseenter', at)); over.dispatchEvent(new MouseEvent('mousemove', at));
+})()"""
+POINT_AWAY = "document.querySelector('.u-over').dispatchEvent(new MouseEvent('mouseleave', { bubbles: true }))"
 
 
 def count(selector: str) -> str:
@@ -194,6 +204,37 @@ async def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, scheme: str) 
         paper = await shown.page.run("getComputedStyle(document.body).backgroundColor")
         assert paper == ("rgb(20, 24, 27)" if scheme == "dark" else "rgb(247, 247, 245)")
         assert shown.page.complaints == []
+
+
+async def test_what_each_engine_would_have_cost_fits_a_phone(tmp_path: Path) -> None:
+    parts = dict.fromkeys(["ahead", "prefill", "cache", "stall", "steps", "slowdown", "slot", "memory"], 1234.5)
+    engine = {"cost": 12.5, "open": True, "in_flight": 1234, "hit_tokens": 123_456, "cost_parts_ms": parts}
+    engines = [{"backend": f"http://a-backend-with-a-long-name-{number}.example:8000", **engine} for number in range(8)]
+    decision = {"engines": engines, "prompt_tokens": 1000, "prefix_blocks": 3, "in_seconds": True}
+    async with dashboard(House(2), tmp_path) as shown:
+        await shown.page.resize(390, 844, is_phone=True)
+        await shown.show("requests", f"{count('#tape')} === 1")
+        await shown.page.run(
+            "import('/dashboard/requests.js').then(({ prices }) => document.querySelector('main')"
+            f".append(prices({json.dumps(decision)}, '')))"
+        )
+        await shown.page.until(f"{count('.costs tbody tr')} === 8")
+        assert await shown.page.run(OVERFLOWS) == []
+        assert await shown.page.run("document.documentElement.scrollWidth") <= 390
+        names = "getComputedStyle(document.querySelector('.costs td:nth-child(2)'), '::before').content"
+        assert await shown.page.run(names) != "none"  # the head of the table is hidden
+
+
+async def test_a_legend_has_a_time_only_under_the_pointer(tmp_path: Path) -> None:
+    rows = "[...document.querySelectorAll('.u-legend tr:first-child')]"
+    times = f"{rows}.map((one) => one.getClientRects().length ? one.innerText : '')"
+    async with dashboard(busy_house(), tmp_path) as shown:
+        await shown.show("fleet", f"{count('canvas')} === 3")
+        assert await shown.page.run(f"{times}.filter((text) => text)") == []
+        await shown.page.run(POINT)
+        await shown.page.until(f"{times}.every((text) => /\\d\\d:\\d\\d:\\d\\d/.test(text))")
+        await shown.page.run(POINT_AWAY)
+        await shown.page.until(f"{times}.every((text) => !text)")
 
 
 async def test_failures_that_repeat_are_one_line(tmp_path: Path) -> None:
