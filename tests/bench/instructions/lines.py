@@ -25,7 +25,7 @@ _PLAIN_END = b'"total_tokens": 310}}'
 
 
 class _Steps(Loop):
-    """A loop whose time passes in steps. Its timers follow, and work for threads is done at once: it is counted, too."""
+    """A loop whose time passes in steps. Timers follow, and work for threads is done at once, so that it is counted."""
 
     def __init__(self) -> None:
         super().__init__(_answered)
