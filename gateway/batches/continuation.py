@@ -7,10 +7,13 @@ penalties, stop strings, grammars and seeds see the answer alone.
 from collections.abc import Mapping
 from typing import Any, TypeGuard
 
+import orjson
+
 from gateway.batches.partial import PartialAnswer
 
 _PROMPTS = {"/v1/chat/completions": "messages", "/v1/completions": "prompt"}
 _LIMITS = ("max_completion_tokens", "max_tokens")
+_LEAST_TOKENS = 32  # of a limit; a shorter answer starts anew after a pause
 _ANY_VALUE = frozenset((
     "model", "messages", "prompt", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens",
     "min_tokens", "ignore_eos", "stop_token_ids", "logit_bias", "allowed_token_ids", "user", "metadata", "priority",
@@ -31,6 +34,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1, 1.0),
     "response_format": ({"type": "text"},),
 }
+_STREAMED = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+_STREAMED_FIELDS = orjson.dumps(_STREAMED)[1:]
 
 
 def can_continue(endpoint: str, document: Mapping[str, Any]) -> bool:
@@ -46,9 +51,19 @@ def can_continue(endpoint: str, document: Mapping[str, Any]) -> bool:
     return all(_is_neutral(field, value) for field, value in document.items() if field not in _ANY_VALUE)
 
 
-def stream_fields() -> dict[str, Any]:
-    """The fields by which an engine streams an answer with token ids and usage."""
-    return {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+def saves_work(document: Mapping[str, Any]) -> bool:
+    """Whether a pause may save so much of the answer that it is worth streaming, which costs the gateway more."""
+    return max([value for name in _LIMITS if _is_count(value := document.get(name))]) >= _LEAST_TOKENS
+
+
+def streamed(body: bytes, document: Mapping[str, Any]) -> bytes:
+    """The body of a line, with fields by which an engine streams its answer with token ids and usage.
+
+    `document` is the same, parsed, which `can_continue`.
+    """
+    if _STREAMED.keys().isdisjoint(document):
+        return b"%b,%b" % (body[:-1], _STREAMED_FIELDS)
+    return orjson.dumps({**document, **_STREAMED})
 
 
 def continued_fields(document: Mapping[str, Any], partial: PartialAnswer) -> dict[str, Any]:

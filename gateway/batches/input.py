@@ -46,6 +46,15 @@ class Line(NamedTuple):
     length: int
 
 
+class LineRequest(NamedTuple):
+    """What a line requests. `document` is the body, parsed."""
+
+    line: Line
+    custom_id: str
+    body: bytes
+    document: dict[str, Any]
+
+
 class LineIndex(Sequence[Line]):
     """The lines of a file in its order: 12 bytes each."""
 
@@ -231,13 +240,14 @@ class InputFile:
     def __init__(self, path: Path) -> None:
         self._source = open(path, "rb")  # noqa: SIM115 - `close` closes it
 
-    def read(self, lines: Sequence[Line]) -> list[tuple[Line, str, bytes]]:
-        """Each line with its custom id and the body of its request."""
+    def read(self, lines: Sequence[Line]) -> list[LineRequest]:
+        """What the lines request."""
         found = []
         for line in lines:
             self._source.seek(line.offset)
             request = orjson.loads(self._source.read(line.length))
-            found.append((line, request["custom_id"], orjson.dumps(request["body"])))
+            document = request["body"]
+            found.append(LineRequest(line, request["custom_id"], orjson.dumps(document), document))
         return found
 
     def close(self) -> None:

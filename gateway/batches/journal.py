@@ -112,11 +112,14 @@ def usage_in(body: bytes) -> LineUsage:
     at = body.rfind(_USAGE)
     if at < 0:
         return _NO_USAGE
+    end = body[at : at + 4096]
     try:
-        text = body[at + len(_USAGE) : at + 4096].decode("utf-8", "replace").lstrip()
-        usage, _ = json.JSONDecoder().raw_decode(text)
-    except ValueError:
-        return _NO_USAGE
+        usage = orjson.loads(b"{" + end)["usage"]  # mostly, it is one of the last fields of the whole
+    except orjson.JSONDecodeError:
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(end[len(_USAGE) :].decode("utf-8", "replace").lstrip())
+        except ValueError:
+            return _NO_USAGE
     if type(usage) is not dict:
         return _NO_USAGE
     inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")

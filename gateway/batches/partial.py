@@ -3,10 +3,16 @@
 What is kept of a cut stream ends at a chunk of one token that had text. After it no character is half decoded: an
 engine that continues from half a character begins with the text of the whole prompt. Chunks of several tokens do not
 show that.
+
+The events of one stream differ in their text and token ids only, but for the first and the last ones. So one of them is
+parsed by itself, and those like it in one go.
 """
 
+import re
 from array import array
-from typing import Any
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -15,10 +21,22 @@ _DONE = b"[DONE]"
 _MESSAGE_FIELDS = frozenset(("role", "content", "reasoning", "reasoning_content"))
 _PIECE_BYTES = 64  # of memory, besides its letters
 _MOST_ID = 2**32 - 1
+# An event of text: up to the text, up to the ids, and what follows these.
+_TEXT_EVENT = re.compile(
+    rb'(.*?"(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*?"token_ids": ?\[)[0-9, ]*(\].*)', re.DOTALL
+)
 
 
 class StreamUnusable(Exception):
     """The stream is not that of the request, or has what cannot be put together: the line has to be sent whole."""
+
+
+class _Frame(NamedTuple):
+    """What the events of a stream have in common: the bytes before the text, between it and the ids, and after them."""
+
+    before: bytes
+    between: bytes
+    after: bytes
 
 
 class PartialAnswer:
@@ -38,7 +56,6 @@ class PartialAnswer:
         self._size_bytes = 0  # of the texts
         self._sure_tokens = self._sure_texts = 0  # of these, what can be continued from
         self._head: dict[str, Any] = {}  # of the first chunk
-        self._rest = b""  # of an event that is not complete
         self._begin()
 
     def _begin(self) -> None:
@@ -47,7 +64,9 @@ class PartialAnswer:
         self._finish: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._fingerprint: str | None = None
-        self._rest = b""
+        self._rest = b""  # of an event that is not complete
+        self._frame: _Frame | None = None
+        self._has_frame = True  # it may have one
 
     @property
     def tokens(self) -> int:
@@ -62,12 +81,41 @@ class PartialAnswer:
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamUnusable."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            if line.startswith(_DATA):
+        data, at = self._rest + data, 0
+        end = data.rfind(b"\n") + 1
+        self._rest = data[end:]
+        while at < end:
+            if self._frame is not None and (after := self._take_alike(self._frame, data, at, end)):
+                at = after
+                continue
+            after = data.index(b"\n", at) + 1
+            if data.startswith(_DATA, at):
+                line = data[at : after - 1]
                 event = line[len(_DATA) :].strip()
                 if event != _DONE:
-                    self._take(_object(event))
+                    self._take(_object(event), line if after < end else b"")
+            at = after
+
+    def _take_alike(self, frame: _Frame, data: bytes, at: int, end: int) -> int:
+        """Take the events from here that differ in text and ids only. Returns where they end; 0 = there are none."""
+        before, between, after = frame
+        last = data.rfind(between, at, end) if data.startswith(before, at) else -1
+        if last < 0:
+            return 0
+        stop = data.index(b"\n", last)
+        events = data[at + len(before) : stop - len(after)]
+        # What is not alike keeps its line end, which is no JSON.
+        events = events.replace(b"%b\n\n%b" % (after, before), b'],"').replace(between, b'",[')
+        try:
+            found = orjson.loads(b'["%b]]' % events) if data.startswith(after, stop - len(after)) else []
+        except orjson.JSONDecodeError:
+            found = []
+        texts, ids = found[::2], found[1::2]
+        if not found or set(map(type, texts)) != {str} or set(map(type, ids)) != {list}:
+            self._frame, self._has_frame = None, False
+            return 0
+        self._add_all(texts, ids)
+        return stop + 1
 
     def cut(self) -> bool:
         """The stream is cut: go back to where it can be continued. False = nothing is left, the line starts anew."""
@@ -93,7 +141,8 @@ class PartialAnswer:
         made = self._chat(text, reasoning) if self.is_chat else self._completion(text)
         return orjson.dumps(made | {"system_fingerprint": self._fingerprint, "usage": self._whole_usage(usage)})
 
-    def _take(self, event: dict[str, Any]) -> None:
+    def _take(self, event: dict[str, Any], line: bytes) -> None:
+        """Take an event. `line`: its text, if others follow it."""
         if type(usage := event.get("usage")) is dict:
             self._usage = usage
         if type(fingerprint := event.get("system_fingerprint")) is str:
@@ -105,7 +154,10 @@ class PartialAnswer:
             raise StreamUnusable("The stream has several choices.")
         if not self._head:
             self._head = {name: event.get(name) for name in ("id", "created", "model")}
-        if not self._has_prompt:
+        if self._has_prompt:
+            if line and self._has_frame and self._frame is None:
+                self._frame = _frame_of(line, event, is_chat=self.is_chat)
+        else:
             self._check_prompt(event.get("prompt_token_ids") or choice.get("prompt_token_ids"))
         if choice.get("finish_reason") is not None:
             self._finish = {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
@@ -147,6 +199,16 @@ class PartialAnswer:
             self._size_bytes += len(text)
             if ids and len(ids) == 1 and not self._finish:
                 self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
+
+    def _add_all(self, texts: list[str], ids: list[list[int]]) -> None:
+        if self._finish or not texts[-1] or len(ids[-1]) != 1 or [] in ids:
+            for text, its_ids in zip(texts, ids, strict=True):
+                self._add(text, its_ids)
+            return
+        _extend(self._ids, chain.from_iterable(ids))
+        self._texts.append("".join(texts))
+        self._size_bytes += len(self._texts[-1])
+        self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
 
     def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of all streams together: tokens that were replayed are part of the answer, not of the prompt."""
@@ -210,7 +272,26 @@ def _object(event: bytes) -> dict[str, Any]:
     return found
 
 
-def _extend(known: "array[int]", ids: Any) -> None:
+def _frame_of(line: bytes, event: dict[str, Any], *, is_chat: bool) -> _Frame | None:
+    """The frame of this event's stream, if the event has text and ids, and nothing else that counts."""
+    choice = event["choices"][0]
+    if event.get("usage") is not None or choice.get("finish_reason") is not None or not choice.get("token_ids"):
+        return None
+    delta = choice.get("delta")
+    found = _TEXT_EVENT.fullmatch(line)
+    if found is None or (is_chat and (type(delta) is not dict or delta.keys() != {"content"})):
+        return None
+    frame = _Frame(*found.groups())
+    try:
+        other = orjson.loads(b"%b?%b7%b" % (frame.before[len(_DATA) :], frame.between, frame.after))
+    except orjson.JSONDecodeError:
+        return None
+    # Another text in this place is that of the answer, and nothing else changes.
+    text = {"delta": {"content": "?"}} if is_chat else {"text": "?"}
+    return frame if other == event | {"choices": [choice | text | {"token_ids": [7]}]} else None
+
+
+def _extend(known: "array[int]", ids: Iterable[Any]) -> None:
     try:
         known.extend(ids)
     except (TypeError, OverflowError):

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.files import Files
-from gateway.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex
+from gateway.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex, LineRequest
 from gateway.batches.journal import (
     AnswerFile,
     Journal,
@@ -226,10 +226,10 @@ class BatchRun:
         fresh, clock = map(self._index.__getitem__, self._order.in_turn()), asyncio.get_running_loop().time
         while self._left:
             if lines := self._next_group(fresh):
-                for line, custom_id, body in await asyncio.to_thread(self._source.read, lines):
+                for request in await asyncio.to_thread(self._source.read, lines):
                     await self._backoff.wait(clock)
                     self._go_on()
-                    await self._start(line, custom_id, body)
+                    await self._start(request)
             else:
                 self._changed.clear()
                 await self._changed.wait()
@@ -253,9 +253,9 @@ class BatchRun:
         while self._last:
             yield self._last.popleft()
 
-    async def _start(self, line: Line, custom_id: str, body: bytes) -> None:
+    async def _start(self, request: LineRequest) -> None:
         await self._parts.slots.acquire()
-        task = asyncio.get_running_loop().create_task(self._send(line, custom_id, body))
+        task = asyncio.get_running_loop().create_task(self._send(request))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
@@ -264,15 +264,16 @@ class BatchRun:
         self._parts.slots.release()
         self._changed.set()
 
-    async def _send(self, line: Line, custom_id: str, body: bytes) -> None:
+    async def _send(self, request: LineRequest) -> None:
         """Send a line once, and write its answer; or have it sent again."""
-        parts, batch, partial = self._parts, self.batch, self._partial.pop(line.place, None)
+        parts, batch, line = self._parts, self.batch, request.line
+        partial = self._partial.pop(line.place, None)
         may_stream = line.place not in self._attempts  # a line that failed is sent whole
         if partial is not None:
             parts.metrics.lines.add(("continued",))
         try:
             answer = await parts.sender.send(
-                batch.endpoint, body, batch.owner, self._pace, partial, may_stream=may_stream
+                batch.endpoint, request, batch.owner, self._pace, partial, may_stream=may_stream
             )
         except LinePaused as paused:
             self._again.append(line)
@@ -290,7 +291,7 @@ class BatchRun:
             answer = error_answer(failure, parts.new_id())
         else:
             self._backoff.succeeded()
-        await self._write(line, custom_id, answer)
+        await self._write(line, request.custom_id, answer)
 
     def _keep(self, line: Line, partial: PartialAnswer | None) -> None:
         if partial is not None:
@@ -349,9 +350,10 @@ class BatchRun:
         self._again.clear()
         self._last.clear()
         while lines := self._next_group(left):
-            for line, custom_id, _ in await asyncio.to_thread(self._source.read, lines):
-                await self._journal.append(unexecuted_line(self._parts.new_id(), custom_id, code, message), failed=True)
-                self._count(line, LineUsage(), state)
+            for request in await asyncio.to_thread(self._source.read, lines):
+                written = unexecuted_line(self._parts.new_id(), request.custom_id, code, message)
+                await self._journal.append(written, failed=True)
+                self._count(request.line, LineUsage(), state)
 
     @property
     def is_done(self) -> bool:

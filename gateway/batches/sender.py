@@ -5,10 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
-import orjson
-
 from gateway.batches.batch import Owner
-from gateway.batches.continuation import can_continue, continued_fields, stream_fields
+from gateway.batches.continuation import can_continue, continued_fields, saves_work, streamed
+from gateway.batches.input import LineRequest
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sink import LineSink
 from gateway.config import Config
@@ -24,7 +23,7 @@ from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResul
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.offline import BatchPace
 
-_MOST_STREAMED_BYTES = 262144  # of a body: it is parsed once more
+_MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
 _PRIORITY = b"x-gateway-priority"
 
 
@@ -126,7 +125,7 @@ class LineSender:
     async def send(
         self,
         endpoint: str,
-        body: bytes,
+        line: LineRequest,
         owner: Owner,
         pace: BatchPace,
         partial: PartialAnswer | None = None,
@@ -137,29 +136,29 @@ class LineSender:
 
         What can be continued after a pause is sent as a stream; if that fails for the stream, it is sent whole.
         """
-        streamed = self._streamed(endpoint, body, partial) if may_stream else None
-        if streamed is not None:
+        stream = self._stream_of(endpoint, line, partial) if may_stream else None
+        if stream is not None:
             try:
-                answer = await self._send(endpoint, body, owner, pace, streamed)
+                answer = await self._send(endpoint, streamed(line.body, line.document), owner, pace, stream)
                 if answer.status < 400:
                     return answer
             except _NotStreamed:
                 pass
-        answer = await self._send(endpoint, body, owner, pace, None)
-        if streamed is not None and answer.status < 400:
-            self._unstreamed.add(streamed.document["model"])
+        answer = await self._send(endpoint, line.body, owner, pace, None)
+        if stream is not None and answer.status < 400:
+            self._unstreamed.add(stream.document["model"])
         return answer
 
-    def _streamed(self, endpoint: str, body: bytes, partial: PartialAnswer | None) -> _StreamedLine | None:
-        if not self._idle_only or len(body) > _MOST_STREAMED_BYTES:
+    def _stream_of(self, endpoint: str, line: LineRequest, partial: PartialAnswer | None) -> _StreamedLine | None:
+        document = line.document
+        if not self._idle_only or len(line.body) > _MOST_STREAMED_BYTES or document["model"] in self._unstreamed:
             return None
-        document = orjson.loads(body)
-        if document["model"] in self._unstreamed or not can_continue(endpoint, document):
+        if not can_continue(endpoint, document) or not (partial or saves_work(document)):
             return None
         return _StreamedLine(document, partial)
 
     async def _send(
-        self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace, streamed: _StreamedLine | None
+        self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace, stream: _StreamedLine | None
     ) -> LineAnswer:
         request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
         record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
@@ -169,9 +168,7 @@ class LineSender:
             with Holding(self._memory) as holding:
                 holding.add(len(body))
                 sink = LineSink(holding)
-                if streamed is not None:
-                    body = at_once(with_fields(body, streamed.document, stream_fields()))
-                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace, streamed)
+                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace, stream)
                 status = sink.status
                 whole = sink.whole()
                 outcome = "completed" if status < 400 else "refused_by_backend"
@@ -219,7 +216,7 @@ class LineSender:
         record: Record,
         sink: LineSink,
         pace: BatchPace,
-        streamed: _StreamedLine | None,
+        stream: _StreamedLine | None,
     ) -> None:
         request_id, continues, generated_tokens = record.request_id, False, 0
         if len(incoming.body) <= SHORT_BYTES:
@@ -228,12 +225,12 @@ class LineSender:
             request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
         if request.document is not None:
             request = await self._complete(request)
-        if streamed is not None:
-            partial = _partial_of(request, streamed)
+        if stream is not None:
+            partial = _partial_of(request, stream)
             sink.expect_stream(partial)
             continues, generated_tokens = partial.continues, partial.tokens
             if partial.tokens:
-                request = _continued(request, streamed.document, partial)
+                request = _continued(request, stream.document, partial)
         if self._idle_only and request.inputs is None and request.pairs is None:
             line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues, generated_tokens)
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
@@ -253,9 +250,9 @@ class LineSender:
             raise sink.error
 
 
-def _partial_of(request: InferenceRequest, streamed: _StreamedLine) -> PartialAnswer:
+def _partial_of(request: InferenceRequest, stream: _StreamedLine) -> PartialAnswer:
     """Where the stream is put together: in what is generated of the line, if that is of the same model."""
-    model, choice, partial = request.demand.model, request.model_choice, streamed.partial
+    model, choice, partial = request.demand.model, request.model_choice, stream.partial
     continues = choice is None or not choice.fallbacks  # another model has other token ids
     if partial is not None and partial.model == model and continues:
         return partial

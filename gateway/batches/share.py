@@ -197,8 +197,8 @@ class SharedBatch:
             source = InputFile(files.path(batch.input_file_id))
             stack.callback(source.close)
             for place in missing:
-                [(_, custom_id, _)] = source.read([checked.index[place]])
-                targets[1].write(unexecuted_line(self._setting.parts.new_id(), custom_id, code, message))
+                [request] = source.read([checked.index[place]])
+                targets[1].write(unexecuted_line(self._setting.parts.new_id(), request.custom_id, code, message))
                 self._folder.breathe()
             tally.failed += len(missing)
             self._setting.parts.metrics.lines.add((state,), len(missing))

@@ -9,6 +9,7 @@ from gateway.resources import Holding
 
 _MOST_ANSWER_BYTES = 67108864
 _READ_BYTES = 65536  # of a stream: events are cheap to keep, and cheaper to read together
+_STEP_BYTES = 8192  # in which memory is reserved
 
 
 class LineSink:
@@ -23,7 +24,9 @@ class LineSink:
         self.is_revoked = False
         self.is_unusable = False  # the stream; the error is the reason
         self.fetching = asyncio.Timeout(None)
-        self._body = bytearray()
+        self._parts: list[bytes] = []
+        self._framed: list[bytes] = []  # whole chunks that follow the parts, with their framing
+        self._kept_bytes = self._room_bytes = 0  # of both, and for how much memory is reserved
         self._partial: PartialAnswer | None = None
         self._read_bytes = 0  # that it takes
         self._holding = holding
@@ -33,7 +36,7 @@ class LineSink:
         return False
 
     def expect_stream(self, partial: PartialAnswer) -> None:
-        """Put a stream together in this. Its chunks come as they are, with their framing, which has no events."""
+        """Put a stream together in this. Its chunks come as they are, with their framing."""
         self._partial, self.chunked = partial, True
         self._read_bytes = partial.size_bytes
         self._holding.add(self._read_bytes)
@@ -47,33 +50,56 @@ class LineSink:
         if not content_type.startswith(b"text/event-stream"):
             self._partial = None  # it is an error, or the backend does not stream
 
-    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
+    def write(self, data: bytes, framed: bool = False) -> bool:
         """Keep body bytes. True = no more are taken."""
-        if self.error is None:
-            try:
-                self._keep(data)
-            except (WrongAnswer, MemoryFull) as error:
-                self.error = error
-                self._end_request()
+        if self.error is not None:
+            return True
+        if framed:
+            self._framed.append(data)
+        else:
+            if self._framed:
+                self._unframe()
+            self._parts.append(data)
+        self._kept_bytes += len(data)
+        if self._kept_bytes > self._room_bytes:
+            self._make_room()
         return self.error is not None
 
-    def _keep(self, data: bytes) -> None:
-        if len(self._body) + len(data) + self._read_bytes > _MOST_ANSWER_BYTES:
-            raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
-        self._holding.add(len(data))
-        self._body += data
-        if self._partial is not None and len(self._body) >= _READ_BYTES:
-            self._read(self._partial)
+    def _make_room(self) -> None:
+        try:
+            if self._kept_bytes + self._read_bytes > _MOST_ANSWER_BYTES:
+                raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
+            if self._partial is not None and self._kept_bytes >= _READ_BYTES:
+                self._read(self._partial)
+            self._reserve(self._kept_bytes + _STEP_BYTES)
+        except (WrongAnswer, MemoryFull) as error:
+            self.error = error
+            self._end_request()
+
+    def _reserve(self, size_bytes: int) -> None:
+        """Have memory for so many bytes as they come. Raises MemoryFull."""
+        self._holding.add(size_bytes - self._room_bytes)
+        self._room_bytes = size_bytes
+
+    def _unframe(self) -> None:
+        """Keep the events of whole chunks without their framing."""
+        pieces = b"".join(self._framed).split(b"\r\n")
+        is_usual = b"".join(pieces[::2]).isalnum()  # sizes, and no parts of events
+        self._parts += pieces[1::2] if is_usual else self._framed
+        self._framed.clear()
 
     def _read(self, partial: PartialAnswer) -> None:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
-        data, read_bytes = bytes(self._body), self._read_bytes
-        self._body.clear()
+        if self._framed:
+            self._unframe()
+        data, read_bytes = b"".join(self._parts), self._read_bytes
+        self._parts.clear()
         try:
             partial.feed(data)
         except StreamUnusable as error:
             raise self._unusable(error) from error
-        self._holding.shrink(len(data))
+        self._holding.shrink(self._room_bytes)
+        self._kept_bytes = self._room_bytes = 0
         self._read_bytes = partial.size_bytes
         self._holding.add(self._read_bytes - read_bytes)
 
@@ -85,7 +111,7 @@ class LineSink:
         """The body of the answer, which has ended. Raises WrongAnswer or MemoryFull."""
         partial = self._partial
         if partial is None:
-            return bytes(self._body)
+            return b"".join(self._parts)
         self._read(partial)
         try:
             return partial.body()

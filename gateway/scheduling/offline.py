@@ -363,6 +363,8 @@ class Pause:
         """Revoke so many sequences, from the fullest engines. An engine that alone became emptier would attract all new
         requests.
         """
+        if excess <= 0:
+            return []
         sizes = [engine.load.in_flight - _size(self.offline.revoked(engine))[0] for engine in self.engines]
         left = [_size(self.offline.held(engine))[0] for engine in self.engines]
         counts = [0] * len(sizes)

@@ -51,6 +51,7 @@ from tests.bench.instructions.command import instructions
 from tests.bench.limits import compare, crowds
 from tests.bench.machine import describe
 from tests.bench.offline import compare as offline
+from tests.bench.offline import cost as offline_cost
 from tests.bench.offline import day as offline_day
 from tests.bench.offline import live as offline_live
 from tests.bench.overload import report as overload
@@ -189,10 +190,13 @@ def offline_command(
     seed: Annotated[int, typer.Option(help="Of the interactive requests' arrivals.")] = 1,
     live: Annotated[bool, typer.Option("--live", help="Real time and sockets, by the API; needs idle cores.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw a day instead, as SVG; takes 3 min.")] = None,
+    cost: Annotated[bool, typer.Option("--cost", help="Instead, the gateway's CPU time of a line.")] = False,
 ) -> None:
     """Compare ways to run an endless offline batch beside bursts of interactive requests, on modelled engines."""
     if picture is not None:
         picture.write_text(offline_day.drawn(), encoding="utf-8")
+    elif cost:
+        typer.echo(offline_cost.table())
     elif live:
         typer.echo(offline.table(*offline_live.compared(seconds, seed)))
     else:

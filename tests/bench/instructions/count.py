@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.bench.instructions import workloads
+from tests.bench.instructions import lines, workloads
 from tests.bench.instructions.workloads import Counter
 
 _EMPTY = "nothing"
@@ -60,6 +60,26 @@ ROWS = [
         for name, title, units, events, less in (
             ("stream_short", f"stream of {_SHORT} events", 20, _SHORT, ""),
             ("event", "streamed event", 20 * (_LONG - _SHORT), _LONG, "stream_short"),
+        )
+    ],
+    Row(
+        "batch_line",
+        f"line of a batch, {lines.TOKENS} events",
+        32,
+        lambda counter: lines.batched(counter, 32),
+        unrouted=lambda counter: lines.asked(counter, 32, streams=True, through=False),
+    ),
+    *[
+        Row(
+            name,
+            title,
+            32,
+            lambda counter, streams=streams: lines.asked(counter, 32, streams=streams),
+            unrouted=lambda counter, streams=streams: lines.asked(counter, 32, streams=streams, through=False),
+        )
+        for name, title, streams in (
+            ("like_line_streamed", "the same request, streamed", True),
+            ("like_line_plain", "the same request, not streamed", False),
         )
     ],
     Row("embedding", "embeddings text, in batches", 640, lambda counter: workloads.embedded(counter, 640), blocks=10),

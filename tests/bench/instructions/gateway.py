@@ -54,6 +54,9 @@ class _Transport(asyncio.Transport):
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def can_write_eof(self) -> bool:
+        return False
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return ("127.0.0.1", 4711) if name == "peername" else default
 
@@ -83,9 +86,19 @@ class Loop(uvloop.Loop):
         """The clock of loop and gateway goes on with the requests: what depends on time does not on the machine."""
         return self._began_seconds + self._passed_seconds
 
-    def pass_time(self) -> None:
-        """A request comes."""
-        self._passed_seconds += _BETWEEN_SECONDS
+    def pass_time(self, seconds: float = _BETWEEN_SECONDS) -> None:
+        """A request comes, or so much time passes."""
+        self._passed_seconds += seconds
+
+    def begin(self, backend: "Backend", chunks: Iterator[bytes]) -> None:
+        """Begin an answer: its next chunk arrives in the next turn."""
+        self.call_soon(self._send, backend, chunks)
+
+    def _send(self, backend: "Backend", chunks: Iterator[bytes]) -> None:
+        chunk = next(chunks, None)
+        if chunk is not None:
+            backend.data_received(chunk)
+            self.call_soon(self._send, backend, chunks)
 
     async def create_connection(self, factory: Any, *_: Any, **__: Any) -> tuple[asyncio.Transport, Any]:  # type: ignore[override]
         protocol = factory()
@@ -97,19 +110,13 @@ class Loop(uvloop.Loop):
 class _Engine(_Transport):
     """A backend's end of a connection."""
 
-    def __init__(self, loop: Loop, connection: "BackendConnection | _Wire") -> None:
+    def __init__(self, loop: Loop, connection: "Backend") -> None:
         super().__init__()
         self._loop = loop
         self._connection = connection
 
     def write(self, data: Any) -> None:
-        self._loop.call_soon(self._send, iter(self._loop.answered(data)))
-
-    def _send(self, chunks: Iterator[bytes]) -> None:
-        chunk = next(chunks, None)
-        if chunk is not None:
-            self._connection.data_received(chunk)
-            self._loop.call_soon(self._send, chunks)
+        self._loop.begin(self._connection, iter(self._loop.answered(data)))
 
 
 class _Wire(asyncio.BufferedProtocol):
@@ -133,6 +140,9 @@ class _Wire(asyncio.BufferedProtocol):
         self._client.write(data)
 
 
+Backend = BackendConnection | _Wire
+
+
 class Client(_Transport):
     """A client's end of a connection; `gateway`: None = to an engine. `end`: the last bytes of every answer."""
 
@@ -144,22 +154,26 @@ class Client(_Transport):
         self._loop = loop
         self._connection = ClientConnection(gateway.server, loop) if gateway else _Wire(loop)
         self._connection.connection_made(self)
-        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._answered: asyncio.Future[Any] = self._loop.create_future()
 
     def write(self, data: Any) -> None:
         if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200 "):
             self._answered.set_exception(RuntimeError(f"not answered: {bytes(data)!r}"))
         elif data.endswith(self._end):
-            self._answered.set_result(None)
+            self._answered.set_result(data)
 
-    async def ask(self, request: bytes) -> None:
-        """Send a request as a socket would hand it over, and take its whole answer."""
+    async def ask(self, request: bytes) -> bytes:
+        """Send a request as a socket would hand it over, and take its whole answer. Returns the last of its bytes."""
         self._answered = self._loop.create_future()
         self._loop.pass_time()
-        self._connection.get_buffer(len(request))[: len(request)] = request
-        self._connection.buffer_updated(len(request))
-        await self._answered
+        size = len(buffer := self._connection.get_buffer(len(request)))
+        while request:
+            piece, request = request[:size], request[size:]
+            buffer[: len(piece)] = piece
+            self._connection.buffer_updated(len(piece))
+        answered = await self._answered
         await asyncio.sleep(0)
+        return bytes(answered)
 
     def leave(self) -> None:
         """Close the connection."""
@@ -167,10 +181,13 @@ class Client(_Transport):
 
 
 @contextmanager
-def clients(count: int, end: bytes) -> Iterator[tuple[Gateway, list[Client]]]:
-    """So many clients of a gateway whose backends are up; inside a `Loop`."""
-    urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": 4096} for number in range(_BACKENDS)]
-    config = parse({"backends": urls, "prefix_report": {"enabled": True}})
+def clients(
+    count: int, end: bytes, slots: int = 4096, batches: dict[str, Any] | None = None
+) -> Iterator[tuple[Gateway, list[Client]]]:
+    """So many clients of a gateway whose backends are up; inside a `Loop`. `batches`: settings of batches, if any."""
+    urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": slots} for number in range(_BACKENDS)]
+    more = {"batches": batches} if batches else {}
+    config = parse({"backends": urls, "prefix_report": {"enabled": True}, **more})
     with Path("/dev/null").open("wb") as out:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)

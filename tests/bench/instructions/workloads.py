@@ -16,7 +16,7 @@ from tests.bench.instructions.gateway import MODEL, Client, Loop, clients, unrou
 _WARM_UPS = 300
 _STEP_SECONDS = 0.005
 _PROMPTS_AN_ENGINE = 90
-_CHAT = {
+CHAT = {
     "id": "chatcmpl-5d0c8e7f4b1a4f0b",
     "object": "chat.completion",
     "created": 1764000000,
@@ -26,17 +26,18 @@ _CHAT = {
     ],
     "usage": {"prompt_tokens": 250, "completion_tokens": 60, "total_tokens": 310},
 }
-_EVENT = {
+EVENT = {
     "id": "chatcmpl-5d0c8e7f4b1a4f0b",
     "object": "chat.completion.chunk",
     "created": 1764000000,
     "model": MODEL,
     "choices": [{"index": 0, "delta": {"content": " token"}, "logprobs": None, "finish_reason": None}],
 }
-_STREAM_HEAD = (
+STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nserver: uvicorn\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
+STREAM_END = b"0\r\n\r\n"
 _VECTOR = [0.0625] * 16
 _TEXT = b"A short text"
 
@@ -70,20 +71,25 @@ def answer(document: object) -> list[bytes]:
 
 def stream(events: int) -> list[bytes]:
     """A streamed answer in the pieces that vLLM writes: the head, each event, the end marker with the framing's end."""
-    event = b"data: " + json.dumps(_EVENT).encode() + b"\n\n"
-    usage = b"data: " + json.dumps(_EVENT | {"choices": [], "usage": _CHAT["usage"]}).encode() + b"\n\n"
+    usage = json.dumps(EVENT | {"choices": [], "usage": CHAT["usage"]}).encode()
     return [
-        _STREAM_HEAD,
-        *[b"%x\r\n%b\r\n" % (len(event), event)] * events,
-        b"%x\r\n%b\r\n" % (len(usage), usage),
-        b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n",
+        STREAM_HEAD,
+        *[chunk(json.dumps(EVENT).encode())] * events,
+        chunk(usage),
+        chunk(b"[DONE]") + STREAM_END,
     ]
+
+
+def chunk(data: bytes) -> bytes:
+    """A chunk of one event."""
+    event = b"data: %b\n\n" % data
+    return b"%x\r\n%b\r\n" % (len(event), event)
 
 
 def chat(counter: Counter, size: str, units: int, through: bool = True) -> None:
     """Chats of one size, one after another on one connection; `through` a gateway, or without one."""
     bodies = [request(b"/v1/chat/completions", each) for each in islice(chats(SIZES[size], 1), _WARM_UPS + units)]
-    answers = answer(_CHAT)
+    answers = answer(CHAT)
     _ask(counter, bodies, units, lambda _: answers, b'"total_tokens": 310}}', through)
 
 
@@ -92,7 +98,7 @@ def streamed(counter: Counter, events: int, units: int, through: bool = True) ->
     documents = [each | {"stream": True} for each in islice(chats(SIZES["1k"], 2), _WARM_UPS + units)]
     bodies = [request(b"/v1/chat/completions", each) for each in documents]
     chunks = stream(events)
-    _ask(counter, bodies, units, lambda _: chunks, b"0\r\n\r\n", through)
+    _ask(counter, bodies, units, lambda _: chunks, STREAM_END, through)
 
 
 def embedded(counter: Counter, units: int) -> None:

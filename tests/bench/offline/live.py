@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -94,11 +94,10 @@ class BatchOfLines:
         self._observed = observed
         self._id = ""
 
-    async def start(self) -> None:
+    async def start(self, bodies: Iterable[dict[str, Any]]) -> None:
         form = aiohttp.FormData({"purpose": "batch"})
         lines = []
-        for number in range(LINES):
-            body = body_of(10_000_000 + number, *lengths(number))
+        for number, body in enumerate(bodies):
             line = {"custom_id": str(number), "method": "POST", "url": "/v1/chat/completions", "body": body}
             lines.append(orjson.dumps(line))
         form.add_field("file", b"\n".join(lines), filename="a.jsonl")
@@ -167,7 +166,7 @@ async def observed_by(
     async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
         lines = BatchOfLines(session, gateway, observed)
         if batch:
-            await lines.start()
+            await lines.start(body_of(10_000_000 + number, *lengths(number)) for number in range(LINES))
         if rule is not None:
             async with _aimd(session, gateway.url, rule, observed):
                 await clients(session, gateway.url, requests, seconds)

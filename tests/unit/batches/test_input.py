@@ -40,9 +40,11 @@ def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> 
     assert (len(checked.index), checked.model) == (3, "m")
     assert checked.places == {hash("a"): 0, hash("b\u00e4"): 1, hash("c"): 2}
     source = InputFile(tmp_path / "input")
-    assert [name for _, name, _ in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
-    assert [name for _, name, _ in source.read(checked.index[:2])] == ["a", "b\u00e4"]
-    assert orjson.loads(source.read(checked.index[:1])[0][2])["model"] == "m"
+    assert [each.custom_id for each in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
+    assert [each.custom_id for each in source.read(checked.index[:2])] == ["a", "b\u00e4"]
+    [first] = source.read(checked.index[:1])
+    assert orjson.loads(first.body) == first.document
+    assert first.document["model"] == "m"
     source.close()
 
 

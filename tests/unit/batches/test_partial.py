@@ -121,6 +121,60 @@ def test_wherever_it_is_cut_the_answer_is_the_same(engine: Engine, cuts: list[fl
     assert unbroken["usage"]["prompt_tokens"] == len(engine.prompt)
 
 
+def fed(events: Iterable[bytes], *, together: bool, is_chat: bool = True) -> tuple[list[int], dict[str, Any]]:
+    """The replay of an answer that is cut before its last three events, and the document of the whole."""
+    *before, _, _, _ = events = [*events]
+    found = []
+    for part in (before, events):
+        partial = PartialAnswer("m", is_chat=is_chat)
+        for data in [b"".join(part)] if together else part:
+            partial.feed(data)
+        found.append(partial)
+    return found[0].replay() if found[0].cut() else [], orjson.loads(found[1].body())
+
+
+@given(engine=engines(), groups=st.lists(st.integers(1, 3), max_size=30))
+def test_events_that_are_read_together_are_those_that_are_read_one_by_one(engine: Engine, groups: list[int]) -> None:
+    events = engine.stream([], groups)
+    one_by_one = fed(events, together=False, is_chat=engine.is_chat)
+    assert fed(events, together=True, is_chat=engine.is_chat) == one_by_one
+
+
+PLAIN = _event(Engine([b"a"]), "a", [97], None)
+END = _line({"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 2}})
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        _event(Engine([b"a"]), '"],"', [98], None),
+        _event(Engine([b"a"]), '","token_ids":[7]}]}\n\ndata: {"id":"x"', [98], None),
+        _event(Engine([b"a"]), PLAIN.decode(), [98], None),
+        _event(Engine([b"a"]), "b", [98, 99], None),
+        _event(Engine([b"a"]), "", [98], None),
+        _event(Engine([b"a"]), "b", [], None),
+        _event(Engine([b"a"]), "b", [98], None, reasoning="why"),
+        _event(Engine([b"a"]), "b", [98], None, role="assistant"),
+        _event(Engine([b"a"]), "b", [98], None).replace(b'"m"', b'"other"'),
+        _event(Engine([b"a"]), "b", [98], None).replace(b'"token_ids"', b'"x":[1],"token_ids"'),
+        b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":9}}\n\n',
+        b": a comment\n\n",
+    ],
+)
+def test_an_odd_event_among_others_is_read_as_alone(odd: bytes) -> None:
+    engine = Engine([b"a"])
+    first, last = _event(engine, "", [], engine.prompt), _event(engine, "z", [122], None, "stop")
+    events = [first, PLAIN, PLAIN, odd, PLAIN, PLAIN, last, END, b"data: [DONE]\n\n"]
+    assert fed(events, together=True) == fed(events, together=False)
+
+
+@pytest.mark.parametrize("ids", [b"[97,-1]", b'["a"]', b"[[97]]", b"[97"])
+def test_ids_that_are_none_among_others_make_the_stream_unusable(ids: bytes) -> None:
+    partial = PartialAnswer("m", is_chat=True)
+    with pytest.raises(StreamUnusable):
+        partial.feed(PLAIN * 3 + PLAIN.replace(b"[97]", ids) + PLAIN)
+
+
 def test_tokens_without_text_are_generated_again() -> None:
     engine = Engine([b"a", *[bytes([byte]) for byte in "🙂".encode()], b"b"])
     events = engine.stream([], ())
