@@ -1,6 +1,7 @@
 """Writes the pages that restate code, and the list of decisions. Run with `make docs`."""
 
 import inspect
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from gateway.errors import BackendError, GatewayError
 from gateway.front.routes import ROUTES
 from gateway.observe.metrics import ProcessMetrics
 from gateway.reload import NEEDS_RESTART
+from gateway.workers.parent import Workers
+from gateway.workers.place import WorkerPlace
 from tests.integration.api_calls import OTHER_CALLS, SDK_CALLS, Call
 from tests.integration.api_refusals import REFUSALS
 
@@ -144,11 +147,22 @@ def metrics() -> str:
         (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, "none", family.documentation)
         for family in ProcessMetrics().families()
     ]
+    parent = [
+        (f"`{family.name}{'_total' if family.type == 'counter' else ''}`", family.type, labels, family.documentation)
+        for family, labels in zip(_workers().collect(), ("none", "`worker`"), strict=True)
+    ]
     intro = (
         "Served by `GET /metrics` on the admin port, in Prometheus or OpenMetrics format. Every name ends in its unit."
-        " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models."
+        " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models. With"
+        " `server.workers`, all have the label `worker`, too, and the last two are there."
     )
-    return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), [*rows, *process]))
+    return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), [*rows, *process, *parent]))
+
+
+def _workers() -> Workers:
+    """Workers that do not run, whose metrics are described."""
+    place = WorkerPlace(0, 1, "", 0, ())
+    return Workers(1, lambda *_: place, lambda: None, time.monotonic)
 
 
 # Errors.

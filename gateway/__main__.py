@@ -1,14 +1,11 @@
 """The command `gateway`. Heavy modules are imported by the commands that need them, so that --help is quick."""
 
-import errno
 import os
-import re
-import socket
 import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 from urllib.parse import quote
 
 import typer
@@ -18,6 +15,7 @@ from gateway import BUILD, __version__
 from gateway.cli import usage_command
 from gateway.cli.batch import commands as batch_commands
 from gateway.cli.key_commands import key_commands
+from gateway.cli.serving import is_open_to_all, why_not_serving
 from gateway.cli.terminal import (
     ADMIN,
     ADMIN_URL,
@@ -30,6 +28,7 @@ from gateway.cli.terminal import (
     print_json,
     show,
 )
+from gateway.workers import WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,13 +101,16 @@ def serve(
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
     read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key, log_level, log_format))
     config = _load(read)
-    if is_open_to_all(config):
+    is_worker = WORKER in os.environ
+    if is_open_to_all(config) and not is_worker:
         with suppress(OSError):  # a terminal that is gone keeps nothing from being served
             typer.echo(
                 f"gateway: warning: auth.keys is empty and server.host is {config.server.host}: "
                 "any client that can reach this port can use the models",
                 err=True,
             )
+    if config.server.workers > 1 and not is_worker:
+        _serve_by_workers(config)
     from gateway import process
     from gateway.config import ConfigError
     from gateway.handover.conversation import TakeoverRefused
@@ -123,33 +125,14 @@ def serve(
         fail(why_not_serving(error, config), FAILED)
 
 
-def is_open_to_all(config: "Config") -> bool:
-    import ipaddress
+def _serve_by_workers(config: "Config") -> NoReturn:
+    """Start workers, without the modules that serve: those are for the workers."""
+    from gateway.workers import parent
 
     try:
-        stays_here = ipaddress.ip_address(config.server.host).is_loopback
-    except ValueError:
-        stays_here = config.server.host == "localhost"
-    return config.auth.is_open and not stays_here
-
-
-def why_not_serving(error: OSError, config: "Config") -> str:
-    server, options = config.server, {"server": " (--port N)", "server.admin": " (--admin-port N)"}
-    found = {"server": server, "server.admin": server.admin, "server.metrics": server.metrics}
-    ports = {key: port for key, port in found.items() if port is not None}
-    if isinstance(error, socket.gaierror):
-        hosts = " and ".join(f"{key}.host ({port.host})" for key, port in ports.items())
-        return f"cannot serve: {error.strerror}: check {hosts}"
-    tried = re.search(r"bind on address \('([^']*)', (\d+)", str(error))
-    if error.errno is None or tried is None:
-        return f"cannot serve: {error.strerror or error}"
-    address, number = tried[1], int(tried[2])
-    keys = [key for key, port in ports.items() if port.port == number]
-    if error.errno in (errno.EADDRINUSE, errno.EACCES):
-        ways = [f"{key}.port{options.get(key, '')}" for key in keys]
-    else:
-        ways = [f"{key}.host{' (--host ADDRESS)' if key == 'server' else ''}" for key in keys]
-    return f"cannot listen on {address} port {number}: {os.strerror(error.errno)}: change {' or '.join(ways)}"
+        sys.exit(parent.serve(config))
+    except OSError as error:
+        fail(why_not_serving(error, config), FAILED)
 
 
 @app.command()

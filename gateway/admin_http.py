@@ -70,7 +70,8 @@ class OperatorPort:
             for each in sockets or await bind(self._listen.host, self._listen.port):
                 self._sites.append(web.SockSite(runner, each))
                 await self._sites[-1].start()
-            yield int(runner.addresses[0][1])
+            address = runner.addresses[0]
+            yield None if isinstance(address, str) else int(address[1])  # a worker's is a path
         finally:
             await runner.cleanup()
 

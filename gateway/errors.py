@@ -220,6 +220,10 @@ class RestartFailed(GatewayError, status=500, code="restart_failed"):
     """The process that should take over did not; this one goes on."""
 
 
+class WorkerUnreachable(GatewayError, status=503, code="worker_unreachable"):
+    """A worker of this gateway does not answer its parent: it is starting, ending, or stuck."""
+
+
 class BackendError(GatewayError, status=502, code="backend_failed", outcome="backend_error"):
     """A backend failed. `retryable`: another backend may be tried if no data has reached the client."""
 

@@ -8,10 +8,10 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO
 
 import structlog
 import uvloop
@@ -31,6 +31,10 @@ from gateway.observe.log import EventLog
 from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
 from gateway.supervisor import running
+from gateway.workers.batches import ForwardedBatches
+from gateway.workers.line import LineToParent
+from gateway.workers.place import WorkerPlace
+from gateway.workers.streams import shared, unbuffered
 
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _SNAPSHOT_SECONDS = 60.0
@@ -43,10 +47,12 @@ _PARTING_SECONDS = 10.0  # until the process that took over has taken the last c
 
 
 class Life:
-    """One process, from its start to its end. `file`: the configuration's, if it has one."""
+    """One process, from its start to its end. `file`: of the configuration, if it has one; `parent`: of a worker."""
 
-    def __init__(self, config: Config, load_config: Callable[[], Config], file: Path | None) -> None:
-        self._config = config
+    def __init__(
+        self, config: Config, load_config: Callable[[], Config], file: Path | None, parent: LineToParent | None = None
+    ) -> None:
+        self._config, self._parent = config, parent
         self._load_config = load_config
         self._file = file
         self._log = structlog.get_logger("gateway")
@@ -55,18 +61,20 @@ class Life:
         server = config.server
         given = os.environ.pop(TAKES_OVER, "")
         self._address = address_of(file, server.host, server.port)  # where the next process finds this one
-        self._former = bytes.fromhex(given) if given else self._address if file and server.port else None
+        takes_over = file is not None and server.port and parent is None
+        self._former = bytes.fromhex(given) if given else self._address if takes_over else None
 
     async def live(self, out: BinaryIO, log: EventLog) -> None:
         """Serve until a signal to stop, or until another process has taken over. Raises OSError or TakeoverRefused."""
         self._heed_signals()
         successor = await take_over(self._former) if self._former else None
         try:
-            inherited = successor.listeners(self._config.server) if successor else of_systemd(os.environ)
-            listeners = await bind_all(self._config.server, inherited)
+            listeners = await bind_all(self._config.server, self._inherited(successor))
             known = await successor.snapshot() if successor else await self._from_disk()
             build = partial(Gateway, self._config, out, log=log, load=self._load_config)
             gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
+            if self._parent is not None and (path := self._parent.place.batches_elsewhere):
+                gateway.handler.use_batches(ForwardedBatches(path))
             asyncio.get_running_loop().set_exception_handler(
                 lambda _, context: gateway.supervisor.on_loop_error(context)
             )
@@ -75,6 +83,12 @@ class Life:
             if successor is not None:
                 successor.close()
         self._log.info("stopped")
+
+    def _inherited(self, successor: Successor | None) -> Listeners:
+        server = self._config.server
+        if successor is not None:
+            return successor.listeners(server)
+        return of_systemd(os.environ) if self._parent is None else self._parent.place.listeners(server)
 
     def _with_knowledge(self, build: Callable[..., Gateway], known: dict[str, Any], *, same_engines: bool) -> Gateway:
         """A gateway that begins with a snapshot; one without it if it cannot be used."""
@@ -121,19 +135,24 @@ class Life:
         predecessor = Predecessor(gateway.knowledge, sharing, gateway.stop_listening, addresses, listeners, breather())
         handover = Handover(gateway, sharing, predecessor, successor, self._stop)
         restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
-        async with gateway.running(listeners, restart.routes(), handover.take_place) as admin_port:
+        routes = restart.routes() if self._parent is None else []
+        async with gateway.running(listeners, routes, handover.take_place) as admin_port:
             self._log_start(gateway, admin_port)
             notify_systemd(os.environ, "READY=1")
             gc.collect()
             gc.freeze()
             async with handover.sharing_slots():
-                async with self._serving(gateway), predecessor.waiting(self._address):
+                waiting = nullcontext() if self._parent is not None else predecessor.waiting(self._address)
+                async with self._serving(gateway), waiting:
+                    if self._parent is not None:
+                        self._parent.serves()
                     await _first(self._stop.wait(), predecessor.began.wait())
                 if predecessor.began.is_set():
                     self._on_stop(self._stop_later)
                     await handover.hand_over()
                     return
-                self._on_stop(None)  # a second signal ends the process at once
+                if self._parent is None:  # else the parent sends, and what supervises both may send the same
+                    self._on_stop(None)  # a second signal ends the process at once
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
@@ -336,19 +355,21 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
     for number in (signal.SIGHUP, *_IGNORED_SIGNALS):
         signal.signal(number, signal.SIG_IGN)  # until the event loop has handlers
     gc.set_threshold(50_000, 20, 50)  # requests make little garbage in cycles
-    with _unbuffered(sys.stdout) as out, _unbuffered(sys.stderr) as errors, EventLog(errors) as log:
-        log.follow(config.log.level, config.log.format)
-        limit = raise_limit()
-        life = partial(Life, fitted(config, limit), lambda: fitted(load_config(), limit), file)
-        uvloop.run(_live(life, out, log))
+    place = WorkerPlace.taken(os.environ)
+    with unbuffered(sys.stdout) as out, unbuffered(sys.stderr) as errors:
+        streams = (out, errors) if place is None else (shared(out), shared(errors))
+        with EventLog(streams[1], worker=None if place is None else place.number) as log:
+            log.follow(config.log.level, config.log.format)
+            limit = raise_limit()
+
+            def fitting(config: Config) -> Config:
+                return fitted(config if place is None else place.applied(config), limit)
+
+            life = partial(Life, fitting(config), lambda: fitting(load_config()), file)
+            uvloop.run(_live(life, place, streams[0], log))
 
 
-async def _live(life: Callable[[], Life], out: BinaryIO, log: EventLog) -> None:
-    await life().live(out, log)
-
-
-def _unbuffered(stream: TextIO | None) -> BinaryIO:
-    """The file of a standard stream; None = closed by the parent process."""
-    if stream is None:
-        return open(os.devnull, "wb", buffering=0)
-    return open(stream.fileno(), "wb", buffering=0, closefd=False)
+async def _live(life: Callable[..., Life], place: WorkerPlace | None, out: BinaryIO, log: EventLog) -> None:
+    parent = None if place is None else LineToParent(place)
+    with nullcontext() if parent is None else parent.watched():
+        await life(parent).live(out, log)

@@ -16,7 +16,7 @@ _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 NEEDS_RESTART = (
     *("batches.path", "batches.database"),
     *(f"coordination.{key}" for key in CoordinationConfig.model_fields),
-    *("server.host", "server.port"),
+    *("server.host", "server.port", "server.workers"),
     *("server.admin", "server.admin.host", "server.admin.port"),
     *("server.metrics", "server.metrics.host", "server.metrics.port"),
     *("server.tls", "server.tls.certificate", "server.tls.key", "server.tls.client_ca"),
@@ -48,7 +48,9 @@ def applicable(old: Config, new: Config) -> Config:
     """The new configuration with what needs a restart as in the old one."""
     was = old.server
     ports = {"admin": _at(was.admin, new.server.admin), "metrics": _at(was.metrics, new.server.metrics)}
-    server = new.server.model_copy(update={"host": was.host, "port": was.port, "tls": was.tls, **ports})
+    server = new.server.model_copy(
+        update={"host": was.host, "port": was.port, "workers": was.workers, "tls": was.tls, **ports}
+    )
     batches = new.batches.model_copy(update={"path": old.batches.path, "database": old.batches.database})
     return new.model_copy(update={"server": server, "batches": batches, "coordination": old.coordination})
 

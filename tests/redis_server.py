@@ -1,6 +1,6 @@
 """A real Redis or Valkey for one test: on a port of its own, with its files in a temporary folder.
 
-Tests are skipped where neither is installed.
+Tests are skipped where neither is installed. `any_store` also gives the store that the parent of workers serves.
 """
 
 import shutil
@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -104,3 +105,17 @@ def sentinel(folder: Path, primary: RedisServer, name: str) -> Iterator[int]:
     finally:
         process.kill()
         process.wait()
+
+
+@asynccontextmanager
+async def any_store(kind: str, folder: Path) -> AsyncIterator[str]:
+    """The URL of a store that runs while the block does. `kind`: redis, or that of the parent of several workers."""
+    if kind == "redis":
+        with redis_server(folder) as server:
+            yield server.url
+        return
+    from gateway.coordination.local_server import TableServer
+
+    with TemporaryDirectory(prefix="store-") as short:  # the path of a socket has 107 bytes at most
+        async with TableServer("run").serving(f"{short}/store"):
+            yield f"unix://{short}/store"

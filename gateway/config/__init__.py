@@ -22,6 +22,7 @@ from gateway.config.values import (
     Seconds,
     SecondsOrZero,
     Section,
+    check_installed,
     default,
     refuse,
     twice,
@@ -90,6 +91,7 @@ class ServerConfig(Section):
 
     host: ListenHost = default("0.0.0.0", "IP address or host name to listen on; empty = all interfaces.")
     port: int = default(8080, "TCP port to listen on; 0 = any free port.", ge=0, le=65535)
+    workers: int = default(1, "Processes that serve this port, on as many cores; 1 = this process alone.", ge=1, le=64)
     tls: ServerTls | None = default(None, "TLS of this port; null = plain HTTP.")
     trusted_proxies: tuple[Network, ...] = default((), "Networks of proxies whose X-Forwarded-For names the client.")
     cors_origins: tuple[Origin, ...] = default((), 'Origins whose web pages may call the API (CORS); "*" = all.')
@@ -133,6 +135,13 @@ class ServerConfig(Section):
             if first and second and first.port and first.port == second.port and _overlap(first.host, second.host)
         ]
         return refuse(self, wrong)
+
+    @field_validator("workers")
+    @classmethod
+    def _can_meet(cls, workers: int) -> int:
+        if workers > 1:
+            check_installed("hiredis", "coordination")
+        return workers
 
 
 def _overlap(host: str, other: str) -> bool:

@@ -45,7 +45,7 @@ for i = 1, #names do
 end
 return {run, version, fields, present}
 """
-_DIGEST: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # by which the server knows the script
+DIGEST: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # by which the server knows the script
 
 
 class RedisStore:
@@ -66,7 +66,7 @@ class RedisStore:
 
     async def _run(self, *arguments: str | bytes | int) -> Table:
         words = 1, self._table, self._here, self._link.replica, *arguments
-        reply = await self._link.ask("EVALSHA", _DIGEST, *words)
+        reply = await self._link.ask("EVALSHA", DIGEST, *words)
         if isinstance(reply, ReplyError):  # it has not seen the script yet
             reply = await self._link.ask("EVAL", _SCRIPT, *words)
         try:

@@ -2,7 +2,7 @@
 
 A store holds the table of one fleet. Every change is one atomic call, which has no effect if another replica changed
 the table since it was read. So the rules (`blocks.py`) are plain functions of values, and any store that can compare
-and swap will do: Redis or Valkey here, or a parent process.
+and swap will do: Redis or Valkey (`redis_store.py`), or the parent of several workers (`local_server.py`).
 """
 
 from collections.abc import Mapping
@@ -44,6 +44,34 @@ class TableChange:
     settled: bool
     records: Mapping[str, bytes]
     removed: tuple[str, ...] = ()
+
+
+class SharedTable:
+    """The table in a process, for one run of it. A change that expects another state, or another run, has no effect."""
+
+    def __init__(self, run: str) -> None:
+        self.run = run
+        self.records: dict[str, bytes] = {}
+        self.version = self.era = ""
+        self.settled = False
+
+    def __repr__(self) -> str:
+        return f"<SharedTable of run {self.run}: {len(self.records)} records>"
+
+    def read(self, present: frozenset[str]) -> Table:
+        """The table now. `present`: the replicas that are connected."""
+        return Table(Stamp(self.run, self.version), self.era, self.settled, dict(self.records), present)
+
+    def swap(self, change: TableChange) -> bool:
+        """Apply the change if the table is as it expects; returns whether it was."""
+        if change.expected != (self.run, self.version):
+            return False
+        self.era = self.era or change.version
+        self.version, self.settled = change.version, change.settled
+        self.records.update(change.records)
+        for replica in change.removed:
+            self.records.pop(replica, None)
+        return True
 
 
 class FleetStore(Protocol):

@@ -222,10 +222,10 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
     def _has_left(self, transport: asyncio.Transport) -> bool:
         """Whether the client has closed its socket. While nothing is read, only the socket's state shows it."""
-        if transport.is_reading():
+        peer = None if transport.is_reading() or _TCP_INFO is None else transport.get_extra_info("socket")
+        if peer is None or peer.family == socket.AF_UNIX:
             return False
-        peer = None if _TCP_INFO is None else transport.get_extra_info("socket")
-        return peer is not None and bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
+        return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
 
     # What asyncio calls.
 

@@ -217,6 +217,10 @@ class Handler(RequestHandler):
                 limits[key.name].follow(key)
         self._rate_limits = limits
 
+    def use_batches(self, batches: BatchApi) -> None:
+        """Let another part answer requests for files and batches."""
+        self._batches = batches
+
     def use(self, dispatcher: RequestDispatcher) -> None:
         """Give this dispatcher the requests that need no batches or pieces."""
         self._dispatcher = dispatcher

@@ -80,6 +80,9 @@ class Server:
         """Accept clients at these bound sockets while the block runs; then abort the connections that are left."""
         loop = asyncio.get_running_loop()
         for each in sockets or await bind(self.config.host, self.config.port):
+            if each.family == socket.AF_UNIX:  # of the other workers, which pass requests on
+                self._servers.append(await loop.create_unix_server(lambda: ClientConnection(self, loop), sock=each))
+                continue
             if _UNSENT_OPTION is not None:  # connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
             listener = await loop.create_server(

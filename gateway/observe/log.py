@@ -117,9 +117,13 @@ class EventLog(LineWriter):
     messages, warnings, tracebacks of threads.
     """
 
-    def __init__(self, out: BinaryIO, wall_clock: Callable[[], float] = unix_seconds) -> None:
+    def __init__(
+        self, out: BinaryIO, wall_clock: Callable[[], float] = unix_seconds, worker: int | None = None
+    ) -> None:
+        """`worker`: the number that is in every line; None = this process is alone, or the parent of workers."""
         super().__init__(out, "log")
         self._wall_clock = wall_clock
+        self._own: dict[str, Any] = {} if worker is None else {"worker": worker}
         self._stream = QueuedText(self)
         self._console: Any = None  # the renderer for people; None = JSON
         self._stack = ExitStack()
@@ -152,7 +156,7 @@ class EventLog(LineWriter):
         """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
         words = str(event.get("event"))
         try:
-            stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", "event": "", **event}
+            stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", "event": "", **self._own, **event}
             stamped = structlog.processors.add_log_level(logger, name, stamped)
             if self._console is None:
                 stamped = structlog.processors.format_exc_info(logger, name, stamped)

@@ -44,10 +44,10 @@ class GatewayProcess:
         assert lines, f"no {name}"
         return sum(float(line.rpartition(" ")[2]) for line in lines)
 
-    async def ready(self) -> None:
-        """Wait until it serves."""
-        url = f"http://127.0.0.1:{self.port}/readyz"
-        await asyncio.to_thread(wait_until, lambda: serves(url), self.process.poll, READY_SECONDS)
+    async def ready(self, processes: int = 1) -> None:
+        """Wait until it serves; so many processes have to start."""
+        url, seconds = f"http://127.0.0.1:{self.port}/readyz", READY_SECONDS * processes
+        await asyncio.to_thread(wait_until, lambda: serves(url), self.process.poll, seconds)
 
     async def ended(self) -> int:
         """Its exit code, once it has ended."""
@@ -64,11 +64,12 @@ async def gateway_process(
     before: Callable[[], None] | None = None,
     sections: dict[str, Any] | None = None,
     process_group: int | None = None,
+    workers: int = 1,
 ) -> AsyncIterator[GatewayProcess]:
     """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
     port, admin_port = free_ports(2)
     admin = {"port": admin_port, "allowed_hosts": ["gateway"]}  # as `tests.clients` names it
-    server = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0}
+    server = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0, "workers": workers}
     file = folder / "gateway.yaml"
     file.write_text(yaml.safe_dump({"server": server, "backends": [{"url": backend.url}], **(sections or {})}))
     process = subprocess.Popen(
@@ -77,7 +78,7 @@ async def gateway_process(
     )  # fmt: skip
     running = GatewayProcess(process, port, admin_port)
     try:
-        await running.ready()
+        await running.ready(workers if workers == 1 else workers + 1)
         yield running
     finally:
         process.kill()

@@ -1,115 +1,20 @@
 """Two gateways in front of one engine, with a real Redis or Valkey: the engine never gets more than its cap."""
 
-import asyncio
 import signal
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
-from tests.clients import Client, request
+from tests.fault.counting_engine import CountingEngine, Load, more, until
 from tests.fault.gateway_process import GatewayProcess, gateway_process
 from tests.redis_server import RedisServer, redis_server
 
 pytest.importorskip("hiredis")
 pytestmark = pytest.mark.timeout(150)
 CAP = 6
-CLIENTS = 8  # of each gateway
-_DEADLINE_SECONDS = 40.0
-BODY = b'{"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}'
-ANSWER = {
-    "id": "1", "object": "chat.completion", "created": 1, "model": "m",
-    "choices": [{"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}],
-    "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
-}  # fmt: skip
-
-
-class CountingEngine:
-    """An engine that counts what it has in flight; a request whose connection closes is aborted."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.in_flight = self.peak = self.answered = 0
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["CountingEngine"]:
-        app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
-            yield self
-        finally:
-            await runner.cleanup()
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
-
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m"}]})
-
-    async def _chat(self, request: web.Request) -> web.Response:
-        await request.read()
-        self.in_flight += 1
-        self.peak = max(self.peak, self.in_flight)
-        try:
-            await asyncio.sleep(0.3)
-            self.answered += 1
-            return web.json_response(ANSWER)
-        finally:
-            self.in_flight -= 1
-
-
-class Load:
-    """Clients that ask one gateway again and again. `failed`: statuses other than 200."""
-
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self._gateway = gateway
-        self.answered = 0
-        self.failed: list[Any] = []
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(CLIENTS)]
-
-    async def _ask(self) -> None:
-        while True:
-            async with await Client.connect(self._gateway.port) as client:
-                await client.send(request(BODY, target=b"/v1/chat/completions"))
-                answer = await client.answer()
-                if answer.status == 200:
-                    self.answered += 1
-                else:
-                    self.failed.append((answer.status, answer.body[:200]))
-
-    async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-async def until(true: Callable[[], Awaitable[bool]], what: str) -> float:
-    """Wait for it; how long that took."""
-    began = time.monotonic()
-    while not await true():
-        assert time.monotonic() - began < _DEADLINE_SECONDS, what
-        await asyncio.sleep(0.02)
-    return time.monotonic() - began
-
-
-async def more(load: Load, count: int = 12) -> None:
-    before = load.answered
-
-    async def came() -> bool:
-        return load.answered >= before + count
-
-    await until(came, f"{count} more answers; failed: {load.failed[:3]}")
 
 
 def metric_is(gateway: GatewayProcess, name: str, value: float) -> Callable[[], Awaitable[bool]]:

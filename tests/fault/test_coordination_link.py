@@ -1,9 +1,13 @@
-"""A replica's link to a real Redis or Valkey: passwords, TLS, Sentinels, messages, and what makes it connect again."""
+"""A replica's link to a real Redis or Valkey: passwords, TLS, Sentinels, messages, and what makes it connect again.
+
+Messages also go through the store that the parent of several workers serves.
+"""
 
 import asyncio
 import shutil
+import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +18,11 @@ from gateway.coordination.store import StoreLost
 from gateway.supervisor import Supervisor
 from loadtest.servers.processes import free_ports
 from tests.certificates import certificate
-from tests.redis_server import redis_server, sentinel
+from tests.redis_server import any_store, redis_server, sentinel
 
 pytest.importorskip("hiredis")
+from hiredis import pack_command
+
 from gateway.coordination.link import RedisLink
 
 _DEADLINE_SECONDS = 60.0
@@ -114,22 +120,22 @@ def one_line(folder: Path, port: int) -> str:
         return connection.recv(1 << 16).decode()
 
 
-async def test_messages_are_heard_on_the_channels_that_are_wanted_now(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["redis", "parent"])
+async def test_messages_are_heard_on_the_channels_that_are_wanted_now(tmp_path: Path, kind: str) -> None:
     heard: list[tuple[str, bytes]] = []
-    with redis_server(tmp_path) as server:
-        async with link_to(server.url) as one, link_to(server.url, "b") as two:
-            x, y = one.name("x"), one.name("y")
-            await until_answered(one, "PING")
-            await until_answered(two, "PING")
-            await one.listen({x: lambda data: heard.append(("x", data))})
-            assert two.publish(x, b"\x00\xff")
-            assert two.publish(y, b"not heard")
-            await until(lambda: heard == [("x", b"\x00\xff")])
-            assert await two.ask("GET", "nothing") is None  # answers go on in order
-            await one.listen({y: lambda data: heard.append(("y", data))})
-            assert two.publish(x, b"not any more")
-            assert two.publish(y, b"2")
-            await until(lambda: heard[1:] == [("y", b"2")])
+    async with any_store(kind, tmp_path) as url, link_to(url) as one, link_to(url, "b") as two:
+        x, y = one.name("x"), one.name("y")
+        await until_answered(one, "PING")
+        await until_answered(two, "PING")
+        await one.listen({x: lambda data: heard.append(("x", data))})
+        assert two.publish(x, b"\x00\xff")
+        assert two.publish(y, b"not heard")
+        await until(lambda: heard == [("x", b"\x00\xff")])
+        assert await two.ask("GET", "nothing") is None  # answers go on in order
+        await one.listen({y: lambda data: heard.append(("y", data))})
+        assert two.publish(x, b"not any more")
+        assert two.publish(y, b"2")
+        await until(lambda: heard[1:] == [("y", b"2")])
 
 
 async def test_a_link_that_the_server_closes_is_made_again_with_its_channels(tmp_path: Path) -> None:
@@ -157,3 +163,42 @@ async def test_a_channel_that_is_refused_fails_the_call(tmp_path: Path) -> None:
             with pytest.raises(StoreLost, match="NOPERM"):
                 await link.listen({link.name("x"): lambda _: None})
             await until_lost(link, "NOPERM")
+
+
+async def test_the_parents_store_agrees_on_one_value_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    async with any_store("parent", tmp_path) as url, link_to(url) as one, link_to(url, "b") as two:
+        for link, value in ((one, b"first"), (two, b"second")):
+            await until_answered(link, "SET", "secret", value.decode(), "NX")
+            assert await link.ask("GET", "secret") == b"first"
+        for words in (("FLUSHALL",), ("SET", "secret", "x"), ("EVALSHA", "other", "1", "k", "p", "me"), ("GET",)):
+            await until(lambda: one.is_up)
+            with pytest.raises(StoreLost, match="ERR"):
+                await one.ask(*words)
+
+
+async def test_a_replica_that_reads_nothing_is_cut_off_and_the_others_are_not_held_up(tmp_path: Path) -> None:
+    heard: list[bytes] = []
+    async with any_store("parent", tmp_path) as url, link_to(url) as one:
+        deaf = socket.socket(socket.AF_UNIX)
+        deaf.connect(url.removeprefix("unix://"))
+        with deaf:
+            deaf.sendall(pack_command(("SUBSCRIBE", one.name("x"))))
+            await until_answered(one, "PING")
+            await one.listen({one.name("x"): heard.append})
+            for number in range(40):
+                assert one.publish(one.name("x"), bytes(1 << 19))
+                await until(lambda number=number: len(heard) > number)  # type: ignore[misc]
+            deaf.settimeout(_DEADLINE_SECONDS)
+            with suppress(ConnectionResetError):
+                while deaf.recv(1 << 20):
+                    pass
+
+
+async def test_what_is_no_command_ends_the_connection_and_no_other(tmp_path: Path) -> None:
+    async with any_store("parent", tmp_path) as url, link_to(url) as link:
+        reader, writer = await asyncio.open_unix_connection(url.removeprefix("unix://"))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            assert await reader.read() == b""
+        writer.close()
+        assert await until_answered(link, "PING") is not None

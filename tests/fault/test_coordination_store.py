@@ -1,4 +1,4 @@
-"""The table of a fleet in a real Redis or Valkey."""
+"""The table of a fleet in a real Redis or Valkey, and in the parent of several workers."""
 
 import asyncio
 import signal
@@ -14,7 +14,7 @@ from gateway.coordination.link import RedisLink
 from gateway.coordination.redis_store import RedisStore
 from gateway.coordination.store import Stamp, StoreLost, TableChange
 from gateway.supervisor import Supervisor
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import any_store, redis_server
 
 pytest.importorskip("hiredis")
 _DEADLINE_SECONDS = 20.0
@@ -22,10 +22,10 @@ _CHOICE = Random(1)
 
 
 @asynccontextmanager
-async def replicas(server: RedisServer, *names: str) -> AsyncIterator[list[RedisStore]]:
+async def replicas(url: str, *names: str) -> AsyncIterator[list[RedisStore]]:
     """Stores of some replicas, which show their presence."""
     supervisor = Supervisor(asyncio.get_running_loop().time)
-    config = CoordinationConfig(url=server.url)
+    config = CoordinationConfig(url=url)
     async with AsyncExitStack() as stack:
         found = []
         for name in names:
@@ -50,33 +50,33 @@ async def until_present(store: RedisStore, *names: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_a_change_has_an_effect_once_and_only_on_the_table_that_was_read(tmp_path: Path) -> None:
-    with redis_server(tmp_path) as server:
-        async with replicas(server, "a", "b") as (a, b):
-            empty = await a.read()
-            assert (empty.stamp.version, empty.records, empty.settled) == ("", {}, False)
-            assert await put(a, empty.stamp, a=b"1")
-            assert not await put(b, empty.stamp, b=b"1")
-            table = await b.read()
-            assert table.records == {"a": b"1"}
-            assert await put(b, table.stamp, "a", settled=True, b=b"\x00\xff", c=b"2")
-            table = await a.read()
-            assert (table.records, table.settled) == ({"b": b"\x00\xff", "c": b"2"}, True)
+@pytest.mark.parametrize("kind", ["redis", "parent"])
+async def test_a_change_has_an_effect_once_and_only_on_the_table_that_was_read(tmp_path: Path, kind: str) -> None:
+    async with any_store(kind, tmp_path) as url, replicas(url, "a", "b") as (a, b):
+        empty = await a.read()
+        assert (empty.stamp.version, empty.records, empty.settled) == ("", {}, False)
+        assert await put(a, empty.stamp, a=b"1")
+        assert not await put(b, empty.stamp, b=b"1")
+        table = await b.read()
+        assert table.records == {"a": b"1"}
+        assert await put(b, table.stamp, "a", settled=True, b=b"\x00\xff", c=b"2")
+        table = await a.read()
+        assert (table.records, table.settled) == ({"b": b"\x00\xff", "c": b"2"}, True)
 
 
-async def test_a_replica_is_present_until_its_connection_ends(tmp_path: Path) -> None:
-    with redis_server(tmp_path) as server:
-        async with replicas(server, "a") as (a,):
-            async with replicas(server, "b") as (b,):
-                assert await put(b, (await b.read()).stamp, b=b"1")
-                await until_present(a, "a", "b")
-            await until_present(a, "a")
-            assert (await a.read()).records == {"b": b"1"}
+@pytest.mark.parametrize("kind", ["redis", "parent"])
+async def test_a_replica_is_present_until_its_connection_ends(tmp_path: Path, kind: str) -> None:
+    async with any_store(kind, tmp_path) as url, replicas(url, "a") as (a,):
+        async with replicas(url, "b") as (b,):
+            assert await put(b, (await b.read()).stamp, b=b"1")
+            await until_present(a, "a", "b")
+        await until_present(a, "a")
+        assert (await a.read()).records == {"b": b"1"}
 
 
 async def test_a_connection_that_the_server_closes_is_made_again(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        async with replicas(server, "a") as (a,):
+        async with replicas(server.url, "a") as (a,):
             server.ask("CLIENT KILL TYPE pubsub")
             await until_present(a, "a")
 
@@ -84,7 +84,7 @@ async def test_a_connection_that_the_server_closes_is_made_again(tmp_path: Path)
 @pytest.mark.parametrize("keeps", [False, True])
 async def test_a_server_that_started_again_has_an_empty_table_of_another_run(tmp_path: Path, keeps: bool) -> None:
     with redis_server(tmp_path, keeps=keeps) as server:
-        async with replicas(server, "a") as (a,):
+        async with replicas(server.url, "a") as (a,):
             assert await put(a, (await a.read()).stamp, settled=True, a=b"1")
             before = await a.read()
             server.stop()
@@ -102,7 +102,7 @@ async def test_a_server_that_started_again_has_an_empty_table_of_another_run(tmp
 
 async def test_a_table_that_is_deleted_is_new(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        async with replicas(server, "a") as (a,):
+        async with replicas(server.url, "a") as (a,):
             assert await put(a, (await a.read()).stamp, settled=True, a=b"1")
             old = (await a.read()).stamp
             server.ask("FLUSHALL")
@@ -113,7 +113,7 @@ async def test_a_table_that_is_deleted_is_new(tmp_path: Path) -> None:
 
 async def test_a_server_that_does_not_answer_is_lost(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        async with replicas(server, "a") as (a,):
+        async with replicas(server.url, "a") as (a,):
             await a.read()
             server.signal(signal.SIGSTOP)
             with pytest.raises(StoreLost, match="no answer within"):

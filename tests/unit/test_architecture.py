@@ -25,7 +25,7 @@ COMPOSITION_ROOT = "app"
 LAYERS: dict[str, set[str]] = {
     "__init__": {"compiled"},
     "compiled": set(),
-    "__main__": {"cli", "config", "handover.conversation", "plan", "process"},
+    "__main__": {"cli", "config", "handover.conversation", "plan", "process", "workers"},
     "errors": set(),
     "request": set(),
     "websocket": set(),
@@ -187,6 +187,18 @@ LAYERS: dict[str, set[str]] = {
         "reload",
         "resources",
         "supervisor",
+        "workers",
+    },
+    "workers": {
+        "admin_http",
+        "config",
+        "coordination.local_server",
+        "errors",
+        "front.body",
+        "front.http_request",
+        "front.reply",
+        "listeners",
+        "observe.log",
     },
     "discovery": {"backends.fleet", "backends.membership", "config", "supervisor"},
     # Outside the serving path: only the composition root and the commands know them.
@@ -228,6 +240,7 @@ EDGES = {
     "cli.key_commands",
     "cli.key_store",
     "cli.offline",
+    "cli.serving",
     "cli.terminal",
     "client_keys",
     "compiled",
@@ -236,6 +249,7 @@ EDGES = {
     "coordination.connection",
     "coordination.coordinator",
     "coordination.link",
+    "coordination.local_server",
     "coordination.sharing",
     "discovery.follow",
     "discovery.kubernetes",
@@ -276,6 +290,12 @@ EDGES = {
     "tokenization.tokenization",
     "tokenization.tokenizer",
     "usage_page",
+    "workers.batches",
+    "workers.line",
+    "workers.parent",
+    "workers.place",
+    "workers.ports",
+    "workers.streams",
 }
 IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp", "psycopg"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())

@@ -10,11 +10,15 @@ export const token = {
   set: (value) => sessionStorage.setItem(TOKEN, value),
   forget: () => sessionStorage.removeItem(TOKEN),
 };
+// Of several workers, the one that this page's path names answers it; without one in the path, the first.
+const BASE = (location.pathname.match(/^\/worker\/\d+/) || [""])[0];
+export const worker = { name: "" }; // such as "0 of 2"; empty = the gateway is one process
 const headers = (more) => ({ ...(token.get() ? { authorization: `Bearer ${token.get()}` } : {}), ...more });
 
 /** Requests a path of the admin port; an error answer becomes an Error with the gateway's message. */
 export const ask = async (path, options = {}) => {
-  const answer = await fetch(path, { ...options, headers: headers(options.headers), cache: "no-store" });
+  const answer = await fetch(BASE + path, { ...options, headers: headers(options.headers), cache: "no-store" });
+  worker.name = (answer.headers.get("x-gateway-worker") || "").replace("/", " of ");
   if (answer.ok) return answer;
   const text = await answer.text();
   let message = text || `HTTP ${answer.status}`;

@@ -1,5 +1,5 @@
 // Puts the page together: tabs, the token, and one stream whose state is given to the view that is open.
-import { follow, token } from "./connection.js";
+import { follow, token, worker } from "./connection.js";
 import { duration, h, put } from "./dom.js";
 import { configuration } from "./configuration.js";
 import { fleet } from "./fleet.js";
@@ -55,7 +55,7 @@ const take = (kind, news) => {
 const show = () => {
   if (!state.fleet) return;
   const { gateway, fleet, queue } = state;
-  put(at("subtitle"), `${gateway.version} (${gateway.build}), up ${duration(gateway.uptime_seconds)}, ${state.settings.policy} routing`);
+  put(at("subtitle"), `${gateway.version} (${gateway.build}), up ${duration(gateway.uptime_seconds)}, ${state.settings.policy} routing${worker.name && `, worker ${worker.name}`}`);
   const bad = fleet.tiles.filter((tile) => tile.state !== "up").length;
   badge("fleet", bad || fleet.engines, bad > 0);
   badge("queue", queue.waiting, false);

@@ -16,8 +16,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner, Result
 
 from gateway import BUILD, __version__
-from gateway.__main__ import app, is_open_to_all, why_not_serving
+from gateway.__main__ import app
 from gateway.cli.client import livez_url
+from gateway.cli.serving import is_open_to_all, why_not_serving
 from gateway.config import Config
 from gateway.config.file import load, parse
 from tests.certificates import certificate

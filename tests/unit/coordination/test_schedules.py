@@ -80,10 +80,10 @@ def test_the_blocks_of_a_replica_that_ended_are_used_again_within_five_seconds(s
     members = [world.join(20.0) for _ in range(2 + seed % 3)]
     world.run(10 + seed / 7)
     gone = members[0]
-    assert gone.name in world.server.records
+    assert gone.name in world.server.shared.records
     gone.kill()
     world.run(world.now + 5)
-    assert gone.name not in world.server.records
+    assert gone.name not in world.server.shared.records
     free = [8, 3]
     for member in members[1:]:
         for at in range(2):

@@ -9,7 +9,7 @@ from typing import Any
 
 from gateway.coordination.blocks import NONE, Wish
 from gateway.coordination.replica import ReplicaBlocks
-from gateway.coordination.store import Stamp, Table, TableChange
+from gateway.coordination.store import SharedTable, Table, TableChange
 from gateway.routing.engine import EngineUse
 
 TIMEOUT_SECONDS, TICK_SECONDS, SOON_SECONDS = 0.8, 1.0, 0.1
@@ -26,28 +26,18 @@ class Server:
 
     def start(self) -> None:
         """Another run: what it knows of the former one is void."""
-        self.run, self.is_up = f"run{next(self.runs)}", True
+        self.is_up = True
         self.present.clear()
-        self.flush()
+        self.shared = SharedTable(f"run{next(self.runs)}")
 
     def flush(self) -> None:
-        self.version = self.era = ""
-        self.settled = False
-        self.records: dict[str, bytes] = {}
+        self.shared = SharedTable(self.shared.run)
 
     def table(self) -> Table:
-        stamp = Stamp(self.run, self.version)
-        return Table(stamp, self.era, self.settled, dict(self.records), frozenset(self.present))
+        return self.shared.read(frozenset(self.present))
 
     def swap(self, change: TableChange) -> bool:
-        if change.expected != (self.run, self.version):
-            return False
-        self.era = self.era or change.version
-        self.version, self.settled = change.version, change.settled
-        self.records.update(change.records)
-        for each in change.removed:
-            self.records.pop(each, None)
-        return True
+        return self.shared.swap(change)
 
 
 class World:

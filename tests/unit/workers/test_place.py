@@ -1,0 +1,49 @@
+"""How a worker's settings differ from those of the file, and how often a worker is started again."""
+
+from typing import Any
+
+import pytest
+
+from gateway.config import Config
+from gateway.config.file import parse
+from gateway.workers.parent import pause_seconds
+from gateway.workers.place import WorkerPlace, keeps_batches
+
+pytest.importorskip("hiredis")
+
+
+def config_of(**sections: Any) -> Config:
+    return parse({"backends": [{"url": "http://a"}], "server": {"workers": 3}, **sections})
+
+
+def place(number: int) -> WorkerPlace:
+    return WorkerPlace(number, 3, "/run/x", 5, (6, 7), keeps_batches=True)
+
+
+def test_a_place_comes_through_the_environment_once() -> None:
+    environment = {"PATH": "/bin", **place(1).given()}
+    assert WorkerPlace.taken(environment) == place(1)
+    assert environment == {"PATH": "/bin"}
+    assert WorkerPlace.taken(environment) is None
+
+
+def test_workers_meet_in_the_store_of_their_parent_unless_they_meet_in_redis() -> None:
+    alone = config_of(coordination={"name": "fleet", "password": "p"})
+    found = place(1).applied(alone).coordination
+    assert (found.url, found.name, found.expected_replicas, found.password) == ("unix:///run/x/store", "fleet", 3, "")
+    several = config_of(coordination={"url": "redis://r"})
+    assert place(1).applied(several).coordination == several.coordination
+
+
+def test_what_a_worker_keeps_on_disk_is_its_own() -> None:
+    config = config_of(state={"path": "/state"}, batches={"path": "/batches"})
+    first, second = place(0).applied(config), place(1).applied(config)
+    assert (first.state.path, second.state.path) == ("/state", "/state/worker-1")
+    assert (first.batches.path, second.batches.path) == ("/batches", None)
+    assert keeps_batches(config)
+    assert (place(0).batches_elsewhere, place(1).batches_elsewhere) == ("", "/run/x/batches-0")
+
+
+def test_a_worker_that_ends_again_and_again_is_started_later_each_time() -> None:
+    assert [pause_seconds(failures) for failures in range(6)] == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0]
+    assert pause_seconds(50) == 30.0
