@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,13 +141,16 @@ def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[s
     """Instructions of each row, by name, each counted in a process of its own. `names`: none = all."""
     wanted = [row for row in ROWS if not names or row.name in names or row.name == _EMPTY]
     wanted += [row for row in ROWS if row not in wanted and any(row.name == other.less for other in wanted)]
-    totals = {}
-    with TemporaryDirectory() as scratch:
-        for row in wanted:
-            say(f"counting {row.title}")
-            totals[row.name] = _total(row.name, library, Path(scratch))
-            if row.unrouted:
-                totals[row.name] -= _total(row.name + _UNROUTED, library, Path(scratch))
+    runs = [name for row in wanted for name in ([row.name, row.name + _UNROUTED] if row.unrouted else [row.name])]
+    with TemporaryDirectory() as scratch, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+
+        def counted(name: str) -> int:
+            say(f"counting {name}")
+            return _total(name, library, Path(scratch))
+
+        totals = dict(zip(runs, pool.map(counted, runs), strict=True))
+    for row in wanted:
+        totals[row.name] -= totals.get(row.name + _UNROUTED, 0)
     empty = totals[_EMPTY] / ROWS[0].units
     figures = {}
     for row in wanted:
