@@ -22,7 +22,8 @@ from gateway.scheduling.leases import LeaseBroker
 from gateway.supervisor import TURN_SECONDS, Supervisor
 
 _USUAL_SECONDS: Final = 1.0  # between two calls
-_WAITING_SECONDS: Final = 0.1  # while requests wait
+_WAITING_SECONDS: Final = 0.2  # while requests wait: they take seconds, so blocks follow the demand
+_ASKING_SECONDS: Final = 0.1  # between two requests for others' calls
 _FRUITLESS_SECONDS: Final = 0.4  # while requests wait, and calls change no block
 _LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
 _ATTEMPTS: Final = 8  # at a change, while others change the table
@@ -119,7 +120,7 @@ class Coordinator:
         )
 
     async def _step(self) -> None:
-        self._called_seconds = math.inf
+        self._called_seconds = math.inf  # a call is under way
         await self.call()
         self._called_seconds = self._clock()
         await asyncio.sleep(_LEAST_SECONDS)
@@ -176,7 +177,7 @@ class Coordinator:
                 break
         else:
             raise StoreLost("other gateways changed the table at the same time")
-        if blocks.is_short and blocks.has_idle_peers and clock() - self._asked_seconds > _WAITING_SECONDS:
+        if blocks.is_short and blocks.has_idle_peers and clock() - self._asked_seconds > _ASKING_SECONDS:
             self._asked_seconds = clock()
             self._link.publish(self._calls, self._link.replica.encode())
 
