@@ -241,7 +241,7 @@ class InputFile:
         self._source = open(path, "rb")  # noqa: SIM115 - `close` closes it
 
     def read(self, lines: Sequence[Line]) -> list[LineRequest]:
-        """What the lines request."""
+        """What each of these lines requests, in their order."""
         found = []
         for line in lines:
             self._source.seek(line.offset)

@@ -39,7 +39,6 @@ def page(exhibits: Sequence[Exhibit], made: Mapping[str, str], command: str) -> 
         exhibits=exhibits,
         sections=sections,
         advice=_ADVICE,
-        made_head=("", ""),
         made=[*made.items(), *_engines(), ("figures, SHA-256", digest(exhibits))],
         command=command,
     )

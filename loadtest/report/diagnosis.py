@@ -79,12 +79,18 @@ def _engines(figures: Figures) -> list[PageSeries]:
 
 
 def _preempted(figures: Figures) -> Iterator[str]:
-    count = preemptions(figures.metrics_delta)
+    # A run that is ended by hand has no counters from its end, but samples until then.
+    count = preemptions(figures.metrics_delta) or sum(_gained(page.preemptions) for page in _engines(figures))
     if count:
         yield (
             f"{count:.0f} preemption{'s' if count != 1 else ''}: sequences lost their KV cache and were computed "
             "again; lower --max-num-seqs, or make the cache larger (--gpu-memory-utilization, --kv-cache-dtype fp8)"
         )
+
+
+def _gained(totals: Sequence[float | None]) -> float:
+    known = [total for total in totals if total is not None]
+    return max(0.0, known[-1] - known[0]) if known else 0.0
 
 
 def _of_engine(page: PageSeries) -> Iterator[str]:
@@ -93,7 +99,7 @@ def _of_engine(page: PageSeries) -> Iterator[str]:
     if is_full:
         yield (
             f"{page.name}: the KV cache was {fullest:.0%} full, so it limits the batch: make it larger "
-            "(--gpu-memory-utilization, --kv-cache-dtype fp8, --tensor-parallel-size), or lower --max-model-len"
+            "(--gpu-memory-utilization, --kv-cache-dtype fp8, --tensor-parallel-size), or send shorter requests"
         )
     running = max((count for count in page.running if count is not None), default=0.0)
     both = [(r, w) for r, w in zip(page.running, page.waiting, strict=True) if r is not None and w is not None]

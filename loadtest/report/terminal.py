@@ -171,7 +171,7 @@ def _verdict(results: Results) -> Panel:
     verdict = results.verdict
     title = "passed" if verdict.passed else "failed"
     if not verdict.valid:
-        title = "invalid: the client could not keep up, so these are not the server's figures"
+        title = "invalid: limited by the client, so not the server's figures"
     lines = [Text(f"✗ {reason}", style="red") for reason in verdict.reasons]
     lines += [Text(f"! {warning}", style="yellow") for warning in verdict.warnings]
     return _panel(title, verdict.passed, lines)

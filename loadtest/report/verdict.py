@@ -61,6 +61,8 @@ def judge(
 
 def _client_checks(figures: Figures) -> Iterator[Check]:
     """Whether the figures are the server's and not the client's."""
+    lost = figures.client.lost
+    yield _check("client workers run to the end", not lost, f"{'; '.join(lost)}: the load was not the planned one")
     limit, loop_limit = figures.client.lag_limit, loop_lag_limit(figures)
     of_itl = ", half of ITL p50" if loop_limit < limit else ""
     for worker in figures.client.workers:
@@ -82,8 +84,6 @@ def _client_checks(figures: Figures) -> Iterator[Check]:
     dropped, refused = figures.requests.dropped, figures.requests.errors.get(CLIENT_LIMIT, 0)
     message = f"{dropped} requests were never sent: --max-in-flight was reached"
     yield _check("client sends everything", not dropped, message)
-    lost = figures.client.lost
-    yield _check("client workers run to the end", not lost, f"{'; '.join(lost)}: the load was not the planned one")
     message = f"{refused} requests failed for want of files or ports on the client"
     yield _check("client has files and ports", not refused, message)
 
@@ -127,11 +127,13 @@ def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early
     if requests.succeeded < _FEW_REQUESTS:
         warnings.append(f"p99 of {requests.succeeded} requests is their maximum; ask for {_FEW_REQUESTS} or more")
     if requests.late > _LATE_SHARE * requests.offered:
-        warnings.append(f"{requests.late} requests were sent more than 10 ms late")
+        warnings.append(f"{_count(requests.late, 'request was', 'requests were')} sent more than 10 ms late")
     if tokens.without_usage and figures.audio is None:
-        warnings.append(f"{tokens.without_usage} answers held no usage: token rates and TPOT leave them out")
+        warnings.append(
+            f"{_count(tokens.without_usage, 'answer', 'answers')} held no usage: token rates and TPOT leave them out"
+        )
     if tokens.short_outputs:
-        warnings.append(f"{tokens.short_outputs} answers were shorter than --max-tokens")
+        warnings.append(f"{_count(tokens.short_outputs, 'answer was', 'answers were')} shorter than --max-tokens")
     if tokens.counted_per_prompt is not None and tokens.asked_per_prompt:
         off = tokens.counted_per_prompt / tokens.asked_per_prompt - 1
         if abs(off) > _TOKEN_MISMATCH:
@@ -149,6 +151,10 @@ def _warnings(figures: Figures, backlog: tuple[float, float] | None, ended_early
             "the rate is above capacity, and latency depends on how long the run is"
         )
     return warnings
+
+
+def _count(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _packing(streaming: Streaming) -> list[str]:

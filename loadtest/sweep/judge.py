@@ -29,6 +29,7 @@ class Judged:
     complaints: list[str]
     values: Sequence[float] = ()  # what is maximised, of each run
     interval: Interval | None = None  # 95 % confidence of what is maximised
+    valid: bool = True  # whether the client kept up in any of the runs
 
     @property
     def fits(self) -> bool:
@@ -62,7 +63,8 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
 
     Runs that the client spoilt count only where there are no others, and then nothing fits.
     """
-    believed = [run for run in runs if run.verdict.valid] or list(runs)
+    valid = [run for run in runs if run.verdict.valid]
+    believed = valid or list(runs)
     each = [figures_of(run, gpus) for run in believed]
     names = [name for name in each[0] if all(name in figures for figures in each)]
     figures = {name: median(figures[name] for figures in each) for name in names}
@@ -77,7 +79,7 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
             excess = max(excess, found / bound - 1)
     values = [one[objective.maximise.value] for one in each]
     interval = mean_interval(values) if len(values) > 1 else _within(believed[0], objective.maximise, gpus)
-    return Judged(figures, figures[objective.maximise.value], excess, complaints, values, interval)
+    return Judged(figures, figures[objective.maximise.value], excess, complaints, values, interval, bool(valid))
 
 
 def _within(run: Results, figure: Figure, gpus: int) -> Interval | None:

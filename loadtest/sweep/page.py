@@ -87,7 +87,7 @@ def _section(
     first_plot: int,
 ) -> _Section:
     entries = found.of(workload, way)
-    varied = _varied(entries)
+    flags = varied(entries)
     watched = [name for name in GPU_FIGURES if any(name in entry.figures for entry in entries)]
     won = next((one for one in found.winners if one.workload == workload), None)
     base = next((entry.value for entry in entries if entry.label == next(iter(found.gpus), "")), None)
@@ -96,7 +96,7 @@ def _section(
     tied = [won.label, *won.tied] if decided and won is not None and won.tied else []
     rows = []
     for place, entry in enumerate(entries, 1):
-        cells = [str(place), *(_flag(entry.flags.get(flag)) for flag in varied), _maximised(entry, tied)]
+        cells = [str(place), *(flag_text(entry.flags.get(flag)) for flag in flags), _maximised(entry, tied)]
         cells.append("-" if not base or entry.value is None else f"{entry.value / base:.2f}x")
         latencies = [entry.figures.get(name) for name in LATENCIES]
         cells += [milliseconds(None if seconds is None else seconds * 1e3) for seconds in latencies]
@@ -110,12 +110,12 @@ def _section(
     return _Section(
         title=f"{workload}, {WAYS[way]}",
         winner=won,
-        unsure=unsure(won) if won is not None and won.tied else "",
+        unsure=unsure(won) if won is not None else "",
         first_plot=first_plot,
         charts=_charts(entries, objective, won),
         head=[
             "",
-            *varied,
+            *flags,
             f"{maximised}, ± 95 % confidence",
             "over the first",
             *map(figure_label, (*LATENCIES, *watched)),
@@ -140,7 +140,7 @@ def _answers(found: SweepOutcome, objective: Objective) -> list[tuple[str, str, 
             answers.append((workload, why, "", ""))
         else:
             text = f"{won.label}: {number(won.value)} {figure_label(objective.maximise.value)}"
-            answers.append((workload, text, won.command, unsure(won) if won.tied else ""))
+            answers.append((workload, text, won.command, unsure(won)))
     return answers
 
 
@@ -148,12 +148,12 @@ def _tested(found: SweepOutcome, environment: Environment | None) -> list[tuple[
     plan: Mapping[str, Any] = found.plan
     serve = {name: value for name, value in plan.get("serve", {}).items() if value is not None}
     same = {
-        flag: _flag(value)
+        flag: flag_text(value)
         for flag, value in (found.entries[0].flags if found.entries else {}).items()
-        if flag not in _varied(found.entries)
+        if flag not in varied(found.entries)
     }
     facts = {
-        "server": " ".join(map(str, serve.get("command") or [])) or ", ".join(f"{k} {v}" for k, v in serve.items()),
+        "server": " ".join(map(str, serve.get("command") or [])) or _words(serve),
         "flags of all": ", ".join(f"--{flag} {value}" for flag, value in same.items()),
         "configurations": f"{len(found.gpus)}, and {len(found.left_out)} not tried",
         "GPUs": str(plan.get("gpus") or ""),
@@ -168,12 +168,20 @@ def _tested(found: SweepOutcome, environment: Environment | None) -> list[tuple[
     return [(name, value) for name, value in facts.items() if value]
 
 
+def _words(values: Mapping[str, Any]) -> str:
+    """Names with their values, as "simulated preset card-8b"."""
+    return ", ".join(
+        f"{name} {_words(value) if isinstance(value, Mapping) else value}" for name, value in values.items()
+    )
+
+
 def _charts(entries: Sequence[ConfigurationResult], objective: Objective, won: Winner | None) -> list[Chart]:
-    """For each latency that was measured: what is maximised against it; whole runs alone."""
+    """For each latency that was measured: what is maximised against it; whole and valid runs alone."""
     numbered = {entry.label: place for place, entry in enumerate(entries, 1)}
     charts = []
     for name in LATENCIES:
-        measured = [entry for entry in entries if entry.share == 1 and name in entry.figures and entry.value]
+        whole = [entry for entry in entries if entry.share == 1 and entry.valid]
+        measured = [entry for entry in whole if name in entry.figures and entry.value]
         if measured:
             charts.append(_chart(measured, name, objective, won, numbered))
     return charts
@@ -218,11 +226,11 @@ def _latency_axis(milliseconds_: Sequence[float]) -> Axis:
     return linear(0, nice_top(high), X_START, X_END, 6, " ms")
 
 
-def _varied(entries: Sequence[ConfigurationResult]) -> list[str]:
+def varied(entries: Sequence[ConfigurationResult]) -> list[str]:
     """Flags that do not have the same value in all configurations."""
     names = dict.fromkeys(flag for entry in entries for flag in entry.flags)
-    return [flag for flag in names if len({_flag(entry.flags.get(flag)) for entry in entries}) > 1]
+    return [flag for flag in names if len({flag_text(entry.flags.get(flag)) for entry in entries}) > 1]
 
 
-def _flag(value: object) -> str:
+def flag_text(value: object) -> str:
     return "-" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -18,7 +18,7 @@ from loadtest.report.formatting import margin, milliseconds, number
 from loadtest.report.schema import Distribution, Environment, Results
 from loadtest.report.sheet import sheet, style
 from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
-from loadtest.sweep.page import WAYS, sweep_page
+from loadtest.sweep.page import WAYS, flag_text, sweep_page, varied
 from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
 from loadtest.sweep.run import Stage, Sweep
 from loadtest.sweep.schema import ConfigurationResult, SweepOutcome, Winner, unsure
@@ -39,7 +39,8 @@ def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
         # Of a part of the configurations the best is no winner yet.
         if finished and (first := winner(found)) is not None:
             ties = [configuration.label for configuration in tied(found, first)]
-            winners.append(_winner(plan, workload.name, first, found[first], ties))
+            unjudged = [configuration.label for configuration, its in found.items() if not its.valid]
+            winners.append(_winner(plan, workload.name, first, found[first], ties, unjudged))
     return SweepOutcome(
         finished=finished,
         plan=plan.model_dump(mode="json", exclude={"serve": {"env"}}),
@@ -50,7 +51,9 @@ def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
     )
 
 
-def _winner(plan: SweepPlan, workload: str, first: Configuration, found: Judged, ties: list[str]) -> Winner:
+def _winner(
+    plan: SweepPlan, workload: str, first: Configuration, found: Judged, ties: list[str], unjudged: list[str]
+) -> Winner:
     return Winner(
         workload=workload,
         label=first.label,
@@ -59,6 +62,7 @@ def _winner(plan: SweepPlan, workload: str, first: Configuration, found: Judged,
         command=shlex.join(command_text(plan, first)),
         runs=len(found.values),
         tied=ties,
+        unjudged=unjudged,
     )
 
 
@@ -79,6 +83,7 @@ def _entries(sweep: Sweep, stages: list[Stage], way: Way) -> list[ConfigurationR
                     value=this.value,
                     interval=this.interval,
                     fits=this.fits,
+                    valid=this.valid,
                     complaints=this.complaints,
                 )
         for configuration, failure in failures.items():
@@ -224,7 +229,7 @@ def write_report(sweep: Sweep, found: SweepOutcome) -> list[Path]:
     pictures: dict[str, str] = {}
     for workload in sweep.plan.workloads:
         entries = found.of(workload.name, sweep.plan.through[0])
-        drawn = pareto([entry for entry in entries if entry.share == 1], sweep.plan.objective)
+        drawn = pareto([entry for entry in entries if entry.share == 1 and entry.valid], sweep.plan.objective)
         if drawn is not None:
             pictures[workload.name] = f"pareto-{workload.name}.svg"
             (folder / pictures[workload.name]).write_text(drawn, encoding="utf-8")
@@ -259,12 +264,17 @@ def show(found: SweepOutcome, plan: SweepPlan, console: Console) -> None:
             entries = found.of(workload.name, way)
             if not entries:
                 continue
-            watched = _watched(entries)
-            table = plain_table(_title(workload.name, way), _head(plan, watched), overflow="fold")
-            for entry in entries:
+            watched, flags = _watched(entries), varied(entries)
+            head = ["", *flags, *_head(plan, watched)[1:-1]]
+            table = plain_table(_title(workload.name, way), head, overflow="fold")
+            for place, entry in enumerate(entries, 1):
                 style = None if entry.fits else "dim" if entry.value is not None else "red"
-                table.add_row(*map(Text, _row(entry, watched)), style=style)
+                cells = [str(place), *(flag_text(entry.flags.get(flag)) for flag in flags)]
+                table.add_row(*map(Text, [*cells, *_row(entry, watched)[1:-1]]), style=style)
             console.print(table)
+            for place, entry in enumerate(entries, 1):
+                if entry.complaints:
+                    say(console, f"{place}: {'; '.join(entry.complaints)}", "dim" if entry.value is not None else "red")
     for line in winner_lines(found, plan):
         say(console, line, "bold")
 
@@ -280,8 +290,8 @@ def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
         else:
             text = f"{number(won.value)} {figure_label(plan.objective.maximise.value)}"
             lines.append(f"{workload.name}: {won.label}, {text}\n  {won.command}")
-            if won.tied:
-                lines.append(f"  {unsure(won)}")
+            if why := unsure(won):
+                lines.append(f"  {why}")
     return lines
 
 
@@ -315,7 +325,8 @@ def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> 
 
 
 def _won(won: Winner) -> list[str]:
-    text = f"Best median: `{won.label}`; {unsure(won)}." if won.tied else f"Winner: `{won.label}`"
+    why = unsure(won)
+    text = f"Best median: `{won.label}`; {why}." if why else f"Winner: `{won.label}`"
     return [text, f"```sh\n{won.command}\n```"]
 
 

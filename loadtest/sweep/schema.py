@@ -10,7 +10,7 @@ from loadtest.report.schema import Interval, StrictModel
 from loadtest.report.statistics import FEWEST
 from loadtest.sweep.plan import FlagValue, Way
 
-# 2: ties. 3: intervals.
+# 2: ties. 3: intervals, configurations without a valid run.
 SWEEP_SCHEMA_VERSION = 3
 
 
@@ -27,6 +27,7 @@ class ConfigurationResult(StrictModel):
     value: float | None = Field(description="What is maximised.")
     interval: Interval | None = Field(None, description="95 % confidence of it: of the runs, or within a single one.")
     fits: bool
+    valid: bool = Field(True, description="Whether the client kept up in any of the runs.")
     complaints: list[str]
     log: list[str] = Field(default_factory=list, description="Of a server that failed.")
     folder: str
@@ -42,6 +43,7 @@ class Winner(StrictModel):
     command: str = Field(description="That starts it.")
     runs: int = Field(1, description="Of it, that count.")
     tied: list[str] = Field(default_factory=list, description="Labels of the configurations that tie with it.")
+    unjudged: list[str] = Field(default_factory=list, description="Labels of those without a valid run.")
 
 
 class SweepOutcome(StrictModel):
@@ -60,8 +62,13 @@ class SweepOutcome(StrictModel):
 
 
 def unsure(won: Winner) -> str:
-    """Why it is no clear winner."""
-    if won.runs >= FEWEST:
-        return f"no clear winner: it ties with {', '.join(won.tied)}"
-    runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
-    return f"no clear winner: {runs} of each cannot separate configurations, repeat: {FEWEST} or more can"
+    """Why it is no clear winner; empty if it is one."""
+    reasons = []
+    if won.tied and won.runs >= FEWEST:
+        reasons.append(f"it ties with {', '.join(won.tied)}")
+    elif won.tied:
+        runs = "1 run" if won.runs == 1 else f"{won.runs} runs"
+        reasons.append(f"{runs} of each cannot separate configurations, repeat: {FEWEST} or more can")
+    if won.unjudged:
+        reasons.append(f"the client could not keep up with {', '.join(won.unjudged)}")
+    return f"no clear winner: {'; '.join(reasons)}" if reasons else ""

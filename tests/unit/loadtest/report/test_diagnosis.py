@@ -68,6 +68,11 @@ def test_preemptions_are_named_with_the_flags_that_avoid_them_and_fail_nothing()
     assert results.verdict.passed
 
 
+def test_preemptions_of_a_run_without_counters_are_those_of_its_samples() -> None:
+    page = _page().model_copy(update={"preemptions": [None, *map(float, range(2, 10))]})
+    assert "--max-num-seqs" in _finding(_run(pages=[page]), "7 preemptions")
+
+
 @pytest.mark.parametrize(("usage", "named"), [(0.983, True), (0.95, False)])
 def test_a_kv_cache_above_95_percent_is_named(usage: float, named: bool) -> None:
     assert _says(_run(pages=[_page(kv_cache_usage=usage)]), "--kv-cache-dtype") == named

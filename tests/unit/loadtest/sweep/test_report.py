@@ -218,7 +218,29 @@ def test_a_tie_is_called_a_tie_on_the_page_and_on_the_terminal(tmp_path: Path, r
     show(found, made.plan, Console(file=shown, width=200))
     for text in ((tmp_path / "report.md").read_text(), shown.getvalue()):
         assert f"no clear winner: {why}" in text
+    html = (tmp_path / "report.html").read_text()
+    assert html.count('<span class="near">tie</span>') == 3
+    entries = found.of("short", "direct")
+    assert all((entry.interval is not None) == (repeat > 1 or entry.label in found.gpus) for entry in entries)
     assert "Winner:" not in (tmp_path / "report.md").read_text()
+
+
+def test_a_configuration_that_the_client_could_not_keep_up_with_leaves_no_clear_winner(tmp_path: Path) -> None:
+    made = sweep(tmp_path, objective={})
+    keep(made, lambda configuration: results(tpot=0.05 / seqs(configuration), valid=seqs(configuration) != 4))
+    made.carry_out()
+    found = outcome(made, finished=True)
+    assert found.winners[0].flags["max-num-seqs"] == 2
+    write_report(made, found)
+    drawn, *_ = plots_of((tmp_path / "report.html").read_text())
+    assert sorted(text for _, _, text in drawn["labels"]) == ["1", "2"]  # not the one without a valid run
+    shown = io.StringIO()
+    show(found, made.plan, Console(file=shown, width=80))
+    for text in ((tmp_path / "report.html").read_text(), " ".join(shown.getvalue().split())):
+        assert "the client could not keep up with max-num-seqs=4" in text
+    head = next(line for line in shown.getvalue().splitlines() if "TTFT p95" in line)
+    assert "max-num-" in head  # a column for each flag that differs, and complaints below
+    assert "\n3: the client was slow" in shown.getvalue()
 
 
 def test_vllms_own_plots_find_what_they_need(tmp_path: Path) -> None:
