@@ -65,17 +65,17 @@ ROWS = [
     Row(
         "batch_line",
         f"line of a batch, {lines.TOKENS} events",
-        32,
-        lambda counter: lines.batched(counter, 32),
-        unrouted=lambda counter: lines.asked(counter, 32, streams=True, through=False),
+        96,
+        lambda counter: lines.batched(counter, 96),
+        unrouted=lambda counter: lines.asked(counter, 96, streams=True, through=False),
     ),
     *[
         Row(
             name,
             title,
-            32,
-            lambda counter, streams=streams: lines.asked(counter, 32, streams=streams),
-            unrouted=lambda counter, streams=streams: lines.asked(counter, 32, streams=streams, through=False),
+            96,
+            lambda counter, streams=streams: lines.asked(counter, 96, streams=streams),
+            unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
         )
         for name, title, streams in (
             ("like_line_streamed", "the same request, streamed", True),
