@@ -30,7 +30,7 @@ class StreamUnusable(Exception):
 
 
 class _Frame(NamedTuple):
-    """What events of a stream have in common: the bytes before the text, between it and the `[` of the ids, and after."""
+    """What events of a stream have in common: the bytes before the text, between it and `[` of the ids, and after."""
 
     before: bytes
     between: bytes

@@ -25,6 +25,7 @@ class Row:
     """One figure: the instructions of a workload for each of `units`; `less` is subtracted first.
 
     `unrouted`: the same without a gateway, which is subtracted, too: what the fake ends of the connections cost.
+    `has_budget`: false = it is counted only if it is named.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Row:
     less: str = ""
     blocks: int = 1  # counted blocks; entering and leaving one costs a little
     unrouted: Callable[[Counter], None] | None = None
+    has_budget: bool = True
 
 
 ROWS = [
@@ -68,6 +70,7 @@ ROWS = [
         96,
         lambda counter: lines.batched(counter, 96),
         unrouted=lambda counter: lines.asked(counter, 96, streams=True, through=False),
+        has_budget=False,
     ),
     *[
         Row(
@@ -76,6 +79,7 @@ ROWS = [
             96,
             lambda counter, streams=streams: lines.asked(counter, 96, streams=streams),
             unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
+            has_budget=False,
         )
         for name, title, streams in (
             ("like_line_streamed", "the same request, streamed", True),
@@ -137,8 +141,8 @@ class Callgrind:
 
 
 def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[str, int]:
-    """Instructions of each row, by name, each counted in a process of its own. `names`: none = all."""
-    wanted = [row for row in ROWS if not names or row.name in names or row.name == _EMPTY]
+    """Instructions of each row, by name, each counted in a process of its own. `names`: none = all with a budget."""
+    wanted = [row for row in ROWS if row.name in names or (row.has_budget and not names) or row.name == _EMPTY]
     wanted += [row for row in ROWS if row not in wanted and any(row.name == other.less for other in wanted)]
     totals = {}
     with TemporaryDirectory() as scratch:
