@@ -10,8 +10,6 @@ parsed by itself, and those like it in one go.
 
 import re
 from array import array
-from collections.abc import Iterable
-from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -23,7 +21,7 @@ _PIECE_BYTES = 64  # of memory, besides its letters
 _MOST_ID = 2**32 - 1
 # An event of text: up to the text, up to the ids, and what follows these.
 _TEXT_EVENT = re.compile(
-    rb'(.*?"(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*?"token_ids": ?\[)[0-9, ]*(\].*)', re.DOTALL
+    rb'(.*?"(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*"token_ids": ?)\[[0-9, ]*(\][^\[]*)', re.DOTALL
 )
 
 
@@ -32,7 +30,7 @@ class StreamUnusable(Exception):
 
 
 class _Frame(NamedTuple):
-    """What the events of a stream have in common: the bytes before the text, between it and the ids, and after them."""
+    """What events of a stream have in common: the bytes before the text, between it and `[` of the ids, and after."""
 
     before: bytes
     between: bytes
@@ -66,7 +64,6 @@ class PartialAnswer:
         self._fingerprint: str | None = None
         self._rest = b""  # of an event that is not complete
         self._frame: _Frame | None = None
-        self._has_frame = True  # it may have one
 
     @property
     def tokens(self) -> int:
@@ -81,41 +78,45 @@ class PartialAnswer:
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamUnusable."""
-        data, at = self._rest + data, 0
-        end = data.rfind(b"\n") + 1
-        self._rest = data[end:]
-        while at < end:
-            if self._frame is not None and (after := self._take_alike(self._frame, data, at, end)):
-                at = after
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        alike: list[tuple[bytes, bytes, bytes]] = []  # events, and in them text and ids
+        for line in lines:
+            if len(line) <= len(_DATA):
                 continue
-            after = data.index(b"\n", at) + 1
-            if data.startswith(_DATA, at):
-                line = data[at : after - 1]
-                event = line[len(_DATA) :].strip()
-                if event != _DONE:
-                    self._take(_object(event), line if after < end else b"")
-            at = after
+            frame = self._frame
+            if frame is not None and line.startswith(frame.before) and line.endswith(frame.after):
+                text, _, ids = line[len(frame.before) : -len(frame.after)].rpartition(b"[")
+                if text.endswith(frame.between):
+                    alike.append((line, text[: -len(frame.between)], ids))
+                    continue
+            if line.startswith(_DATA):
+                if alike:
+                    self._take_alike(alike)
+                    alike = []
+                self._take_line(line)
+        if alike:
+            self._take_alike(alike)
 
-    def _take_alike(self, frame: _Frame, data: bytes, at: int, end: int) -> int:
-        """Take the events from here that differ in text and ids only. Returns where they end; 0 = there are none."""
-        before, between, after = frame
-        last = data.rfind(between, at, end) if data.startswith(before, at) else -1
-        if last < 0:
-            return 0
-        stop = data.index(b"\n", last)
-        events = data[at + len(before) : stop - len(after)]
-        # What is not alike keeps its line end, which is no JSON.
-        events = events.replace(b"%b\n\n%b" % (after, before), b'],"').replace(between, b'",[')
+    def _take_alike(self, events: list[tuple[bytes, bytes, bytes]]) -> None:
+        """Take events that differ in text and ids only, which are given apart as JSON without its ends."""
         try:
-            found = orjson.loads(b'["%b]]' % events) if data.startswith(after, stop - len(after)) else []
+            texts = orjson.loads(b'["%b"]' % b'","'.join([text for _, text, _ in events]))
+            ids = orjson.loads(b"[%b]" % b",".join([ids for _, _, ids in events]))
         except orjson.JSONDecodeError:
-            found = []
-        texts, ids = found[::2], found[1::2]
-        if not found or set(map(type, texts)) != {str} or set(map(type, ids)) != {list}:
-            self._frame, self._has_frame = None, False
-            return 0
-        self._add_all(texts, ids)
-        return stop + 1
+            texts = ids = []
+        if len(ids) == len(texts) == len(events) and texts[-1] and not self._finish:
+            _extend(self._ids, ids)
+            self._texts.append("".join(texts))
+            self._size_bytes += len(self._texts[-1])
+            self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
+        else:  # several tokens in an event, or none
+            for line, _, _ in events:
+                self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        event = line[len(_DATA) :].strip()
+        if event != _DONE:
+            self._take(_object(event), line)
 
     def cut(self) -> bool:
         """The stream is cut: go back to where it can be continued. False = nothing is left, the line starts anew."""
@@ -142,7 +143,6 @@ class PartialAnswer:
         return orjson.dumps(made | {"system_fingerprint": self._fingerprint, "usage": self._whole_usage(usage)})
 
     def _take(self, event: dict[str, Any], line: bytes) -> None:
-        """Take an event. `line`: its text, if others follow it."""
         if type(usage := event.get("usage")) is dict:
             self._usage = usage
         if type(fingerprint := event.get("system_fingerprint")) is str:
@@ -155,7 +155,7 @@ class PartialAnswer:
         if not self._head:
             self._head = {name: event.get(name) for name in ("id", "created", "model")}
         if self._has_prompt:
-            if line and self._has_frame and self._frame is None:
+            if self._frame is None:
                 self._frame = _frame_of(line, event, is_chat=self.is_chat)
         else:
             self._check_prompt(event.get("prompt_token_ids") or choice.get("prompt_token_ids"))
@@ -199,16 +199,6 @@ class PartialAnswer:
             self._size_bytes += len(text)
             if ids and len(ids) == 1 and not self._finish:
                 self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
-
-    def _add_all(self, texts: list[str], ids: list[list[int]]) -> None:
-        if self._finish or not texts[-1] or len(ids[-1]) != 1 or [] in ids:
-            for text, its_ids in zip(texts, ids, strict=True):
-                self._add(text, its_ids)
-            return
-        _extend(self._ids, chain.from_iterable(ids))
-        self._texts.append("".join(texts))
-        self._size_bytes += len(self._texts[-1])
-        self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
 
     def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of all streams together: tokens that were replayed are part of the answer, not of the prompt."""
@@ -278,12 +268,14 @@ def _frame_of(line: bytes, event: dict[str, Any], *, is_chat: bool) -> _Frame | 
     if event.get("usage") is not None or choice.get("finish_reason") is not None or not choice.get("token_ids"):
         return None
     delta = choice.get("delta")
+    if is_chat and (type(delta) is not dict or delta.keys() != {"content"}):
+        return None
     found = _TEXT_EVENT.fullmatch(line)
-    if found is None or (is_chat and (type(delta) is not dict or delta.keys() != {"content"})):
+    if found is None:
         return None
     frame = _Frame(*found.groups())
     try:
-        other = orjson.loads(b"%b?%b7%b" % (frame.before[len(_DATA) :], frame.between, frame.after))
+        other = orjson.loads(b"%b?%b[7%b" % (frame.before[len(_DATA) :], frame.between, frame.after))
     except orjson.JSONDecodeError:
         return None
     # Another text in this place is that of the answer, and nothing else changes.
@@ -291,8 +283,8 @@ def _frame_of(line: bytes, event: dict[str, Any], *, is_chat: bool) -> _Frame | 
     return frame if other == event | {"choices": [choice | text | {"token_ids": [7]}]} else None
 
 
-def _extend(known: "array[int]", ids: Iterable[Any]) -> None:
+def _extend(known: "array[int]", ids: Any) -> None:
     try:
-        known.extend(ids)
+        known.fromlist(ids)
     except (TypeError, OverflowError):
         raise StreamUnusable(f"The stream has token ids that are not numbers from 0 to {_MOST_ID}.") from None

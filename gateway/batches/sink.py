@@ -25,8 +25,7 @@ class LineSink:
         self.is_unusable = False  # the stream; the error is the reason
         self.fetching = asyncio.Timeout(None)
         self._parts: list[bytes] = []
-        self._framed: list[bytes] = []  # whole chunks that follow the parts, with their framing
-        self._kept_bytes = self._room_bytes = 0  # of both, and for how much memory is reserved
+        self._kept_bytes = self._room_bytes = 0  # of the parts, and for how many memory is reserved
         self._partial: PartialAnswer | None = None
         self._read_bytes = 0  # that it takes
         self._holding = holding
@@ -36,7 +35,7 @@ class LineSink:
         return False
 
     def expect_stream(self, partial: PartialAnswer) -> None:
-        """Put a stream together in this. Its chunks come as they are, with their framing."""
+        """Put a stream together in this. Its chunks come as they are, with their framing, which has no events."""
         self._partial, self.chunked = partial, True
         self._read_bytes = partial.size_bytes
         self._holding.add(self._read_bytes)
@@ -50,16 +49,11 @@ class LineSink:
         if not content_type.startswith(b"text/event-stream"):
             self._partial = None  # it is an error, or the backend does not stream
 
-    def write(self, data: bytes, framed: bool = False) -> bool:
+    def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
         """Keep body bytes. True = no more are taken."""
         if self.error is not None:
             return True
-        if framed:
-            self._framed.append(data)
-        else:
-            if self._framed:
-                self._unframe()
-            self._parts.append(data)
+        self._parts.append(data)
         self._kept_bytes += len(data)
         if self._kept_bytes > self._room_bytes:
             self._make_room()
@@ -81,17 +75,8 @@ class LineSink:
         self._holding.add(size_bytes - self._room_bytes)
         self._room_bytes = size_bytes
 
-    def _unframe(self) -> None:
-        """Keep the events of whole chunks without their framing."""
-        pieces = b"".join(self._framed).split(b"\r\n")
-        is_usual = b"".join(pieces[::2]).isalnum()  # sizes, and no parts of events
-        self._parts += pieces[1::2] if is_usual else self._framed
-        self._framed.clear()
-
     def _read(self, partial: PartialAnswer) -> None:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
-        if self._framed:
-            self._unframe()
         data, read_bytes = b"".join(self._parts), self._read_bytes
         self._parts.clear()
         try:

@@ -13,7 +13,7 @@ from tests.fault.test_idle_batches import lines_by_state, sections
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import DONE_EVENT, Step, answer, chunk, hang, head, json_answer, last_chunk
 
-PROMPT, LIMIT = [1, 2], 9
+PROMPT, LIMIT = [1, 2], 40
 
 
 async def submit(gateway: UnderTest, **more: Any) -> dict[str, Any]:

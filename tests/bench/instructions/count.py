@@ -26,6 +26,7 @@ class Row:
     """One figure: the instructions of a workload for each of `units`; `less` is subtracted first.
 
     `unrouted`: the same without a gateway, which is subtracted, too: what the fake ends of the connections cost.
+    `has_budget`: false = it is counted only if it is named.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Row:
     less: str = ""
     blocks: int = 1  # counted blocks; entering and leaving one costs a little
     unrouted: Callable[[Counter], None] | None = None
+    has_budget: bool = True
 
 
 ROWS = [
@@ -66,17 +68,19 @@ ROWS = [
     Row(
         "batch_line",
         f"line of a batch, {lines.TOKENS} events",
-        32,
-        lambda counter: lines.batched(counter, 32),
-        unrouted=lambda counter: lines.asked(counter, 32, streams=True, through=False),
+        96,
+        lambda counter: lines.batched(counter, 96),
+        unrouted=lambda counter: lines.asked(counter, 96, streams=True, through=False),
+        has_budget=False,
     ),
     *[
         Row(
             name,
             title,
-            32,
-            lambda counter, streams=streams: lines.asked(counter, 32, streams=streams),
-            unrouted=lambda counter, streams=streams: lines.asked(counter, 32, streams=streams, through=False),
+            96,
+            lambda counter, streams=streams: lines.asked(counter, 96, streams=streams),
+            unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
+            has_budget=False,
         )
         for name, title, streams in (
             ("like_line_streamed", "the same request, streamed", True),
@@ -138,8 +142,8 @@ class Callgrind:
 
 
 def count(library: Path, names: list[str], say: Callable[[str], None]) -> dict[str, int]:
-    """Instructions of each row, by name, each counted in a process of its own. `names`: none = all."""
-    wanted = [row for row in ROWS if not names or row.name in names or row.name == _EMPTY]
+    """Instructions of each row, by name, each counted in a process of its own. `names`: none = all with a budget."""
+    wanted = [row for row in ROWS if row.name in names or (row.has_budget and not names) or row.name == _EMPTY]
     wanted += [row for row in ROWS if row not in wanted and any(row.name == other.less for other in wanted)]
     runs = [name for row in wanted for name in ([row.name, row.name + _UNROUTED] if row.unrouted else [row.name])]
     with TemporaryDirectory() as scratch, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -19,6 +19,7 @@ TOGETHER = 16  # requests of clients; more lines are in flight, so that some alw
 _LINES_IN_FLIGHT = 48
 _SLOTS = 12  # of each of two engines; some of them are kept free of lines
 _STEP_SECONDS = 0.02
+_STEPS = 20  # between two looks at a batch
 _WARM_UPS = 16
 _PATH = b"/v1/chat/completions"
 _PLAIN_END = b'"total_tokens": 310}}'
@@ -147,7 +148,8 @@ def batched(counter: Counter, units: int) -> None:
                 wanted = {"input_file_id": file_id, "endpoint": _PATH.decode(), "completion_window": "24h"}
                 await client.ask(request(b"/v1/batches", wanted))
                 while batches.states():
-                    await _step()
+                    for _ in range(_STEPS):
+                        await _step()
                 gateway.finished.settle()
 
             await of(files[0])

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.continuation import can_continue, continued_fields
+from gateway.batches.continuation import can_continue, continued_fields, saves_work, streamed
 from gateway.batches.partial import PartialAnswer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -90,6 +90,19 @@ def test_of_prompts_only_single_ones_can_be_continued(prompt: Any) -> None:
 
 def test_other_endpoints_have_no_answer_that_can_be_continued() -> None:
     assert not can_continue("/v1/responses", {"model": "m", "input": "Hi", "max_tokens": 9})
+
+
+def test_short_answers_are_not_worth_a_stream() -> None:
+    assert not saves_work(CONVERSATION)
+    assert saves_work({**CONVERSATION, "max_tokens": 32})
+    assert saves_work({**CONVERSATION, "max_completion_tokens": 400})
+
+
+@pytest.mark.parametrize("more", [{}, {"stream": False, "stream_options": None}])
+def test_a_line_is_streamed_with_token_ids_and_usage(more: dict[str, Any]) -> None:
+    document = {**CONVERSATION, **more}
+    fields = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    assert orjson.loads(streamed(orjson.dumps(document), document)) == {**document, **fields}
 
 
 def test_a_chat_goes_on_from_the_token_ids_beside_its_messages() -> None:
