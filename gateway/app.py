@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from functools import partial
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -225,8 +224,8 @@ class Gateway:
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
         realtime = self._build_realtime(retries, new_id)
-        folder = config.batches.path
-        self.batches = None if folder is None else self._new_batches(Path(folder), new_id, fallbacks)
+        path = config.batches.path
+        self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         self.handler = Handler(
             config, fleet, *dispatchers, reader, self.finished.add, clock, new_id, tokenization.complete, self.random,
@@ -289,7 +288,7 @@ class Gateway:
         parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
         return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
 
-    def _new_batches(self, folder: Path, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
+    def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
         from gateway.batches.budgets import within_budgets
         from gateway.batches.sender import LineDispatchers, LineSender
@@ -304,7 +303,7 @@ class Gateway:
         sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
         setting = BatchSetting(sender, *parts, self._knows_model, self._engines_of)
-        return Batches(folder, self.config, self.reader, setting)
+        return Batches(path, self.config, self.reader, setting)
 
     def _knows_model(self, name: str) -> bool:
         models = models_of(self.config.models.aliases.get(name, name))

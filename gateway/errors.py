@@ -112,7 +112,7 @@ class StorageFull(GatewayError, status=503, code="storage_full", outcome="storag
 
 
 class StorageUnavailable(GatewayError, status=503, code="storage_unavailable", outcome="storage_unavailable"):
-    """The database of files and batches cannot be reached."""
+    """The database or the bucket of files and batches cannot be reached."""
 
 
 class RouteNotFound(GatewayError, status=404, code="unknown_url"):

@@ -12,9 +12,10 @@ from gateway.config.coordination import CoordinationConfig
 from gateway.config.values import version_of
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
+_BATCHES = ("path", "database", "s3_endpoint", "s3_region")
 # Where the gateway listens, where it keeps batches, and where it meets other gateways: a running one cannot change it.
 NEEDS_RESTART = (
-    *("batches.path", "batches.database"),
+    *(f"batches.{key}" for key in _BATCHES),
     *(f"coordination.{key}" for key in CoordinationConfig.model_fields),
     *("server.host", "server.port", "server.workers"),
     *("server.admin", "server.admin.host", "server.admin.port"),
@@ -51,7 +52,7 @@ def applicable(old: Config, new: Config) -> Config:
     server = new.server.model_copy(
         update={"host": was.host, "port": was.port, "workers": was.workers, "tls": was.tls, **ports}
     )
-    batches = new.batches.model_copy(update={"path": old.batches.path, "database": old.batches.database})
+    batches = new.batches.model_copy(update={key: getattr(old.batches, key) for key in _BATCHES})
     return new.model_copy(update={"server": server, "batches": batches, "coordination": old.coordination})
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gateway.batches.batch import Batch, batch_error
-from gateway.batches.files import Files
-from gateway.batches.input import Breathe, CheckedInput, InputLimits, InvalidInput, check_input
+from gateway.batches.contents import Contents
+from gateway.batches.input import Breathe, CheckedInput, InputFile, InputLimits, InvalidInput, check_input
 from gateway.config import Config
 
 MISSING = "input_file_missing"
@@ -16,8 +16,8 @@ MISSING = "input_file_missing"
 class InputChecks:
     """Checks the input files of batches. A large one takes tenths of a second in a thread."""
 
-    def __init__(self, files: Files, breather: Callable[[], Breathe], knows_model: Callable[[str], bool]) -> None:
-        self._files = files
+    def __init__(self, contents: Contents, breather: Callable[[], Breathe], knows_model: Callable[[str], bool]) -> None:
+        self._contents = contents
         self._breather = breather
         self._knows_model = knows_model
         self._checking = asyncio.Lock()
@@ -27,20 +27,24 @@ class InputChecks:
         self._limits = InputLimits.of(config.batches, config.server)
         self._most_enqueued = config.batches.max_enqueued_lines_per_key
 
-    async def check(self, batch: Batch, enqueued: Callable[[], int] | None) -> CheckedInput:
+    async def open(self, batch: Batch) -> InputFile:
+        """Open the input file. Raises InvalidInput if it has been deleted, and what its contents raise."""
+        try:
+            return InputFile(await self._contents.local(batch.input_file_id))
+        except FileNotFoundError:
+            raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
+
+    async def check(self, batch: Batch, file: InputFile, enqueued: Callable[[], int] | None) -> CheckedInput:
         """Check the input file. Raises InvalidInput.
 
         `enqueued`: counts the lines of the key's other batches; None = the file was accepted before, within the limits
         of then.
         """
-        path, breathe, limits = self._files.path(batch.input_file_id), self._breather(), self._limits
+        breathe, limits = self._breather(), self._limits
         if enqueued is None:
             limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
-            try:
-                checked = await asyncio.to_thread(check_input, path, batch.endpoint, limits, breathe)
-            except FileNotFoundError:
-                raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
+            checked = await asyncio.to_thread(check_input, file.source, batch.endpoint, limits, breathe)
         if enqueued is not None:
             self._admit(checked, enqueued())
         return checked

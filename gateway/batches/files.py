@@ -1,34 +1,32 @@
-"""Uploaded files and results: received to disk as they arrive, listed, passed to clients, deleted when they expire."""
+"""Uploaded files and results: received as they arrive, listed, passed to clients, deleted when they expire."""
 
 import asyncio
 import errno
 import math
-import os
 import secrets
 import sqlite3
-from collections.abc import Awaitable, Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from gateway.batches.batch import Owner, StoredFile
+from gateway.batches.contents import Contents
 from gateway.batches.multipart import FormParser, boundary_of
 from gateway.batches.store import Store
 from gateway.config.batches import BatchesConfig
-from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull
+from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 
 Result = TypeVar("Result")
 _WRITE_BYTES = 1048576
 _FORM_BYTES = 65536  # of a form, besides the file
-_READ_BYTES = 262144
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STRAY_SECONDS = 86400.0  # no upload takes so long
-_PART = ".part"  # the end of the name of a file that is not complete
+_STRAY_LOOKS_SECONDS = 3600.0  # between looks for what killed gateways have left
 
 
 def new_file_id() -> str:
@@ -58,14 +56,22 @@ class Files:
     """Owner of the files. Sizes by key are kept here; rows are in the store."""
 
     def __init__(
-        self, store: Store, config: BatchesConfig, unix_seconds: Callable[[], float], *, is_shared: bool = False
+        self,
+        store: Store,
+        contents: Contents,
+        config: BatchesConfig,
+        unix_seconds: Callable[[], float],
+        *,
+        is_shared: bool = False,
     ) -> None:
         """`is_shared`: other gateways have the same files."""
         self._store = store
+        self._contents = contents
         self._unix_seconds = unix_seconds
         self._is_shared = is_shared
         self._sizes: dict[str, dict[str, int]] = {}  # of a key: bytes by file
         self._arriving: set[str] = set()
+        self._looked_seconds = -math.inf
         self.follow(config)
 
     def follow(self, config: BatchesConfig) -> None:
@@ -76,14 +82,11 @@ class Files:
     def size_bytes(self) -> int:
         return sum(sum(sizes.values()) for sizes in self._sizes.values())
 
-    def path(self, file_id: str) -> Path:
-        return self._store.files / file_id
-
     async def open(self, in_use: Iterable[str]) -> None:
         """Count what is there, and delete contents without a row, but for those in use, or of other gateways."""
         kept = await self._recount()
         if not self._is_shared:
-            await asyncio.to_thread(_delete_all_but, self._store.files, kept.union(in_use), math.inf)
+            await self._contents.delete_others(kept.union(in_use), math.inf)
 
     async def _recount(self) -> set[str]:
         """Count the files that have a row, and those that arrive here. Returns the ids of both."""
@@ -110,7 +113,7 @@ class Files:
             self._sizes.pop(key, None)
 
     async def receive(self, owner: Owner, upload: Upload, content_type: bytes, length: int = 0) -> StoredFile:
-        """Write an upload to disk while it arrives. Raises a GatewayError, and keeps nothing then.
+        """Write an upload while it arrives. Raises a GatewayError, and keeps nothing then.
 
         `length`: of the whole form, if the client states it.
         """
@@ -121,30 +124,28 @@ class Files:
             self._check_size(length, file_id, owner.key)
         if len(self._sizes.get(owner.key, ())) >= _MOST_FILES:
             raise BodyTooLarge(f"This API key has {_MOST_FILES} files, which is the limit; delete some.")
-        path, size_bytes, is_kept = self._store.files / (file_id + _PART), 0, False
+        is_written = is_kept = False
         self.count(file_id, owner.key, 0)
         self._arriving.add(file_id)
         try:
-            with _as_storage_errors(), await asyncio.to_thread(open, path, "xb") as target:
-                size_bytes = await self._write(upload, form, target, file_id, owner.key)
-                lifetime_seconds = self._lifetime(form)
-                await asyncio.to_thread(_complete, target, self.path(file_id))
-                now = int(self._unix_seconds())
-                filename = form.filename or ""
-                expires_at = now + lifetime_seconds
-                stored = StoredFile(file_id, owner, filename, form.fields["purpose"], size_bytes, now, expires_at)
+            with _as_storage_errors():
+                await self._contents.write(file_id, self._content(upload, form, file_id, owner.key))
+                is_written = True
+                size_bytes, now = self._sizes[owner.key][file_id], int(self._unix_seconds())
+                filename, purpose, expires_at = form.filename or "", form.fields["purpose"], now + self._lifetime(form)
+                stored = StoredFile(file_id, owner, filename, purpose, size_bytes, now, expires_at)
                 await self._store.add_file(stored)
             is_kept = True
         finally:
             self._arriving.discard(file_id)
             if not is_kept:
                 self.forget(file_id, owner.key)
-                for each in (path, self.path(file_id)):
-                    each.unlink(missing_ok=True)
+                if is_written:
+                    await self.drop(file_id)
         return stored
 
-    async def _write(self, upload: Upload, form: FormParser, target: BinaryIO, file_id: str, key: str) -> int:
-        """Write the content of the form's file. Returns its size in bytes."""
+    async def _content(self, upload: Upload, form: FormParser, file_id: str, key: str) -> AsyncIterator[bytes]:
+        """The content of the form's file in large pieces. Raises InvalidRequest or BodyTooLarge."""
         size_bytes = held_bytes = 0
         held: list[bytes] = []
         async for piece in upload:
@@ -154,15 +155,16 @@ class Files:
                 held_bytes += sum(map(len, content))
                 self._check_size(size_bytes + held_bytes, file_id, key)
             if held_bytes >= _WRITE_BYTES:
-                await asyncio.to_thread(target.writelines, held)
+                yield b"".join(held)
                 size_bytes, held_bytes = size_bytes + held_bytes, 0
                 held.clear()
                 self.count(file_id, key, size_bytes)
-        await asyncio.to_thread(target.writelines, held)
+        if held:
+            yield b"".join(held)
         self.count(file_id, key, size_bytes + held_bytes)
         if not form.is_complete:
             raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
-        return size_bytes + held_bytes
+        self._lifetime(form)
 
     def _check_size(self, size_bytes: int, file_id: str, key: str) -> None:
         most, of_key = self._config.max_file_bytes, self._config.max_bytes_per_key
@@ -207,8 +209,13 @@ class Files:
 
     async def delete(self, file: StoredFile) -> None:
         await self._store.delete_file(file.id)
-        await asyncio.to_thread(self.path(file.id).unlink, missing_ok=True)
+        await self.drop(file.id)
         self.forget(file.id, file.owner.key)
+
+    async def drop(self, file_id: str) -> None:
+        """Delete a content that has no row. What cannot be reached now is a stray, and deleted later."""
+        with suppress(StorageUnavailable):
+            await self._contents.delete(file_id)
 
     async def delete_expired(self, in_use: Callable[[], Awaitable[set[str]]]) -> None:
         """Delete files whose time has come; the input of a batch that runs stays until that has ended."""
@@ -216,29 +223,33 @@ class Files:
         for file_id, key, _, expires_at in await self._store.all_files():
             if expires_at <= now and file_id not in await in_use():
                 await self._store.delete_file(file_id)
-                await asyncio.to_thread(self.path(file_id).unlink, missing_ok=True)
+                await self.drop(file_id)
                 self.forget(file_id, key)
-        if self._is_shared:
-            kept = await self._recount()
-            await asyncio.to_thread(_delete_all_but, self._store.files, kept, now - _STRAY_SECONDS)
+        if not self._is_shared:
+            return
+        kept = await self._recount()
+        if now - self._looked_seconds >= _STRAY_LOOKS_SECONDS:
+            await self._contents.delete_others(kept, now - _STRAY_SECONDS)
+            self._looked_seconds = now
 
     async def send(self, file: StoredFile, reply: ClientResponse) -> None:
         """Pass the content on as fast as the client reads it. Raises FileNotFound."""
-        try:
-            source = await asyncio.to_thread(open, self.path(file.id), "rb")
-        except FileNotFoundError:
-            raise FileNotFound(f"The content of file {file.id!r} is missing.", param="file_id") from None
-        writable = asyncio.Event()
-        with source:
+        async with aclosing(self._contents.read(file.id)) as pieces:
+            try:
+                data = await anext(pieces, b"")
+            except FileNotFoundError:
+                raise FileNotFound(f"The content of file {file.id!r} is missing.", param="file_id") from None
             name = "".join(each if each.isascii() and each not in '"\\' else "_" for each in file.filename)
             disposition = b'content-disposition: attachment; filename="%b"\r\n' % name.encode()
             reply.begin(200, b"application/octet-stream", disposition)
+            writable = asyncio.Event()
             reply.when_writable(writable.set)
             try:
-                while data := await asyncio.to_thread(source.read, _READ_BYTES):
+                while data:
                     writable.clear()
                     if reply.write(data) and reply.blocked:
                         await writable.wait()
+                    data = await anext(pieces, b"")
             finally:
                 reply.when_writable(None)
         reply.end()
@@ -253,32 +264,6 @@ def _as_storage_errors() -> Iterator[None]:
         if has_no_room(error):
             raise StorageFull("No space is left for files (batches.path).") from error
         raise
-
-
-def _complete(target: BinaryIO, path: Path) -> None:
-    """Make a file durable under its final name."""
-    target.flush()
-    os.fdatasync(target.fileno())
-    os.rename(target.name, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names of new files durable."""
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
-def _delete_all_but(folder: Path, kept: set[str], before: float) -> None:
-    """Delete other files, if they were last changed before this time in Unix seconds."""
-    for path in folder.iterdir():
-        if path.name not in kept:
-            with suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
 
 
 async def to_its_end(do: Callable[..., Result], *args: Any, undo: Callable[[Result], None] | None = None) -> Result:

@@ -3,10 +3,10 @@
 All of this runs in a thread. `breathe` is called often, so that the event loop gets the interpreter in between.
 """
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, overload
 
 import orjson
@@ -131,19 +131,19 @@ def parse_line(line: bytes, limits: InputLimits, breathe: Breathe) -> dict[str, 
             return parsed
 
 
-def check_input(path: Path, endpoint: str, limits: InputLimits, breathe: Breathe) -> CheckedInput:
-    """Check a file. Raises InvalidInput with all its errors, up to a bound; or OSError."""
+def check_input(source: BinaryIO, endpoint: str, limits: InputLimits, breathe: Breathe) -> CheckedInput:
+    """Check a file from its beginning. Raises InvalidInput with all its errors, up to a bound; or OSError."""
     checked, errors = CheckedInput(), list[dict[str, Any]]()
-    with open(path, "rb") as source:
-        for number, offset, line in _lines(source, limits, errors):
-            breathe()
-            found = _check(line, endpoint, limits, checked, breathe)
-            if found is None:
-                checked.index.add(offset, len(line))
-            else:
-                errors.append(batch_error(found[0], found[1], number, found[2]))
-                if len(errors) >= _MOST_ERRORS:
-                    break
+    source.seek(0)
+    for number, offset, line in _lines(source, limits, errors):
+        breathe()
+        found = _check(line, endpoint, limits, checked, breathe)
+        if found is None:
+            checked.index.add(offset, len(line))
+        else:
+            errors.append(batch_error(found[0], found[1], number, found[2]))
+            if len(errors) >= _MOST_ERRORS:
+                break
     if not errors and not len(checked.index):
         errors.append(batch_error("empty_file", "The input file has no requests."))
     if errors:
@@ -235,20 +235,19 @@ def _add_to_order(order: PrefixOrder, body: dict[str, Any], field: str | None, s
 
 
 class InputFile:
-    """Reads lines of an input file that was checked; its methods are called in a thread."""
+    """An input file, to be checked and read in a thread; lines may be read while it is checked again."""
 
-    def __init__(self, path: Path) -> None:
-        self._source = open(path, "rb")  # noqa: SIM115 - `close` closes it
+    def __init__(self, source: BinaryIO) -> None:
+        self.source = source
 
     def read(self, lines: Sequence[Line]) -> list[LineRequest]:
         """What each of these lines requests, in their order."""
         found = []
         for line in lines:
-            self._source.seek(line.offset)
-            request = orjson.loads(self._source.read(line.length))
+            request = orjson.loads(os.pread(self.source.fileno(), line.length, line.offset))
             document = request["body"]
             found.append(LineRequest(line, request["custom_id"], orjson.dumps(document), document))
         return found
 
     def close(self) -> None:
-        self._source.close()
+        self.source.close()

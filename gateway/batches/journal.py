@@ -7,19 +7,18 @@ disk is full, what could not be written is kept, and nothing more is accepted, u
 import asyncio
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import orjson
 
 from gateway.batches.batch import Batch, LineUsage
+from gateway.batches.contents import AnswerFile, JournalGroup
 from gateway.batches.files import has_no_room
+from gateway.errors import StorageUnavailable
 
-GROUP_LINES = 64
-_GROUP_SECONDS = 0.5
 _RETRY_SECONDS = 1.0
 _WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
 _CUSTOM_ID = b'","custom_id":'
@@ -27,49 +26,6 @@ _RESPONSE = b',"response":'
 _USAGE = b'"usage":'
 _NO_USAGE = LineUsage()
 Breathe = Callable[[], None]
-
-
-class AnswerFile(Protocol):
-    """A file that lines are appended to. The methods are called in a thread, and raise OSError."""
-
-    def append(self, data: bytes) -> None:
-        """Write all of it, and make it durable; or raise OSError, and leave the file as it was."""
-
-    def close(self) -> None: ...
-
-
-class DurableFile:
-    """An `AnswerFile` on disk, which is at its end."""
-
-    def __init__(self, path: Path) -> None:
-        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
-        self._lock = threading.Lock()  # a thread may still write when the journal gives up
-        self._is_open = True
-
-    def append(self, data: bytes) -> None:
-        with self._lock:
-            if self._is_open:
-                self._append(data)
-
-    def _append(self, data: bytes) -> None:
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._number, view) :]
-            os.fdatasync(self._number)
-        except OSError:
-            with suppress(OSError):
-                os.ftruncate(self._number, self._size_bytes)
-                os.lseek(self._number, self._size_bytes, os.SEEK_SET)
-            raise
-        self._size_bytes += len(data)
-
-    def close(self) -> None:
-        with self._lock:
-            if self._is_open:
-                self._is_open = False
-                os.close(self._number)
 
 
 def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
@@ -190,40 +146,49 @@ def _custom_id(line: bytes) -> str | None:
 class Journal:
     """Appends to the two files of a batch. `on_pause` gets the reason why nothing can be written; "" = it can again."""
 
-    def __init__(self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None]) -> None:
+    def __init__(
+        self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None], group: JournalGroup
+    ) -> None:
         self._files = (answers, errors)
         self._on_pause = on_pause
+        self._group = group
         self._held: tuple[list[bytes], list[bytes]] = ([], [])
-        self._accepted = 0  # lines that are not durable yet
+        self._accepted = self._durable = 0  # lines in all
+        self._held_bytes = 0  # of those that are not durable yet
         self._is_closing = False
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()  # a group is complete, or no more will come
         self._room = asyncio.Event()
         self._writer: asyncio.Task[None] | None = None
 
+    @property
+    def _is_full(self) -> bool:
+        return self._accepted - self._durable >= self._group.lines or self._held_bytes >= self._group.size_bytes
+
     async def append(self, line: bytes, *, failed: bool) -> None:
-        """Accept a line; returns when it is one of at most 64 that are not durable."""
-        while self._accepted >= GROUP_LINES:
+        """Accept a line; returns when it is in the group that is made durable next."""
+        while self._is_full:
             self._room.clear()
             await self._room.wait()
         self._accepted += 1
+        self._held_bytes += len(line)
         self._held[failed].append(line)
         self._arrived.set()
-        if self._accepted >= GROUP_LINES:
+        if self._is_full:
             self._full.set()
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="batch_journal")
 
     async def _write(self) -> None:
         while True:
-            if not self._accepted:
+            if self._durable == self._accepted:
                 if self._is_closing:
                     return
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(_GROUP_SECONDS):
+                async with asyncio.timeout(self._group.seconds):
                     await self._full.wait()
             await self._write_group()
 
@@ -233,25 +198,26 @@ class Journal:
             if not lines:
                 continue
             data = b"".join(lines)
-            while (error := await asyncio.to_thread(_try_append, file, data)) is not None:
-                room = "no space is left on the disk" if has_no_room(error) else f"cannot write: {error.strerror}"
-                self._on_pause(room)
+            while reason := await _try_append(file, data):
+                self._on_pause(reason)
                 await asyncio.sleep(_RETRY_SECONDS)
             self._on_pause("")
-        self._accepted -= sum(map(len, taken))
+            self._held_bytes -= len(data)
+        self._durable += sum(map(len, taken))
         if not self._is_closing:
             self._full.clear()
         self._room.set()
 
     async def flush(self) -> None:
-        """Wait until all that was accepted is durable."""
-        while self._accepted:
+        """Wait until all that was accepted before is durable."""
+        accepted = self._accepted
+        while self._durable < accepted:
             self._full.set()
             self._room.clear()
             await self._room.wait()
 
     async def close(self, *, most_seconds: float | None = None) -> None:
-        """Write what was accepted, and close the files. Gives up after this time if the disk is full."""
+        """Write what was accepted, and close the files. Gives up after this time if nothing can be written."""
         self._is_closing = True
         self._full.set()
         self._arrived.set()
@@ -264,9 +230,12 @@ class Journal:
             await asyncio.to_thread(file.close)
 
 
-def _try_append(file: AnswerFile, data: bytes) -> OSError | None:
+async def _try_append(file: AnswerFile, data: bytes) -> str:
+    """Why it cannot be written; "" = it is."""
     try:
-        file.append(data)
+        await file.append(data)
+    except StorageUnavailable as error:
+        return error.message
     except OSError as error:
-        return error
-    return None
+        return "no space is left on the disk" if has_no_room(error) else f"cannot write: {error.strerror}"
+    return ""

@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from psycopg import OperationalError
@@ -10,6 +9,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from gateway.batches.batch import RUNNING, Batch, Owner, StoredFile
 from gateway.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
+from gateway.batches.contents import Contents
 from gateway.batches.schema import CONNECT_SECONDS, Connection, ask, do, prepare
 from gateway.batches.store import ClaimedLines
 from gateway.errors import Draining, StorageUnavailable
@@ -61,11 +61,9 @@ async def _configure(connection: Connection) -> None:
 class PostgresStore:
     """A `SharedStore` in a database of PostgreSQL, by a few connections."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self.files = folder / "files"
-        self.parts = folder / "parts"
+    def __init__(self, url: str, contents: Contents) -> None:
         self._url = url
-        self._folder = folder
+        self._contents = contents
         self._pool: AsyncConnectionPool[Connection] | None = None
 
     def check_open(self) -> None:
@@ -75,7 +73,7 @@ class PostgresStore:
 
     async def open(self) -> None:
         """Create what is missing. Raises StoreUnusable or OSError."""
-        await prepare(self._url, self._folder)
+        await prepare(self._url, self._contents)
         options = {"connect_timeout": CONNECT_SECONDS, "prepare_threshold": None, **_KEEPALIVE}
         pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._url, min_size=1, max_size=_MOST_CONNECTIONS, open=False, timeout=_POOL_SECONDS, kwargs=options,

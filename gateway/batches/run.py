@@ -13,7 +13,6 @@ from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.files import Files
 from gateway.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex, LineRequest
 from gateway.batches.journal import (
-    AnswerFile,
     Journal,
     answer_line,
     on_one_line,
@@ -65,10 +64,7 @@ def _has_budget_within(error: GatewayError, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What all batches share.
-
-    `open_answers`: makes or opens a file of a journal, in a thread. `engines_of`: how many engines serve a model.
-    """
+    """What all batches share. `engines_of`: how many engines serve a model."""
 
     files: Files
     sender: LineSender
@@ -78,7 +74,6 @@ class RunParts:
     new_id: Callable[[], str]
     random: Random
     breather: Callable[[], Breathe]
-    open_answers: Callable[[str], AnswerFile]
     engines_of: Callable[[str], int]
     caught: Callable[[str, Exception], None]
 
@@ -123,7 +118,7 @@ def pause(batch: Batch, reason: str) -> None:
     """Note why nothing can be written at the moment; "" = it can."""
     log = structlog.get_logger("gateway")
     if reason and not batch.paused:
-        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on when there is room")
+        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on as soon as it can be written")
     if batch.paused and not reason:
         log.info("batch_goes_on", batch=batch.id)
     batch.pause(reason)
@@ -360,8 +355,5 @@ class BatchRun:
         return not self._left
 
     async def close(self, *, most_seconds: float | None = None) -> None:
-        """Make the answers durable, and close all files."""
-        try:
-            await self._journal.close(most_seconds=most_seconds)
-        finally:
-            await asyncio.to_thread(self._source.close)
+        """Make the answers durable, and close the journal."""
+        await self._journal.close(most_seconds=most_seconds)

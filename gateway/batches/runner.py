@@ -10,8 +10,9 @@ import structlog
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
 from gateway.batches.files import Files, has_no_room, to_its_end
+from gateway.batches.folder import DurableFile, Folder
 from gateway.batches.input import CheckedInput, InputFile, InvalidInput
-from gateway.batches.journal import AnswerFile, Journal, recover
+from gateway.batches.journal import Journal, recover
 from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
 from gateway.batches.running import BatchRunner
 from gateway.batches.store import Store
@@ -33,10 +34,11 @@ class _Running:
 class Runner(BatchRunner):
     """The batches of a gateway that shares them with no other."""
 
-    def __init__(self, store: Store, files: Files, parts: RunParts, checks: InputChecks) -> None:
+    def __init__(self, store: Store, files: Files, folder: Folder, parts: RunParts, checks: InputChecks) -> None:
         super().__init__(parts, checks)
         self._store = store
         self._files = files
+        self._folder = folder
         self._running: dict[str, _Running] = {}
         self._log = structlog.get_logger("gateway")
 
@@ -108,15 +110,19 @@ class Runner(BatchRunner):
         self._running.pop(batch.id, None)
 
     async def _attempt(self, running: _Running) -> None:
+        with closing(await self._checks.open(running.batch)) as file:
+            await self._check_and_run(running, file)
+
+    async def _check_and_run(self, running: _Running, file: InputFile) -> None:
         batch, is_new = running.batch, running.batch.status == "validating"
-        checked = await self._checks.check(batch, partial(self.enqueued, batch) if is_new else None)
+        checked = await self._checks.check(batch, file, partial(self.enqueued, batch) if is_new else None)
         if batch.status == "validating":
             batch.begin(checked.model, len(checked.index), self._now())
             await self._save(batch)
         elif not batch.total:  # cancelled while it was checked
             batch.begin(checked.model, len(checked.index), self._now())
         await asyncio.to_thread(arrange, checked, self._parts)
-        run = running.run = await self._open(batch, checked)
+        run = running.run = await self._open(batch, checked, file)
         checked.places.clear()
         if batch.status != "in_progress":
             run.stop_feeding()
@@ -129,16 +135,16 @@ class Runner(BatchRunner):
         finally:
             running.run = None
 
-    async def _open(self, batch: Batch, checked: CheckedInput) -> BatchRun:
+    async def _open(self, batch: Batch, checked: CheckedInput, file: InputFile) -> BatchRun:
         """The run of a batch, which knows the answers that its journal has."""
         tally = Tally()
         answered: set[int] = set()
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
             await to_its_end(self._recover, file_id, checked, failed, tally, answered)
-        source, answers, errors = await to_its_end(self._open_files, batch, undo=_close_all)
-        journal = Journal(answers, errors, partial(pause, batch))
+        answers, errors = await to_its_end(self._open_journal, batch, undo=_close_all)
+        journal = Journal(answers, errors, partial(pause, batch), self._folder.group)
         pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
-        run = BatchRun(batch, checked, journal, source, self._parts, pace)
+        run = BatchRun(batch, checked, journal, file, self._parts, pace)
         batch.recount(tally)
         for place in answered:
             run.answered(place)
@@ -146,17 +152,16 @@ class Runner(BatchRunner):
             self._log.info("batch_resumed", batch=batch.id, answered=len(answered), lines=batch.total)
         return run
 
-    def _open_files(self, batch: Batch) -> tuple[InputFile, AnswerFile, AnswerFile]:
-        """The input, the answers and the errors, in a thread."""
+    def _open_journal(self, batch: Batch) -> tuple[DurableFile, DurableFile]:
+        """The answers and the errors, in a thread."""
         with ExitStack() as stack:
-            source = stack.enter_context(closing(InputFile(self._files.path(batch.input_file_id))))
-            answers = stack.enter_context(closing(self._parts.open_answers(batch.output_id)))
-            errors = self._parts.open_answers(batch.error_id)
+            answers = stack.enter_context(closing(self._folder.open_answers(batch.output_id)))
+            errors = self._folder.open_answers(batch.error_id)
             stack.pop_all()
-        return source, answers, errors
+        return answers, errors
 
     def _recover(self, file_id: str, checked: CheckedInput, failed: bool, tally: Tally, answered: set[int]) -> None:
-        for custom_id, usage in recover(self._files.path(file_id), self._parts.breather()):
+        for custom_id, usage in recover(self._folder.path(file_id), self._parts.breather()):
             place = checked.places.get(hash(custom_id))
             if place is not None and place not in answered:
                 tally.add(usage, failed=failed)
@@ -171,7 +176,7 @@ class Runner(BatchRunner):
         await run.close()
         shown: list[StoredFile | None] = []
         for name, file_id in zip(_NAMES, (batch.output_id, batch.error_id), strict=True):
-            path, now = self._files.path(file_id), self._now()
+            path, now = self._folder.path(file_id), self._now()
             size_bytes = (await asyncio.to_thread(path.stat)).st_size
             if not size_bytes:
                 await asyncio.to_thread(path.unlink)
@@ -187,6 +192,6 @@ class Runner(BatchRunner):
         self._parts.metrics.batches.add((batch.status,))
 
 
-def _close_all(opened: tuple[InputFile, AnswerFile, AnswerFile]) -> None:
+def _close_all(opened: tuple[DurableFile, DurableFile]) -> None:
     for file in opened:
         file.close()

@@ -1,19 +1,17 @@
-"""The tables of files and batches in PostgreSQL, and the folder that belongs to them: created, and checked."""
+"""The tables of files and batches in PostgreSQL, and the contents that belong to them: created, and checked."""
 
-import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 from psycopg import AsyncConnection, Error
 
+from gateway.batches.contents import Contents
 from gateway.batches.store import StoreUnusable
 
 CONNECT_SECONDS = 5
 _LOCK = 0x6261746368  # "batch": of those that create the tables
-_MARK = "database.id"  # the file in the folder that says to which database it belongs
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS gateway_folder (id TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS gateway_files (
@@ -61,40 +59,43 @@ async def _connected(url: str) -> AsyncIterator[Connection]:
         raise StoreUnusable(f"batches.database cannot be used: {reason}") from None
 
 
-async def prepare(url: str, folder: Path) -> None:
-    """Create what is missing in the database and in the folder. Raises StoreUnusable, or OSError of the folder."""
-    for each in (folder, folder / "files", folder / "parts"):  # prompts and answers are for this user alone
-        each.mkdir(mode=0o700, parents=True, exist_ok=True)
-    mark = folder / _MARK
+async def prepare(url: str, contents: Contents) -> None:
+    """Create what is missing in the database and in the contents. Raises StoreUnusable, or OSError of the contents."""
+    await contents.open()
     async with _connected(url) as connection:
         await ask(connection, "SELECT pg_advisory_xact_lock(%s)", _LOCK)
         await connection.execute(_SCHEMA.encode())
         ids = await ask(connection, "SELECT id FROM gateway_folder")
-        if not ids and (not mark.exists() or not any((folder / "files").iterdir())):
-            ids = [(secrets.token_hex(16),)]
-            await do(connection, "INSERT INTO gateway_folder VALUES (%s)", *ids[0])
-            mark.write_text(ids[0][0])
-    _check_mark(mark, ids)
+        mark = await contents.mark()
+        if not ids and not (mark and await contents.has_files()):
+            mark = secrets.token_hex(16)
+            ids = [(mark,)]
+            await do(connection, "INSERT INTO gateway_folder VALUES (%s)", mark)
+            await contents.set_mark(mark)
+    if problem := _other_than(contents, mark, ids):
+        raise StoreUnusable(problem)
 
 
-async def check(url: str, folder: Path) -> str:
-    """What is wrong with the database or the folder, without changing them; "" = nothing."""
-    if os.access(folder, os.F_OK) and not os.access(folder, os.W_OK | os.X_OK):
-        return f"batches.path ({folder}) is not writable."
+async def check(url: str, contents: Contents) -> str:
+    """What is wrong with the database or the contents, without changing them; "" = nothing."""
+    if problem := await contents.problem():
+        return problem
     try:
         async with _connected(url) as connection:
             if await ask(connection, "SELECT to_regclass('gateway_folder')") != [(None,)]:
-                _check_mark(folder / _MARK, await ask(connection, "SELECT id FROM gateway_folder"))
-            elif await ask(connection, "SELECT has_schema_privilege(current_schema(), 'CREATE')") != [(True,)]:
+                ids = await ask(connection, "SELECT id FROM gateway_folder")
+                return _other_than(contents, await contents.mark(), ids)
+            if await ask(connection, "SELECT has_schema_privilege(current_schema(), 'CREATE')") != [(True,)]:
                 return "batches.database cannot be used: its user may not create tables."
     except OSError as error:
         return str(error)
     return ""
 
 
-def _check_mark(mark: Path, ids: list[tuple[Any, ...]]) -> None:
-    if ids != ([(mark.read_text(),)] if mark.exists() else []):
-        raise StoreUnusable(
-            f"batches.path ({mark.parent}) is not the folder of batches.database: all gateways of one database need the"
-            " same shared folder, and no other database may use it."
-        )
+def _other_than(contents: Contents, mark: str, ids: list[tuple[Any, ...]]) -> str:
+    if ids == ([(mark,)] if mark else []):
+        return ""
+    return (
+        f"batches.path ({contents.where}) is not that of batches.database: all gateways of one database need the same"
+        " shared folder or bucket, and no other database may use it."
+    )

@@ -15,9 +15,10 @@ import structlog
 from gateway._native import json_object
 from gateway.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.batches.checks import InputChecks
-from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id, sync_folder
+from gateway.batches.contents import Contents, shared_contents
+from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id
+from gateway.batches.folder import Folder
 from gateway.batches.input import Breathe
-from gateway.batches.journal import AnswerFile, DurableFile
 from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
 from gateway.batches.running import BatchRunner
@@ -25,7 +26,7 @@ from gateway.batches.sender import LineSender
 from gateway.batches.shared import SharedRunner
 from gateway.batches.slots import Slots
 from gateway.batches.sqlite import SqliteStore
-from gateway.batches.store import SharedStore, Store
+from gateway.batches.store import Store
 from gateway.config import Config
 from gateway.config.keys import KeyConfig
 from gateway.errors import BatchConflict, BatchNotFound, InvalidRequest, RateLimited, StorageFull
@@ -45,7 +46,7 @@ _DEPTH = 8  # of the JSON of a new batch
 
 @dataclass(frozen=True, slots=True)
 class BatchSetting:
-    """What the gateway gives to its batches. `open_answers` is another one in tests only."""
+    """What the gateway gives to its batches."""
 
     sender: LineSender
     metrics: BatchMetrics
@@ -56,16 +57,33 @@ class BatchSetting:
     breather: Callable[[], Breathe]
     knows_model: Callable[[str], bool]
     engines_of: Callable[[str], int]
-    open_answers: Callable[[Path], AnswerFile] = DurableFile
 
 
 class Batches:
     """The API of files and batches, and the batches that run."""
 
-    def __init__(self, folder: Path, config: Config, reader: RequestReader, setting: BatchSetting) -> None:
+    def __init__(self, path: str, config: Config, reader: RequestReader, setting: BatchSetting) -> None:
         self._setting = setting
-        self._store, shared = _new_stores(folder, config.batches.database)
-        self._files = Files(self._store, config.batches, setting.unix_seconds, is_shared=shared is not None)
+        self._store: Store
+        self._runner: BatchRunner
+        if config.batches.database is None:
+            folder, self._store = Folder(path), SqliteStore(Path(path))
+            parts, checks = self._new_parts(config, folder, is_shared=False)
+            self._runner = Runner(self._store, self._files, folder, parts, checks)
+        else:
+            from gateway.batches.postgres import PostgresStore  # its client is an extra
+
+            contents = shared_contents(config.batches)
+            self._store = shared = PostgresStore(config.batches.database, contents)
+            parts, checks = self._new_parts(config, contents, is_shared=True)
+            self._runner = SharedRunner(shared, self._files, contents, parts, checks)
+        self._is_open = False
+        self._sweeping: asyncio.Task[None] | None = None
+        self.follow(config, reader)
+
+    def _new_parts(self, config: Config, contents: Contents, *, is_shared: bool) -> tuple[RunParts, InputChecks]:
+        setting = self._setting
+        self._files = Files(self._store, contents, config.batches, setting.unix_seconds, is_shared=is_shared)
         parts = RunParts(
             self._files,
             setting.sender,
@@ -75,20 +93,10 @@ class Batches:
             setting.new_id,
             setting.random,
             setting.breather,
-            self._open_answers,
             setting.engines_of,
             setting.supervisor.caught,
         )
-        checks = InputChecks(self._files, setting.breather, setting.knows_model)
-        self._runner: BatchRunner
-        if shared is None:
-            self._runner = Runner(self._store, self._files, parts, checks)
-        else:
-            parts_folder = folder / "parts"
-            self._runner = SharedRunner(shared, self._files, parts_folder, parts, checks, setting.open_answers)
-        self._is_open = False
-        self._sweeping: asyncio.Task[None] | None = None
-        self.follow(config, reader)
+        return parts, InputChecks(contents, setting.breather, setting.knows_model)
 
     def follow(self, config: Config, reader: RequestReader) -> None:
         """Take over limits; the folder stays."""
@@ -134,12 +142,6 @@ class Batches:
             await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._runner.stop()
         await self._store.close()
-
-    def _open_answers(self, file_id: str) -> AnswerFile:
-        path = self._files.path(file_id)
-        opened = self._setting.open_answers(path)
-        sync_folder(path.parent)
-        return opened
 
     async def _sweep(self) -> None:
         while True:
@@ -254,16 +256,6 @@ class Batches:
         created = batch.document()
         self._runner.start(batch)
         return created
-
-
-def _new_stores(folder: Path, database: str | None) -> tuple[Store, SharedStore | None]:
-    """The store, and the same again if other gateways share it. The client of PostgreSQL is an extra."""
-    if database is None:
-        return SqliteStore(folder), None
-    from gateway.batches.postgres import PostgresStore
-
-    shared = PostgresStore(database, folder)
-    return shared, shared
 
 
 def _page(data: list[dict[str, Any]], *, has_more: bool) -> dict[str, Any]:

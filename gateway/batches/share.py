@@ -1,22 +1,24 @@
 """One batch that several gateways share, as this one works at it: it claims lines, runs them, and may end the batch."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TypeVar
+from itertools import chain
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import structlog
 
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
 from gateway.batches.claims import Claim
-from gateway.batches.files import Files, new_file_id, sync_folder, to_its_end
+from gateway.batches.contents import Contents
+from gateway.batches.files import Files, new_file_id, to_its_end
 from gateway.batches.input import CheckedInput, InputFile
-from gateway.batches.journal import AnswerFile, Journal, unexecuted_line, why_unexecuted
-from gateway.batches.parts import NAMES, AnswerParts, finished, new_result
+from gateway.batches.journal import Journal, unexecuted_line, why_unexecuted
+from gateway.batches.parts import NAMES, JoinedParts, next_piece
 from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
 from gateway.batches.store import ClaimedLines, SharedStore
 from gateway.errors import StorageUnavailable
@@ -34,10 +36,9 @@ class ShareSetting:
     holder: str
     store: SharedStore
     files: Files
-    parts_folder: Path
+    contents: Contents
     parts: RunParts
     checks: InputChecks
-    open_part: Callable[[Path], AnswerFile]
     lifetime_seconds: Callable[[], int]
 
 
@@ -59,7 +60,6 @@ class SharedBatch:
         self.own.recount(Tally())
         self._setting = setting
         self._store = setting.store
-        self._folder = AnswerParts(setting.parts_folder / batch.id, setting.parts.breather())
         self._claims: dict[int, asyncio.Task[None]] = {}  # by their first line
         self._runs: dict[int, BatchRun] = {}
         self._pace = new_pace(batch, 0, setting.parts)  # as if this gateway had to run all the lines that are left
@@ -80,17 +80,37 @@ class SharedBatch:
 
     async def work(self, enqueued: Callable[[], int]) -> None:
         """Work at the batch until it has ended. Raises InvalidInput, and what goes wrong, with nothing in flight."""
+        with closing(await self._kept(partial(self._setting.checks.open, self.batch))) as file:
+            await self._work(file, enqueued)
+
+    async def _kept(self, do: Callable[[], Awaitable[Result]]) -> Result:
+        """Do this as soon as the contents can be reached. Until then, the batch is paused."""
+        is_paused = False
+        while True:
+            try:
+                result = await do()
+            except StorageUnavailable as error:
+                is_paused = True
+                pause(self.own, error.message)
+                await asyncio.sleep(_POLL_SECONDS)
+            else:
+                if is_paused:
+                    pause(self.own, "")
+                return result
+
+    async def _work(self, file: InputFile, enqueued: Callable[[], int]) -> None:
         is_new = self.batch.status == "validating"
-        checked = await self._setting.checks.check(self.batch, enqueued if is_new else None)
+        checked = await self._setting.checks.check(self.batch, file, enqueued if is_new else None)
         begin = partial(_begin, checked.model, len(checked.index), self._now())
         found = await patiently(partial(self._store.change, self.batch.id, begin))
         if found is None or not found.is_running:
             return
         checked.places.clear()
         self._pace.remain(found.total - found.tally.lines)
-        async with _LazyJournal(self, self._setting, self._folder) as journal:
+        async with _LazyJournal(self, self._setting) as journal:
+            work = _Work(file, checked, journal)
             while self.batch.is_running:
-                await self._claim_more(checked, journal)
+                await self._claim_more(work)
                 if not self._claims:
                     await asyncio.sleep(_POLL_SECONDS)
                     continue
@@ -98,12 +118,12 @@ class SharedBatch:
                 await asyncio.wait(tasks, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 self._drop_ended()
 
-    async def _claim_more(self, checked: CheckedInput, own: "_LazyJournal") -> None:
+    async def _claim_more(self, work: "_Work") -> None:
         while len(self._claims) < _MOST_CLAIMS:
             claimed = await patiently(partial(self._store.claim, self.batch.id, self._setting.holder))
             if claimed is None:
                 return
-            doing = self._end(claimed) if claimed.claim.is_last else self._run(claimed, checked, own)
+            doing = self._end(claimed, work.file) if claimed.claim.is_last else self._run(claimed, work)
             self._claims[claimed.claim.first] = asyncio.get_running_loop().create_task(doing, name="batch_claim")
 
     def _drop_ended(self) -> None:
@@ -122,25 +142,22 @@ class SharedBatch:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._claims.clear()
 
-    async def _run(self, claimed: ClaimedLines, checked: CheckedInput, own: "_LazyJournal") -> None:
+    async def _run(self, claimed: ClaimedLines, work: "_Work") -> None:
         claim, parts = claimed.claim, self._setting.parts
-        journal = await own.open()
-        path = self._setting.files.path(self.batch.input_file_id)
-        source = await to_its_end(InputFile, path, undo=InputFile.close)
+        journal = await work.journal.open()
         try:
-            lines = checked.part(claim.first, claim.end)
+            lines = work.checked.part(claim.first, claim.end)
             await to_its_end(arrange, lines, parts)
-            run = BatchRun(self.own, lines, journal, source, parts, self._pace)
+            run = BatchRun(self.own, lines, journal, work.file, parts, self._pace)
             if claimed.is_again:
                 await journal.flush()
-                for place in await self._answered(claim):
+                for place in await self._answered(claim, work.file):
                     run.answered(place)
             self._runs[claim.first] = run
             self.follow(self.batch)
             await run.run()
         finally:
             self._runs.pop(claim.first, None)
-            source.close()
         await journal.flush()
         if not run.is_done and self.batch.status != "cancelling":
             await asyncio.sleep(
@@ -149,66 +166,96 @@ class SharedBatch:
         finish = partial(self._store.finish, self.batch.id, claim.first, self._setting.holder, is_done=run.is_done)
         await patiently(finish)
 
-    async def _answered(self, claim: Claim) -> list[int]:
+    async def _answered(self, claim: Claim, file: InputFile) -> list[int]:
         """The lines of a claim that have an answer in any part; places are counted from the claim's first line."""
-        checked = await self._setting.checks.check(self.batch, None)
+        checked = await self._setting.checks.check(self.batch, file, None)
         holders = await patiently(partial(self._store.holders, self.batch.id))
-        places = await to_its_end(self._folder.answered, holders, checked)
-        found = [place - claim.first for place in places if claim.first <= place < claim.end]
+        joined = JoinedParts(checked, self._setting.parts.breather())
+        with ExitStack() as stack:
+            for name in NAMES:
+                lines = joined.lines(await self._parts(name, holders, stack), failed=name == "error")
+                await to_its_end(deque, lines, 0)
+        found = joined.answered(claim.first, claim.end)
         self._log.info("batch_taken_over", batch=self.batch.id, answered=len(found), lines=claim.end - claim.first)
         return found
+
+    async def _parts(self, name: str, holders: Sequence[str], stack: ExitStack) -> Sequence[BinaryIO]:
+        """The parts of all gateways, closed with the stack."""
+        parts = await self._kept(partial(self._setting.contents.parts, self.batch.id, holders, name))
+        for each in parts:
+            stack.callback(each.close)
+        return parts
 
     def _now(self) -> int:
         return int(self._setting.parts.unix_seconds())
 
-    async def _end(self, claimed: ClaimedLines) -> None:
+    async def _end(self, claimed: ClaimedLines, file: InputFile) -> None:
         """Write the output, and end the batch, if no other gateway does meanwhile."""
         finalize = partial(_finalize, self._now(), is_complete=claimed.is_complete)
         batch = await patiently(partial(self._store.change, self.batch.id, finalize))
         if batch is None or not batch.is_running:
             return
-        checked = await self._setting.checks.check(batch, None)
+        checked = await self._setting.checks.check(batch, file, None)
         holders = await patiently(partial(self._store.holders, batch.id))
         ids = [new_file_id() for _ in NAMES]
         is_unused = True
         try:
-            written = await to_its_end(self._write_results, batch, holders, checked, ids)
-            if written is None:
-                self._log.error("batch_answers_missing", batch=batch.id, hint="the lines are run again")
-                await patiently(partial(self._store.reopen, batch.id, self._setting.holder))
-                return
+            sizes = await self._write_results(batch, holders, checked, file, ids)
             is_unused = False  # if this is interrupted now, the sweep deletes files that were not kept
-            is_unused = not await self._keep(batch, ids, written)
+            is_unused = not await self._keep(batch, ids, sizes)
+        except _AnswersMissing:
+            self._log.error("batch_answers_missing", batch=batch.id, hint="the lines are run again")
+            await patiently(partial(self._store.reopen, batch.id, self._setting.holder))
         finally:
             if is_unused:
-                await to_its_end(self._delete, ids)
+                for file_id in ids:
+                    await self._setting.files.drop(file_id)
 
-    def _write_results(
-        self, batch: Batch, holders: Sequence[str], checked: CheckedInput, ids: Sequence[str]
-    ) -> list[int] | None:
-        """Write the files of a batch, in a thread. Returns their sizes in bytes; None = answers are missing."""
-        files = self._setting.files
+    async def _write_results(
+        self, batch: Batch, holders: Sequence[str], checked: CheckedInput, file: InputFile, ids: Sequence[str]
+    ) -> list[int]:
+        """Write the files of a batch. Returns their sizes in bytes. Raises _AnswersMissing."""
         with ExitStack() as stack:
-            targets = [stack.enter_context(new_result(files.path(each))) for each in ids]
-            tally, missing = self._folder.put_together(holders, checked, targets)
-            if missing and batch.ends_as == "completed":
-                return None
-            state, code, message = why_unexecuted(batch)
-            source = InputFile(files.path(batch.input_file_id))
-            stack.callback(source.close)
-            for place in missing:
-                [request] = source.read([checked.index[place]])
-                targets[1].write(unexecuted_line(self._setting.parts.new_id(), request.custom_id, code, message))
-                self._folder.breathe()
-            tally.failed += len(missing)
-            self._setting.parts.metrics.lines.add((state,), len(missing))
-            batch.recount(tally)
-            sizes = [finished(target) for target in targets]
-        for file_id, size_bytes in zip(ids, sizes, strict=True):
-            if not size_bytes:
-                files.path(file_id).unlink()
-        sync_folder(files.path(ids[0]).parent)
-        return sizes
+            answers, errors = [await self._parts(name, holders, stack) for name in NAMES]
+
+            async def write() -> list[int]:
+                for each in (*answers, *errors):
+                    each.seek(0)
+                joined = JoinedParts(checked, self._setting.parts.breather())
+                sizes = [await self._write(ids[0], joined.lines(answers, failed=False))]
+                unexecuted = self._unexecuted(batch, joined, checked, file)
+                sizes.append(await self._write(ids[1], chain(joined.lines(errors, failed=True), unexecuted)))
+                batch.recount(joined.tally)
+                self._setting.parts.metrics.lines.add((why_unexecuted(batch)[0],), len(joined.missing()))
+                return sizes
+
+            return await self._kept(write)
+
+    async def _write(self, file_id: str, lines: Iterator[bytes]) -> int:
+        """Write one file. Returns its size in bytes; an empty one is not kept."""
+        size_bytes, contents = 0, self._setting.contents
+
+        async def pieces() -> AsyncIterator[bytes]:
+            nonlocal size_bytes
+            while piece := await to_its_end(next_piece, lines):
+                size_bytes += len(piece)
+                yield piece
+
+        await contents.write(file_id, pieces())
+        if not size_bytes:
+            await contents.delete(file_id)
+        return size_bytes
+
+    def _unexecuted(self, batch: Batch, joined: JoinedParts, checked: CheckedInput, file: InputFile) -> Iterator[bytes]:
+        """An error for each line that has no answer, in a thread. Raises _AnswersMissing if all should have one."""
+        missing = joined.missing()
+        if missing and batch.ends_as == "completed":
+            raise _AnswersMissing
+        _, code, message = why_unexecuted(batch)
+        for place in missing:
+            [request] = file.read([checked.index[place]])
+            joined.tally.failed += 1
+            yield unexecuted_line(self._setting.parts.new_id(), request.custom_id, code, message)
 
     async def _keep(self, batch: Batch, ids: Sequence[str], sizes: Sequence[int]) -> bool:
         """Make the files visible together with the final state. False = another gateway ends the batch."""
@@ -227,22 +274,21 @@ class SharedBatch:
             self._setting.files.count(each.id, each.owner.key, each.size_bytes)
         self._setting.parts.metrics.batches.add((batch.status,))
         self._log.info("batch_ended", batch=batch.id, status=batch.status, lines=batch.total, failed=batch.tally.failed)
-        await to_its_end(self._folder.delete)
+        with suppress(StorageUnavailable):  # the sweep deletes them later
+            await self._setting.contents.delete_parts([batch.id])
         return True
 
-    def _delete(self, ids: Sequence[str]) -> None:
-        for file_id in ids:
-            with suppress(OSError):
-                self._setting.files.path(file_id).unlink(missing_ok=True)
+
+class _AnswersMissing(Exception):
+    """Lines have no answer though all were reported as done."""
 
 
 class _LazyJournal:
     """The journal of this gateway's part, opened for the first lines. What runs is stopped before it is closed."""
 
-    def __init__(self, share: SharedBatch, setting: ShareSetting, folder: AnswerParts) -> None:
+    def __init__(self, share: SharedBatch, setting: ShareSetting) -> None:
         self._share = share
         self._setting = setting
-        self._folder = folder
         self._opening = asyncio.Lock()
         self._opened: Journal | None = None
 
@@ -252,22 +298,16 @@ class _LazyJournal:
     async def open(self) -> Journal:
         async with self._opening:
             if self._opened is None:
-                await to_its_end(self._open)
-            assert self._opened is not None
+                self._opened = await self._open()
             return self._opened
 
-    def _open(self) -> None:
-        folder, holder = self._folder.folder, self._setting.holder
-        folder.mkdir(mode=0o700, exist_ok=True)
+    async def _open(self) -> Journal:
+        contents, batch_id = self._setting.contents, self._share.batch.id
         with ExitStack() as stack:
-            answers = self._setting.open_part(self._folder.path(holder, NAMES[0]))
-            stack.callback(answers.close)
-            errors = self._setting.open_part(self._folder.path(holder, NAMES[1]))
-            stack.callback(errors.close)
-            sync_folder(folder)
-            sync_folder(folder.parent)
+            answers = stack.enter_context(closing(await contents.open_part(batch_id, self._setting.holder, NAMES[0])))
+            errors = await contents.open_part(batch_id, self._setting.holder, NAMES[1])
             stack.pop_all()
-        self._opened = Journal(answers, errors, partial(pause, self._share.own))
+        return Journal(answers, errors, partial(pause, self._share.own), contents.group)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self._close())
@@ -276,6 +316,14 @@ class _LazyJournal:
         await self._share.stop_claims()
         if self._opened is not None:
             await self._opened.close(most_seconds=_STOP_SECONDS)
+
+
+class _Work(NamedTuple):
+    """What the claims of this gateway have in common."""
+
+    file: InputFile
+    checked: CheckedInput
+    journal: _LazyJournal
 
 
 def _begin(model: str, total: int, now: int, batch: Batch) -> bool:

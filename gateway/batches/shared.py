@@ -5,19 +5,17 @@ them. One that is killed is not heard of any more, and the others take over its 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 
 import structlog
 
 from gateway.batches.batch import Batch
 from gateway.batches.checks import MISSING, InputChecks
+from gateway.batches.contents import Contents
 from gateway.batches.files import Files, has_no_room
 from gateway.batches.input import InvalidInput
-from gateway.batches.journal import AnswerFile
-from gateway.batches.parts import delete_parts
 from gateway.batches.run import RunParts, pause
 from gateway.batches.running import BatchRunner
 from gateway.batches.share import SharedBatch, ShareSetting, patiently
@@ -35,16 +33,15 @@ class SharedRunner(BatchRunner):
         self,
         store: SharedStore,
         files: Files,
-        parts_folder: Path,
+        contents: Contents,
         parts: RunParts,
         checks: InputChecks,
-        open_part: Callable[[Path], AnswerFile],
     ) -> None:
         super().__init__(parts, checks)
         self._store = store
-        self._parts_folder = parts_folder
+        self._contents = contents
         holder, lifetime = f"gateway_{parts.new_id()}", lambda: self._lifetime_seconds
-        self._setting = ShareSetting(holder, store, files, parts_folder, parts, checks, open_part, lifetime)
+        self._setting = ShareSetting(holder, store, files, contents, parts, checks, lifetime)
         self._shares: dict[str, SharedBatch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()  # of batches that have ended
@@ -103,9 +100,9 @@ class SharedRunner(BatchRunner):
 
     async def sweep(self) -> None:
         """Delete what gateways that were killed have left of batches that have ended."""
-        there = await asyncio.to_thread(lambda: {path.name for path in self._parts_folder.iterdir()})
+        there = await self._contents.batches_with_parts()
         running = {batch.id for batch in await self._store.running_batches()}
-        await asyncio.to_thread(delete_parts, self._parts_folder, there - running)
+        await self._contents.delete_parts(there - running)
 
     async def _follow(self) -> None:
         while True:

@@ -156,7 +156,6 @@ class SqliteStore:
     """A `Store` that runs `Rows` in a thread of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.files = folder / "files"
         self._folder = folder
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self._rows: Rows | None = None

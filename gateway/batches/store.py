@@ -1,7 +1,6 @@
 """What keeps the rows of files and batches: on one machine SQLite, for several gateways PostgreSQL."""
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from gateway.batches.batch import Batch, Owner, StoredFile
@@ -17,15 +16,13 @@ class FolderInUse(StoreUnusable):
 
 
 class Store(Protocol):
-    """Rows of files and batches. `files`: the folder of the contents, by id.
+    """Rows of files and batches.
 
     While it is closed, all methods raise Draining: another process may have it then.
     """
 
-    files: Path
-
     async def open(self) -> None:
-        """Raises StoreUnusable, or OSError of the folder."""
+        """Raises StoreUnusable, or OSError of the contents."""
 
     async def close(self) -> None: ...
 

@@ -3,7 +3,6 @@
 import asyncio
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from gateway.backends import vllm_api
@@ -40,13 +39,13 @@ async def examine(config: Config) -> dict[str, list[Any]]:
 
 
 async def _database_problem(config: Config) -> str:
-    """What is wrong with the database that gateways share; "" = nothing, or there is none."""
-    path, database = config.batches.path, config.batches.database
-    if path is None or database is None:
+    """What is wrong with the database and the contents that gateways share; "" = nothing, or there are none."""
+    if config.batches.path is None or config.batches.database is None:
         return ""
     from gateway.batches import schema
+    from gateway.batches.contents import shared_contents
 
-    return await schema.check(database, Path(path))
+    return await schema.check(config.batches.database, shared_contents(config.batches))
 
 
 async def with_discovered(config: Config) -> tuple[Config, list[str]]:

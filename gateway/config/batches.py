@@ -1,5 +1,6 @@
 """The configuration of files and offline batches."""
 
+import re
 from typing import Annotated, Self
 from urllib.parse import urlsplit
 
@@ -8,12 +9,29 @@ from pydantic import AfterValidator, model_validator
 from gateway.config.values import Count, Seconds, Section, check_installed, default
 
 _MONTH_SECONDS = 30.0 * 86400
+_S3 = "s3://"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[A-Za-z0-9._/-]*)?")
 
 
-def _checked_folder(path: str) -> str:
+def _checked_path(path: str) -> str:
     if not path.strip() or "\0" in path:
-        raise ValueError("must be the path of a folder; null = no batches")
+        raise ValueError("must be the path of a folder, or s3://bucket/prefix; null = no batches")
+    if path.startswith(_S3):
+        if _BUCKET.fullmatch(path.removeprefix(_S3)) is None:
+            raise ValueError("must look like s3://bucket/prefix")
+        check_installed("obstore", "batches-s3")
     return path
+
+
+def _checked_endpoint(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        is_good = False
+    if not is_good:
+        raise ValueError("must look like https://host:9000")
+    return url
 
 
 def _checked_database(url: str) -> str:
@@ -29,21 +47,27 @@ def _checked_database(url: str) -> str:
     return url
 
 
-Folder = Annotated[str, AfterValidator(_checked_folder)]
+Place = Annotated[str, AfterValidator(_checked_path)]
+Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
 Database = Annotated[str, AfterValidator(_checked_database)]
 
 
 class BatchesConfig(Section):
     """Files and offline batches (`/v1/files`, `/v1/batches`)."""
 
-    path: Folder | None = default(
+    path: Place | None = default(
         None,
-        "Folder of files and batches, for one gateway alone, or with `database` shared by several; null = no batches.",
+        "Folder of files and batches, for one gateway alone, or with `database` shared by several, then also"
+        " `s3://bucket/prefix`; null = no batches.",
     )
     database: Database | None = default(
         None,
         "PostgreSQL of several gateways that share batches (`postgresql://user:password@host/name`); null = none.",
     )
+    s3_endpoint: Endpoint | None = default(
+        None, "URL of a server with the API of S3; null = `AWS_ENDPOINT_URL` of the environment, or AWS."
+    )
+    s3_region: str | None = default(None, "Region of the bucket; null = `AWS_REGION` of the environment, or us-east-1.")
     max_file_bytes: Count = default(209715200, "Maximum size of an uploaded file; larger ones get 413.")
     max_bytes_per_key: Count = default(
         10737418240, "Maximum size of all files of an API key; uploads beyond it get 413. Results are always kept."
@@ -66,7 +90,14 @@ class BatchesConfig(Section):
     def _has_folder(self) -> Self:
         if self.database is not None and self.path is None:
             raise ValueError("database needs path: the folder of the files, which all gateways of the database share")
+        if self.is_in_s3 and self.database is None:
+            raise ValueError("a path in S3 needs database: the PostgreSQL that has the rows")
         return self
+
+    @property
+    def is_in_s3(self) -> bool:
+        """Whether the files are in a bucket, not in a folder."""
+        return self.path is not None and self.path.startswith(_S3)
 
     @property
     def lifetime_seconds(self) -> int:

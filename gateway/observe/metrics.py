@@ -362,7 +362,7 @@ class BatchMetrics:
         gauge = self._metrics.gauge
         gauge(
             "gateway_batches",
-            "Offline batches that have not ended, by status; paused: the disk is full, or the key has no tokens left.",
+            "Offline batches that have not ended, by status; paused: no room, no bucket, or no tokens left of the key.",
             ("status",),
             lambda: [] if batches is None else [((state,), count) for state, count in batches.states().items()],
         )

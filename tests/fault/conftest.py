@@ -7,6 +7,7 @@ import pytest
 import uvloop
 
 from tests.postgres import PostgresServer, postgres_server
+from tests.s3_server import KEY_ID, SECRET, S3Server, s3_server
 from tests.scripted import ScriptedBackend
 
 
@@ -36,3 +37,18 @@ def postgres() -> Iterator[PostgresServer]:
     """A server of PostgreSQL; each test makes a database of its own."""
     with postgres_server() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def running_s3() -> Iterator[S3Server]:
+    """A server with the API of S3; each test has a place of its own."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(running_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """The server, and its credentials in the environment."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    return running_s3

@@ -9,6 +9,7 @@ import pytest
 
 from gateway.batches import schema
 from gateway.batches.batch import LineUsage
+from gateway.batches.folder import Folder
 from gateway.batches.store import StoreUnusable
 from gateway.errors import Draining
 from tests.batch_rows import A, B, file, lists_files_page_by_page
@@ -28,7 +29,7 @@ def url(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 async def store(url: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
-    one = PostgresStore(url, tmp_path)
+    one = PostgresStore(url, Folder(str(tmp_path)))
     await one.open()
     yield one
     await one.close()
@@ -137,32 +138,33 @@ async def test_a_closed_store_refuses(store: PostgresStore) -> None:
 
 
 async def test_a_database_belongs_to_one_folder(url: str, tmp_path: Path) -> None:
-    right, other = tmp_path / "right", tmp_path / "other"
+    right, other = Folder(str(tmp_path / "right")), Folder(str(tmp_path / "other"))
     assert await schema.check(url, right) == ""
     for _ in range(2):
         await schema.prepare(url, right)
     assert await schema.check(url, right) == ""
-    with pytest.raises(StoreUnusable, match="not the folder of batches"):
+    with pytest.raises(StoreUnusable, match="not that of"):
         await schema.prepare(url, other)
-    assert "not the folder of batches.database" in await schema.check(url, other)
+    assert "not that of batches.database" in await schema.check(url, other)
 
 
 async def test_a_folder_with_files_belongs_to_one_database(postgres: PostgresServer, url: str, tmp_path: Path) -> None:
-    await schema.prepare(url, tmp_path)
+    await schema.prepare(url, Folder(str(tmp_path)))
     (tmp_path / "files" / "file-1").touch()
     with pytest.raises(StoreUnusable, match="no other database may use it"):
-        await schema.prepare(postgres.new_database(), tmp_path)
+        await schema.prepare(postgres.new_database(), Folder(str(tmp_path)))
 
 
 async def test_gateways_that_start_together_create_the_tables_once(url: str, tmp_path: Path) -> None:
-    await asyncio.gather(*(schema.prepare(url, tmp_path) for _ in range(5)))
-    assert await schema.check(url, tmp_path) == ""
+    folder = Folder(str(tmp_path))
+    await asyncio.gather(*(schema.prepare(url, folder) for _ in range(5)))
+    assert await schema.check(url, folder) == ""
 
 
 async def test_what_is_no_database_is_reported_without_its_password(postgres: PostgresServer, tmp_path: Path) -> None:
     for url in (f"postgresql://u:pass@127.0.0.1:{postgres.port}/none", "postgresql://u:pass@127.0.0.1:1/none"):
-        problem = await schema.check(url, tmp_path)
+        problem = await schema.check(url, Folder(str(tmp_path)))
         assert problem.startswith("batches.database cannot be used: ")
         assert "pass" not in problem
         with pytest.raises(StoreUnusable, match="cannot be used"):
-            await PostgresStore(url, tmp_path).open()
+            await PostgresStore(url, Folder(str(tmp_path))).open()

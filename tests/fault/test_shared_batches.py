@@ -171,7 +171,7 @@ async def test_a_batch_expires_on_all_gateways(
         each.plays(until(asyncio.Event()), *echo())
     async with gateways(tmp_path, url, backend, other) as (one, two):
         store, owner = one.gateway.batches._store, Owner("", "")
-        (store.files / "file-1").write_bytes(lines(500))
+        (tmp_path / "batches" / "files" / "file-1").write_bytes(lines(500))
         now = int(one.gateway._unix_seconds())
         await store.add_file(StoredFile("file-1", owner, "input.jsonl", "batch", 1, now, now + 3600))
         batch = Batch("batch_1", owner, CHAT, "file-1", "1h", None, 0, now, now + 4, "out", "err")

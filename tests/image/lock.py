@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "deploy/image"
-EXTRAS = ("batches-postgres", "coordination", "discovery", "kubernetes", "otel", "tokenizer")
+EXTRAS = ("batches-postgres", "batches-s3", "coordination", "discovery", "kubernetes", "otel", "tokenizer")
 BUILD = ("cyclonedx-bom>=7.5", "hatchling>=1.27", "mypy>=2.4.1", "setuptools>=77")
 _HEAD = "# Made by `make lock`. Pinned with hashes for `pip install --require-hashes --no-deps -r`.\n"
 

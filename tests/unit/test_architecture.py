@@ -204,7 +204,7 @@ LAYERS: dict[str, set[str]] = {
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "backends"},
-    "cli": {"app", "batches.schema", "config", "backends", "discovery", "kv_events.endpoints"},
+    "cli": {"app", "batches.contents", "batches.schema", "config", "backends", "discovery", "kv_events.endpoints"},
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
@@ -220,11 +220,13 @@ EDGES = {
     "background",
     "batches.checks",
     "batches.files",
+    "batches.folder",
+    "batches.input",
     "batches.journal",
-    "batches.parts",
     "batches.postgres",
     "batches.run",
     "batches.runner",
+    "batches.s3",
     "batches.schema",
     "batches.sender",
     "batches.service",
@@ -297,7 +299,7 @@ EDGES = {
     "workers.ports",
     "workers.streams",
 }
-IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp", "psycopg"}
+IMPURE = {"asyncio", "time", "datetime", "socket", "threading", "os", "uvloop", "aiohttp", "obstore", "psycopg"}
 PACKAGES = sorted(path.name for path in (ROOT / "gateway").iterdir() if (path / "__init__.py").exists())
 MIN_FILE_LINES = 40
 SHORT_WITH_A_REASON = {

@@ -57,7 +57,7 @@ def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(t
     tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
     server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": {"host": "::1", "port": 3}}
     admin = {"host": "::1", "port": 2, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}
-    batches = {"path": str(tmp_path), "database": "postgresql://h/d"}
+    batches = {"path": "s3://bucket", "database": "postgresql://h/d", "s3_endpoint": "http://h", "s3_region": "r"}
     coordination = {"url": "redis://cache", "name": "b", "ca": "/ca.pem", "expected_replicas": 3}
     coordination |= {"username": "u", "password": "s3cret", "sentinel_password": "s3cret"}
     more = {"batches": batches, "coordination": coordination}

@@ -6,6 +6,7 @@ import pytest
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.files import Files, expiry_of
+from gateway.batches.folder import Folder
 from gateway.batches.sqlite import SqliteStore
 from gateway.config.batches import BatchesConfig
 from gateway.errors import FileNotFound, InvalidRequest
@@ -18,25 +19,25 @@ async def in_use() -> set[str]:
 
 
 async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
-    now, store = [1000.0], SqliteStore(tmp_path)
-    files = Files(store, BatchesConfig(), lambda: now[0])
+    now, store, folder = [1000.0], SqliteStore(tmp_path), Folder(str(tmp_path))
+    files = Files(store, folder, BatchesConfig(), lambda: now[0])
     await store.open()
     for name in ("used", "unused", "later"):
-        files.path(name).write_bytes(b"content")
+        folder.path(name).write_bytes(b"content")
         expires_at = 2000 if name == "later" else 1500
         await store.add_file(StoredFile(name, OWNER, name, "batch", 7, 1000, expires_at))
-    files.path("journal").write_bytes(b"line\n")
-    files.path("stray").write_bytes(b"left by a crash")
-    files.path("file-1.part").write_bytes(b"left by a crash")
+    folder.path("journal").write_bytes(b"line\n")
+    folder.path("stray").write_bytes(b"left by a crash")
+    folder.path("file-1.part").write_bytes(b"left by a crash")
     await files.open(["journal"])
-    assert sorted(path.name for path in store.files.iterdir()) == ["journal", "later", "unused", "used"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["journal", "later", "unused", "used"]
     assert files.size_bytes == 21
     now[0] = 1500.0
     with pytest.raises(FileNotFound):
         await files.find("unused", OWNER)
     assert [each.id for each in await files.list(OWNER, None, None, 10, ascending=True)] == ["later"]
     await files.delete_expired(in_use)
-    assert sorted(path.name for path in store.files.iterdir()) == ["journal", "later", "used"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["journal", "later", "used"]
     assert files.size_bytes == 14
     await store.close()
 

@@ -22,10 +22,15 @@ def line(name: Any = "a", **changes: Any) -> bytes:
     return orjson.dumps({"custom_id": name, "method": "POST", "url": URL, "body": body, **changes})
 
 
+def check_file(path: Path, limits: InputLimits = LIMITS, url: str = URL) -> CheckedInput:
+    with path.open("rb") as source:
+        return check_input(source, url, limits, lambda: None)
+
+
 def check(folder: Path, content: bytes, limits: InputLimits = LIMITS) -> CheckedInput:
     path = folder / "input"
     path.write_bytes(content)
-    return check_input(path, URL, limits, lambda: None)
+    return check_file(path, limits)
 
 
 def errors_of(folder: Path, content: bytes, limits: InputLimits = LIMITS) -> list[tuple[str, int | None]]:
@@ -39,7 +44,7 @@ def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> 
     checked = check(tmp_path, content)
     assert (len(checked.index), checked.model) == (3, "m")
     assert checked.places == {hash("a"): 0, hash("b\u00e4"): 1, hash("c"): 2}
-    source = InputFile(tmp_path / "input")
+    source = InputFile((tmp_path / "input").open("rb"))
     assert [each.custom_id for each in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
     assert [each.custom_id for each in source.read(checked.index[:2])] == ["a", "b\u00e4"]
     [first] = source.read(checked.index[:1])
@@ -98,7 +103,7 @@ def test_fifty_thousand_lines_take_less_than_a_second_of_cpu(tmp_path: Path) -> 
     path = tmp_path / "input"
     path.write_bytes(b"".join(line(str(n), note=f"{text}{n}") + b"\n" for n in range(50000)))
     started = time.thread_time()
-    check_input(path, URL, LIMITS, lambda: None)
+    check_file(path)
     assert time.thread_time() - started < (5.0 if sys.gettrace() else 1.0)
 
 
@@ -112,7 +117,7 @@ def test_two_hundred_megabytes_in_one_line_cost_little(tmp_path: Path, unit: byt
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.thread_time()
     with pytest.raises(InvalidInput) as invalid:
-        check_input(path, URL, LIMITS, lambda: None)
+        check_file(path)
     assert [error["code"] for error in invalid.value.errors] == ["line_too_long"]
     assert time.thread_time() - started < 1.0
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 65536  # KiB
@@ -124,10 +129,10 @@ def test_all_embeddings_requests_of_a_file_share_a_limit_of_inputs(tmp_path: Pat
     inputs: list[Any] = [["a", "b"], "c", [1, 2, 3], ["d"]]
     made = [line(str(number), url=url, body={"model": "m", "input": each}) for number, each in enumerate(inputs)]
     path.write_bytes(b"\n".join(made))
-    assert check_input(path, url, few, lambda: None).embedding_inputs == 5
+    assert check_file(path, few, url).embedding_inputs == 5
     path.write_bytes(b"\n".join([*made, made[1].replace(b'"1"', b'"more"')]))
     with pytest.raises(InvalidInput) as invalid:
-        check_input(path, url, few, lambda: None)
+        check_file(path, few, url)
     assert [(error["code"], error["line"]) for error in invalid.value.errors] == [("too_many_embedding_inputs", 5)]
 
 

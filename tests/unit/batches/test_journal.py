@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.batches.batch import LineUsage
+from gateway.batches.folder import DurableFile, Folder
 from gateway.batches.journal import (
-    GROUP_LINES,
-    DurableFile,
     Journal,
     answer_line,
     on_one_line,
@@ -22,6 +21,7 @@ from gateway.batches.journal import (
     usage_in,
 )
 
+GROUP = Folder.group
 NAMES = st.one_of(
     st.text(min_size=1, max_size=20), st.sampled_from(['","response":', '\\","response":null', 'a"b', "\n", "\u2028"])
 )
@@ -55,7 +55,7 @@ def test_after_a_crash_at_any_byte_every_whole_line_is_there_and_no_other(
         assert recovered(path) == expected
         assert path.read_bytes() == b"".join(lines[: len(expected)])
         file = DurableFile(path)
-        file.append(answer("again, later"))
+        asyncio.run(file.append(answer("again, later")))
         file.close()
         assert recovered(path) == [*expected, "again, later"]
 
@@ -99,7 +99,7 @@ class FullDisk:
         self.is_full = True
         self.refused = 0
 
-    def append(self, data: bytes) -> None:
+    async def append(self, data: bytes) -> None:
         if self.is_full:
             self.refused += 1
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -111,22 +111,22 @@ class FullDisk:
 async def test_when_the_disk_is_full_at_most_a_group_is_accepted_and_it_goes_on_when_there_is_room() -> None:
     answers, errors = FullDisk(), FullDisk()
     reasons: list[str] = []
-    journal = Journal(answers, errors, reasons.append)
-    appending = [asyncio.create_task(journal.append(answer(str(n)), failed=False)) for n in range(2 * GROUP_LINES)]
+    journal = Journal(answers, errors, reasons.append, GROUP)
+    appending = [asyncio.create_task(journal.append(answer(str(n)), failed=False)) for n in range(2 * GROUP.lines)]
     while not answers.refused:
         await asyncio.sleep(0.01)
-    assert sum(task.done() for task in appending) == GROUP_LINES
+    assert sum(task.done() for task in appending) == GROUP.lines
     assert reasons == ["no space is left on the disk"]
     answers.is_full = False
     await asyncio.gather(*appending)
     await journal.close()
-    assert len(answers.data.splitlines()) == 2 * GROUP_LINES
+    assert len(answers.data.splitlines()) == 2 * GROUP.lines
     assert reasons[-1] == ""
 
 
 async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
     answers = FullDisk()
-    journal = Journal(answers, FullDisk(), lambda _: None)
+    journal = Journal(answers, FullDisk(), lambda _: None, GROUP)
     await journal.append(answer("a"), failed=False)
     await journal.close(most_seconds=0.05)
     assert answers.data == b""
@@ -134,7 +134,7 @@ async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
 
 async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all_durable(tmp_path: Path) -> None:
     answers, errors = DurableFile(tmp_path / "answers"), DurableFile(tmp_path / "errors")
-    journal = Journal(answers, errors, lambda _: None)
+    journal = Journal(answers, errors, lambda _: None, GROUP)
     for number in range(200):
         await journal.append(answer(str(number)), failed=number % 2 == 1)
     await journal.close()
@@ -142,11 +142,13 @@ async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all
     assert recovered(tmp_path / "errors") == [str(number) for number in range(1, 200, 2)]
 
 
-def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import os
 
     file = DurableFile(tmp_path / "answers")
-    file.append(b"one\n")
+    await file.append(b"one\n")
     written = os.write
 
     def half(number: int, data: memoryview) -> int:
@@ -156,8 +158,8 @@ def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(tmp_path: Path, m
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", half)
         with pytest.raises(OSError, match="No space"):
-            file.append(b"two\n")
+            await file.append(b"two\n")
     assert (tmp_path / "answers").read_bytes() == b"one\n"
-    file.append(b"three\n")
+    await file.append(b"three\n")
     file.close()
     assert (tmp_path / "answers").read_bytes() == b"one\nthree\n"

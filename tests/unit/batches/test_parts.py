@@ -1,17 +1,14 @@
 """Parts of several gateways: put together, each line is there once, however often it was run."""
 
 import io
-from pathlib import Path
 
 import orjson
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.batch import Tally
 from gateway.batches.input import CheckedInput
 from gateway.batches.journal import answer_line
-from gateway.batches.parts import AnswerParts, delete_parts
+from gateway.batches.parts import JoinedParts, next_piece
 
 LINES = 6
 
@@ -29,46 +26,38 @@ def answer(number: int, holder: str, status: int = 200) -> bytes:
     return answer_line(f"{number}{holder}", str(number), status, "r", orjson.dumps({"usage": usage}))
 
 
-def put_together(folder: Path, holders: list[str]) -> tuple[list[str], list[str], Tally, list[int]]:
-    """The custom ids of answers and errors, what was counted, and what is missing."""
-    targets = io.BytesIO(), io.BytesIO()
-    tally, missing = AnswerParts(folder, lambda: None).put_together(holders, checked(), targets)
-    answers, errors = ([orjson.loads(line)["custom_id"] for line in each.getvalue().splitlines()] for each in targets)
-    return answers, errors, tally, missing
+def put_together(joined: JoinedParts, parts: list[bytes], *, failed: bool) -> list[int]:
+    """The custom ids of the lines that are taken from these parts."""
+    return [int(orjson.loads(line)["custom_id"]) for line in joined.lines([*map(io.BytesIO, parts)], failed=failed)]
 
 
 @settings(deadline=None)
 @given(
-    runs=st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, LINES - 1), st.booleans()), max_size=20),
+    runs=st.lists(st.tuples(st.integers(0, 2), st.integers(0, LINES - 1), st.booleans()), max_size=20),
     torn=st.integers(0, 60),
 )
-def test_each_line_is_there_once(
-    tmp_path_factory: pytest.TempPathFactory, runs: list[tuple[str, int, bool]], torn: int
-) -> None:
-    folder = tmp_path_factory.mktemp("parts")
-    parts = AnswerParts(folder, lambda: None)
+def test_each_line_is_there_once(runs: list[tuple[int, int, bool]], torn: int) -> None:
+    output, error = [b""] * 3, [b""] * 3
     for holder, number, failed in runs:
-        with parts.path(holder, "error" if failed else "output").open("ab") as part:
-            part.write(answer(number, holder, 400 if failed else 200))
-    with parts.path("a", "output").open("ab") as part:
-        part.write(answer(0, "a")[:torn])  # this gateway was killed
-    answers, errors, tally, missing = put_together(folder, ["a", "b", "c", "d"])
+        (error if failed else output)[holder] += answer(number, str(holder), 400 if failed else 200)
+    output[0] += answer(0, "0")[:torn]  # this gateway was killed
+    joined = JoinedParts(checked(), lambda: None)
+    answers, errors = put_together(joined, output, failed=False), put_together(joined, error, failed=True)
     completed = {number for _, number, failed in runs if not failed}
-    assert sorted(map(int, answers)) == sorted(completed)
-    assert sorted(map(int, errors)) == sorted({number for _, number, failed in runs if failed} - completed)
-    assert missing == sorted(set(range(LINES)) - {number for _, number, _ in runs})
+    done = {number for _, number, _ in runs}
+    assert sorted(answers) == sorted(completed)
+    assert sorted(errors) == sorted(done - completed)
+    assert joined.missing() == sorted(set(range(LINES)) - done)
+    assert joined.answered(2, 5) == [number - 2 for number in sorted(done) if 2 <= number < 5]
+    tally = joined.tally
     assert (tally.completed, tally.failed, tally.input_tokens) == (len(answers), len(errors), 5 * len(answers))
-    assert parts.answered(["a", "b", "c", "d"], checked()) == {number for _, number, _ in runs}
 
 
-def test_answers_to_lines_that_the_input_does_not_have_are_left_out(tmp_path: Path) -> None:
-    AnswerParts(tmp_path, lambda: None).path("a", "output").write_bytes(answer(99, "a") + answer(2, "a"))
-    assert put_together(tmp_path, ["a"])[0] == ["2"]
+def test_answers_to_lines_that_the_input_does_not_have_are_left_out() -> None:
+    joined = JoinedParts(checked(), lambda: None)
+    assert put_together(joined, [answer(99, "a") + answer(2, "a")], failed=False) == [2]
 
 
-def test_parts_of_batches_that_have_ended_are_deleted(tmp_path: Path) -> None:
-    for name in ("ended", "running"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "part").touch()
-    delete_parts(tmp_path, ["ended", "gone"])
-    assert [each.name for each in tmp_path.iterdir()] == ["running"]
+def test_lines_are_written_in_large_pieces() -> None:
+    lines = iter([b"x" * 400000] * 5)
+    assert [len(next_piece(lines)) for _ in range(3)] == [1200000, 800000, 0]

@@ -35,11 +35,14 @@ def test_each_error_names_its_key(document: object, lines: list[str]) -> None:
          "batches.database: must look like postgresql://user:password@host:5432/name"),
         ({"path": "/b", "database": "postgresql://u:pass@[h/d"},
          "batches.database: must look like postgresql://user:password@host:5432/name"),
+        ({"path": "s3://bucket/prefix"}, "batches: a path in S3 needs database: the PostgreSQL that has the rows"),
+        ({"path": "s3://key:pass@bucket", "database": "postgresql://h/d"},
+         "batches.path: must look like s3://bucket/prefix"),
+        ({"path": "s3://bucket", "database": "postgresql://h/d", "s3_endpoint": "key:pass@host:9000"},
+         "batches.s3_endpoint: must look like https://host:9000"),
     ],
 )  # fmt: skip
-def test_a_database_without_a_folder_or_of_another_kind_is_refused_without_its_password(
-    batches: dict[str, str], line: str
-) -> None:
+def test_what_gateways_share_is_refused_without_its_password(batches: dict[str, str], line: str) -> None:
     pytest.importorskip("psycopg_pool")
     with pytest.raises(ConfigError) as caught:
         parse({"backends": [{"url": "http://a:1"}], "batches": batches})

@@ -1,0 +1,187 @@
+"""Contents in a folder: of this machine, or one that several gateways have mounted."""
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from shutil import rmtree
+from typing import BinaryIO
+
+from gateway.batches.contents import JournalGroup
+
+_READ_BYTES = 262144
+_PART = ".part"  # the end of the name of a file that is not complete
+_MARK = "database.id"
+
+
+class DurableFile:
+    """An `AnswerFile` on disk, which is at its end."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or make the file, in a thread. Raises OSError."""
+        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
+        self._lock = threading.Lock()  # a thread may still write when the journal gives up
+        self._is_open = True
+
+    async def append(self, data: bytes) -> None:
+        await asyncio.to_thread(self._append, data)
+
+    def _append(self, data: bytes) -> None:
+        with self._lock:
+            if self._is_open:
+                self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(self._number, view) :]
+            os.fdatasync(self._number)
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self._number, self._size_bytes)
+                os.lseek(self._number, self._size_bytes, os.SEEK_SET)
+            raise
+        self._size_bytes += len(data)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                os.close(self._number)
+
+
+class Folder:
+    """`Contents` in a folder."""
+
+    group = JournalGroup(64, 4194304, 0.5)
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self._folder = Path(where)
+        self._files = self._folder / "files"
+        self._parts = self._folder / "parts"
+
+    def path(self, name: str) -> Path:
+        """Where a content is, or will be."""
+        return self._files / name
+
+    def open_answers(self, name: str) -> DurableFile:
+        """A content that lines are appended to, in a thread."""
+        opened = DurableFile(self.path(name))
+        _sync(self._files)
+        return opened
+
+    async def open(self) -> None:
+        for each in (self._folder, self._files, self._parts):  # prompts and answers are for this user alone
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def problem(self) -> str:
+        if os.access(self._folder, os.F_OK) and not os.access(self._folder, os.W_OK | os.X_OK):
+            return f"batches.path ({self.where}) is not writable."
+        return ""
+
+    async def mark(self) -> str:
+        path = self._folder / _MARK
+        return path.read_text() if path.exists() else ""
+
+    async def set_mark(self, text: str) -> None:
+        (self._folder / _MARK).write_text(text)
+
+    async def has_files(self) -> bool:
+        return any(self._files.iterdir())
+
+    async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
+        partial, path, is_kept = self.path(name + _PART), self.path(name), False
+        try:
+            with await asyncio.to_thread(_new, partial) as target:
+                async for piece in content:
+                    await asyncio.to_thread(target.write, piece)
+                await asyncio.to_thread(_complete, target, path)
+            is_kept = True
+        finally:
+            if not is_kept:
+                for each in (partial, path):
+                    each.unlink(missing_ok=True)
+
+    async def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        with await self.local(name) as source:
+            while data := await asyncio.to_thread(source.read, _READ_BYTES):
+                yield data
+
+    async def local(self, name: str) -> BinaryIO:
+        return await asyncio.to_thread(open, self.path(name), "rb")
+
+    async def delete(self, name: str) -> None:
+        await asyncio.to_thread(self.path(name).unlink, missing_ok=True)
+
+    async def delete_others(self, kept: set[str], before: float) -> None:
+        await asyncio.to_thread(_delete_all_but, self._files, kept, before)
+
+    def _part(self, batch_id: str, holder: str, name: str) -> Path:
+        return self._parts / batch_id / f"{holder}.{name}.jsonl"
+
+    async def open_part(self, batch_id: str, holder: str, name: str) -> DurableFile:
+        return await asyncio.to_thread(self._open_part, self._part(batch_id, holder, name))
+
+    def _open_part(self, path: Path) -> DurableFile:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        part = DurableFile(path)
+        try:
+            _sync(path.parent)
+            _sync(self._parts)
+        except OSError:
+            part.close()
+            raise
+        return part
+
+    async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:
+        return await asyncio.to_thread(_opened, [self._part(batch_id, holder, name) for holder in holders])
+
+    async def delete_parts(self, batch_ids: Iterable[str]) -> None:
+        for batch_id in batch_ids:
+            await asyncio.to_thread(rmtree, self._parts / batch_id, ignore_errors=True)
+
+    async def batches_with_parts(self) -> set[str]:
+        return await asyncio.to_thread(lambda: {path.name for path in self._parts.iterdir()})
+
+
+def _new(path: Path) -> BinaryIO:
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _opened(paths: Iterable[Path]) -> list[BinaryIO]:
+    """The files that exist: a gateway that claimed lines may not have written any."""
+    found: list[BinaryIO] = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            found.append(open(path, "rb"))  # noqa: SIM115 - the caller closes it
+    return found
+
+
+def _complete(target: BinaryIO, path: Path) -> None:
+    """Make a file durable under its final name."""
+    target.flush()
+    os.fdatasync(target.fileno())
+    os.rename(target.name, path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Make the names of new files durable."""
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
+
+
+def _delete_all_but(folder: Path, kept: set[str], before: float) -> None:
+    for path in folder.iterdir():
+        if path.name not in kept:
+            with suppress(OSError):
+                if path.stat().st_mtime < before:
+                    path.unlink()

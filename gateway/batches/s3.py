@@ -1,0 +1,257 @@
+"""Contents in a bucket of S3, or of another server with its API.
+
+An object cannot be appended to: a part is many objects, each with the answers since the one before. All requests are
+made by the client's own threads, and take seconds at most.
+"""
+
+import asyncio
+import math
+import os
+import secrets
+import tempfile
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+from urllib.parse import urlsplit
+
+import obstore
+import structlog
+from obstore.exceptions import BaseError
+from obstore.store import S3Store
+
+from gateway.batches.contents import JournalGroup
+from gateway.batches.store import StoreUnusable
+from gateway.errors import StorageUnavailable
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig, S3Config
+
+_FILES, _PARTS, _MARK = "files", "parts", "database.id"
+_UPLOADED_BYTES = 5242880  # at once; S3 allows 10,000 of them in a file, and none of them smaller
+_UPLOADS = 2  # of one file at the same time
+_RANGE_BYTES = 1048576
+_COPIED_BYTES = 8388608
+_PARTS_READ = 8  # at the same time
+_LISTED = 1000
+_NOT_SENT = "error sending request"
+_LOG_SECONDS = 60.0  # between lines about failures
+_RETRY: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
+_CONNECT_SECONDS, _ANSWER_SECONDS, _REQUEST_SECONDS = 3.0, 10.0, 60.0
+
+
+def _client_options(endpoint: str | None) -> "ClientConfig":
+    options: ClientConfig = {
+        "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
+        "read_timeout": timedelta(seconds=_ANSWER_SECONDS),
+        "timeout": timedelta(seconds=_REQUEST_SECONDS),
+        "allow_http": (endpoint or "").startswith("http://"),
+    }
+    if certificates := os.environ.get("AWS_CA_BUNDLE"):
+        options["root_certificate"] = Path(certificates).read_bytes()
+    return options
+
+
+def _reason(error: BaseException) -> str:
+    """What went wrong: the first line of the client's text, and why nothing was sent: the innermost one below it."""
+    first, _, details = str(error).strip().partition("\n")
+    if not first.endswith(_NOT_SENT) or not details:
+        return first
+    innermost = max(reversed(details.splitlines()), key=lambda line: len(line) - len(line.lstrip()))
+    return f"{first}: {innermost.strip(' ,')}"
+
+
+class ObjectPart:
+    """An `AnswerFile` that is a row of objects."""
+
+    def __init__(self, put: Callable[[str, bytes], Awaitable[None]], prefix: str) -> None:
+        self._put = put
+        self._prefix = prefix
+        self._number = 0
+
+    async def append(self, data: bytes) -> None:
+        """If a put that failed succeeds later, the next try replaces it by the same data."""
+        await self._put(f"{self._prefix}{self._number:08}", data)
+        self._number += 1
+
+    def close(self) -> None: ...
+
+
+class S3Bucket:
+    """`Contents` in a bucket, below a prefix. The environment has the credentials, as for AWS's own programs."""
+
+    group = JournalGroup(512, 4194304, 5.0)
+
+    def __init__(self, where: str, endpoint: str | None, region: str | None) -> None:
+        self.where = where
+        url = urlsplit(where)
+        endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+        config: S3Config = {}
+        if endpoint is not None:
+            config["endpoint"] = endpoint
+        if region is not None:
+            config["region"] = region
+        self._store = S3Store(
+            url.netloc, prefix=url.path.strip("/") or None, config=config, client_options=_client_options(endpoint),
+            retry_config=_RETRY,
+        )  # fmt: skip
+        self._logs_after = -math.inf
+
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Raises StorageUnavailable for what the client raises, but for files that are missing."""
+        try:
+            yield
+        except BaseError as error:
+            now = time.monotonic()
+            if now >= self._logs_after:
+                self._logs_after = now + _LOG_SECONDS
+                structlog.get_logger("gateway").error("batch_bucket_unavailable", reason=_reason(error))
+            raise StorageUnavailable(
+                "The bucket of files and batches is not available (batches.path).", retry_after_seconds=1.0
+            ) from error
+
+    async def open(self) -> None:
+        if problem := await self.problem():
+            raise StoreUnusable(problem)
+
+    async def problem(self) -> str:
+        try:
+            await self.has_files()
+        except (StorageUnavailable, FileNotFoundError) as error:
+            return f"batches.path ({self.where}) cannot be used: {_reason(error.__cause__ or error)}"
+        return ""
+
+    async def mark(self) -> str:
+        try:
+            return (await self._get(_MARK)).decode()
+        except FileNotFoundError:
+            return ""
+
+    async def set_mark(self, text: str) -> None:
+        await self._put(_MARK, text.encode())
+
+    async def has_files(self) -> bool:
+        async for _ in self._listed(_FILES):
+            return True
+        return False
+
+    async def _put(self, path: str, content: bytes | AsyncIterator[bytes]) -> None:
+        with self._reachable():
+            try:
+                await obstore.put_async(
+                    self._store, path, content, chunk_size=_UPLOADED_BYTES, max_concurrency=_UPLOADS
+                )
+            except FileNotFoundError as error:  # the bucket, or an upload that the server has forgotten
+                raise BaseError(_reason(error)) from error
+
+    async def _get(self, path: str) -> bytes:
+        with self._reachable():
+            got = await obstore.get_async(self._store, path)
+            return bytes(await got.bytes_async())
+
+    async def _listed(self, prefix: str, before: float | None = None) -> AsyncIterator[str]:
+        """The paths of all objects; or of those that were written before this time in Unix seconds."""
+        found = obstore.list(self._store, prefix, chunk_size=_LISTED)
+        while True:
+            try:
+                with self._reachable():
+                    some = await anext(found)
+            except StopAsyncIteration:
+                return
+            for each in some:
+                if before is None or each["last_modified"].timestamp() < before:
+                    yield each["path"]
+
+    async def _delete(self, paths: Sequence[str]) -> None:
+        if paths:
+            with self._reachable():
+                await obstore.delete_async(self._store, paths)
+
+    async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
+        begun: list[bytes] = []
+        async for piece in content:
+            begun.append(piece)
+            if sum(map(len, begun)) >= _UPLOADED_BYTES:
+                await self._put(f"{_FILES}/{name}", _joined(begun, content))
+                return
+        await self._put(f"{_FILES}/{name}", b"".join(begun))
+
+    async def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        async for piece in self._ranges(name, _RANGE_BYTES):
+            yield piece
+
+    async def _ranges(self, name: str, most_bytes: int) -> AsyncIterator[bytes]:
+        """A content by requests for a part of it each, so that a client may read it as slowly as it likes."""
+        path = f"{_FILES}/{name}"
+        with self._reachable():
+            size_bytes = (await obstore.head_async(self._store, path))["size"]
+        if size_bytes <= most_bytes:
+            yield await self._get(path)
+            return
+        for start in range(0, size_bytes, most_bytes):
+            with self._reachable():
+                end = min(start + most_bytes, size_bytes)
+                piece = bytes(await obstore.get_range_async(self._store, path, start=start, end=end))
+            yield piece
+
+    async def local(self, name: str) -> BinaryIO:
+        """A copy without a name, in the folder for temporary files."""
+        return await _copied(self._ranges(name, _COPIED_BYTES))
+
+    async def delete(self, name: str) -> None:
+        await self._delete([f"{_FILES}/{name}"])
+
+    async def delete_others(self, kept: set[str], before: float) -> None:
+        paths = [path async for path in self._listed(_FILES, before)]
+        await self._delete([path for path in paths if path.rpartition("/")[2] not in kept])
+
+    async def open_part(self, batch_id: str, holder: str, name: str) -> ObjectPart:
+        """A new part each time: of one that was opened before, the last number is not known."""
+        return ObjectPart(self._put, f"{_PARTS}/{batch_id}/{name}/{holder}-{secrets.token_hex(4)}-")
+
+    async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:  # noqa: ARG002
+        """One file with the parts of all gateways: every object ends with a whole line."""
+        paths = sorted([path async for path in self._listed(f"{_PARTS}/{batch_id}/{name}")])
+        return [await _copied(self._all_of(paths))]
+
+    async def _all_of(self, paths: Sequence[str]) -> AsyncIterator[bytes]:
+        for first in range(0, len(paths), _PARTS_READ):
+            yield b"".join(await asyncio.gather(*map(self._get_if_there, paths[first : first + _PARTS_READ])))
+
+    async def _get_if_there(self, path: str) -> bytes:
+        """Parts are deleted when another gateway has ended the batch."""
+        try:
+            return await self._get(path)
+        except FileNotFoundError:
+            return b""
+
+    async def delete_parts(self, batch_ids: Iterable[str]) -> None:
+        for batch_id in batch_ids:
+            await self._delete([path async for path in self._listed(f"{_PARTS}/{batch_id}")])
+
+    async def batches_with_parts(self) -> set[str]:
+        with self._reachable():
+            found = await obstore.list_with_delimiter_async(self._store, _PARTS)
+        return {prefix.rpartition("/")[2] for prefix in found["common_prefixes"]}
+
+
+async def _joined(begun: list[bytes], content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    while begun:
+        yield begun.pop(0)
+    async for piece in content:
+        yield piece
+
+
+async def _copied(content: AsyncIterator[bytes]) -> BinaryIO:
+    copy = await asyncio.to_thread(tempfile.TemporaryFile)
+    try:
+        async for piece in content:
+            await asyncio.to_thread(copy.write, piece)
+        copy.seek(0)
+    except BaseException:
+        copy.close()
+        raise
+    return copy

@@ -1,0 +1,172 @@
+"""Contents of files and parts of batches: the same conversation with a folder and with S3; S3 that cannot be used."""
+
+import asyncio
+import math
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from gateway.batches.contents import Contents
+from gateway.batches.folder import Folder
+from gateway.batches.store import StoreUnusable
+from gateway.errors import InvalidRequest, StorageUnavailable
+from tests.s3_server import S3Server
+
+pytest.importorskip("obstore")
+from gateway.batches.s3 import S3Bucket
+
+LARGE = 12000000  # more than one part of an upload
+
+
+def bucket(s3: S3Server, where: str) -> S3Bucket:
+    return S3Bucket(where, s3.url, None)
+
+
+@pytest.fixture(params=["folder", "s3"])
+async def contents(request: pytest.FixtureRequest, tmp_path: Path) -> Contents:
+    made: Contents
+    if request.param == "folder":
+        made = Folder(str(tmp_path / "batches"))
+    else:
+        s3 = request.getfixturevalue("s3")
+        made = bucket(s3, s3.new_place())
+    await made.open()
+    return made
+
+
+async def pieces(*given: bytes, error: Exception | None = None) -> AsyncIterator[bytes]:
+    for piece in given:
+        yield piece
+    if error is not None:
+        raise error
+
+
+async def content(contents: Contents, name: str) -> bytes:
+    return b"".join([piece async for piece in contents.read(name)])
+
+
+def text(file: BinaryIO) -> bytes:
+    with file:
+        return file.read()
+
+
+@pytest.mark.parametrize("given", [(), (b"a", b"b"), [os.urandom(1000000) for _ in range(LARGE // 1000000)]])
+async def test_what_is_written_is_read_as_a_stream_and_as_a_file(contents: Contents, given: tuple[bytes, ...]) -> None:
+    await contents.write("file-1", pieces(*given))
+    assert await content(contents, "file-1") == b"".join(given)
+    with await contents.local("file-1") as file:
+        assert os.pread(file.fileno(), LARGE + 1, 1) == b"".join(given)[1:]
+        assert text(file) == b"".join(given)
+
+
+@pytest.mark.parametrize("size_bytes", [10, LARGE])
+async def test_nothing_is_kept_of_what_ends_with_an_exception(contents: Contents, size_bytes: int) -> None:
+    refused = InvalidRequest("Its end is missing.")
+    with pytest.raises(InvalidRequest) as raised:
+        await contents.write("file-1", pieces(*[b"x" * 1000] * (size_bytes // 1000), error=refused))
+    assert raised.value is refused
+    for missing in (content(contents, "file-1"), contents.local("file-1")):
+        with pytest.raises(FileNotFoundError):
+            await missing
+    assert not await contents.has_files()
+
+
+async def test_files_are_deleted_alone_and_all_but_those_that_are_kept(contents: Contents) -> None:
+    for name in ("one", "two", "kept"):
+        await contents.write(name, pieces(b"content"))
+    await contents.delete("one")
+    await contents.delete("one")
+    await contents.delete_others({"kept"}, 1000.0)  # they are newer
+    assert await content(contents, "two") == b"content"
+    await contents.delete_others({"kept"}, math.inf)
+    assert await content(contents, "kept") == b"content"
+    with pytest.raises(FileNotFoundError):
+        await content(contents, "two")
+
+
+async def test_a_mark_is_kept(contents: Contents) -> None:
+    assert await contents.mark() == ""
+    await contents.set_mark("database 1")
+    assert await contents.mark() == "database 1"
+    assert not await contents.has_files()
+
+
+async def test_parts_of_gateways_go_on_and_are_put_together(contents: Contents) -> None:
+    assert await contents.batches_with_parts() == set()
+    for holder, lines in (("x", [b"1\n", b"2\n"]), ("y", [b"3\n"]), ("x", [b"4\n"])):
+        part = await contents.open_part("batch_1", holder, "output")
+        for line in lines:
+            await part.append(line)
+        part.close()
+    other = await contents.open_part("batch_2", "x", "error")
+    await other.append(b"5\n")
+    other.close()
+
+    async def lines_of(batch_id: str, name: str) -> list[bytes]:
+        parts = await contents.parts(batch_id, ["x", "y", "z"], name)
+        return sorted(b"".join(map(text, parts)).splitlines())
+
+    assert await lines_of("batch_1", "output") == [b"1", b"2", b"3", b"4"]
+    assert await lines_of("batch_1", "error") == []
+    assert await contents.batches_with_parts() == {"batch_1", "batch_2"}
+    await contents.delete_parts(["batch_1", "batch_3"])
+    assert await contents.batches_with_parts() == {"batch_2"}
+    assert await lines_of("batch_2", "error") == [b"5"]
+
+
+async def test_many_objects_of_a_part_are_read_in_their_order(s3: S3Server) -> None:
+    place = s3.new_place()
+    part = await bucket(s3, place).open_part("batch_1", "x", "output")
+    for number in range(30):
+        await part.append(b"%d\n" % number)
+    assert len(s3.objects(place)) == 30
+    [file] = await bucket(s3, place).parts("batch_1", [], "output")
+    assert text(file) == b"".join(b"%d\n" % number for number in range(30))
+
+
+async def test_a_bucket_that_cannot_be_used_is_reported(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = bucket(s3, "s3://bucket")
+    assert await good.problem() == ""
+    missing = bucket(s3, "s3://missing/prefix")
+    with pytest.raises(StoreUnusable, match=r"batches.path \(s3://missing/prefix\) cannot be used: "):
+        await missing.open()
+    with pytest.raises(StorageUnavailable):
+        await missing.write("file-1", pieces(b"content"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    problem = await bucket(s3, "s3://bucket").problem()
+    assert "403 Forbidden" in problem
+    assert "wrong" not in problem
+
+
+async def test_while_the_server_is_down_or_frozen_everything_fails_soon(s3: S3Server) -> None:
+    one = bucket(s3, s3.new_place())
+    part = await one.open_part("batch_1", "x", "output")
+
+    async def all_fail() -> None:
+        tries = [
+            content(one, "file-1"), one.local("file-1"), one.write("file-1", pieces(b"content")), one.delete("file-1"),
+            one.write("file-2", pieces(*[b"x" * 1000000] * 12)), one.delete_others(set(), math.inf), one.mark(),
+            part.append(b"line\n"), one.parts("batch_1", [], "output"), one.batches_with_parts(),
+            one.delete_parts(["batch_1"]),
+        ]  # fmt: skip
+        found = await asyncio.gather(*tries, return_exceptions=True)
+        assert [type(each) for each in found] == [StorageUnavailable] * len(tries)
+        assert "cannot be used" in await one.problem()
+
+    s3.freeze()
+    try:
+        await all_fail()
+    finally:
+        s3.thaw()
+    s3.stop()
+    try:
+        await all_fail()
+        assert "Connection refused" in await one.problem()
+    finally:
+        s3.start()
+    await part.append(b"line\n")
+    [file] = await one.parts("batch_1", [], "output")
+    assert text(file) == b"line\n"

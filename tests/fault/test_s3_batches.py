@@ -1,0 +1,236 @@
+"""Several gateways that share batches in S3: their files and parts, and what happens while S3 is down or slow."""
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from tests.clients import Answer, Client, request
+from tests.fault.restartable import restartable
+from tests.fault.rig import UnderTest, holds, running
+from tests.fault.test_batch_storage import FILES, FORM, batch_of, ended, form, get, lines, upload
+from tests.fault.test_batches import IN_FLIGHT, lines_of, reaches, sdk_of, sections, submit
+from tests.fault.test_batches import ended as sdk_ended
+from tests.fault.test_shared_batches import answers, ran
+from tests.postgres import PostgresServer
+from tests.s3_server import S3Server
+from tests.scripted import ScriptedBackend
+from tests.scripts import echo, pause, until
+
+SEED = int(os.environ.get("BATCH_SEED", "7"))
+GROUP_LINES = 512  # that are put together
+
+
+@pytest.fixture
+def batches(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
+    """The settings of gateways that share a place in S3."""
+    return {"path": s3.new_place(), "database": postgres.new_database(), "s3_endpoint": s3.url, "lines_in_flight": 8}
+
+
+@asynccontextmanager
+async def gateways(batches: dict[str, Any], *backends: ScriptedBackend) -> AsyncIterator[list[UnderTest]]:
+    """A gateway for each backend, in this process. Lines that they ran are requests with an outcome, too."""
+    async with AsyncExitStack() as stack:
+        found = [await stack.enter_async_context(running(each, sections={"batches": batches})) for each in backends]
+        yield found
+        for gateway in found:
+            await gateway.gateway.batches.stop()
+            gateway.counted.accepted = sum(gateway.outcomes.values())
+
+
+def folders(s3: S3Server, batches: dict[str, Any]) -> Counter[str]:
+    """How many objects there are of each kind."""
+    return Counter(path.partition("/")[0] for path in s3.objects(batches["path"]))
+
+
+def forgets(gateway: UnderTest, *names: str) -> None:
+    """These events are expected."""
+    gateway.events = [event for event in gateway.events if event["event"] not in names]
+
+
+async def test_two_gateways_run_the_lines_of_one_batch(
+    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
+) -> None:
+    for each in (backend, other):
+        each.plays(pause(0.01), *echo())
+    async with gateways(batches, backend, other) as (one, two):
+        batch = await ended(two, await batch_of(one, lines(2000)))
+        assert batch["status"] == "completed"
+        assert batch["request_counts"] == {"total": 2000, "completed": 2000, "failed": 0}
+        for each in (one, two):
+            assert await answers(each, batch["output_file_id"]) == [*range(2000)]
+        assert min(ran(backend), ran(other)) > 100
+        assert ran(backend) + ran(other) == 2000
+        await holds(lambda: folders(s3, batches)["parts"] == 0, "the parts are deleted")
+        assert folders(s3, batches)["files"] == 2
+        for file in (batch["input_file_id"], batch["output_file_id"]):
+            assert (await one.ask(b"", method=b"DELETE", target=f"/v1/files/{file}".encode())).status == 200
+        assert folders(s3, batches) == {"database.id": 1}
+
+
+async def test_a_cancelled_batch_has_its_answers_and_an_error_for_each_other_line(
+    batches: dict[str, Any], backend: ScriptedBackend
+) -> None:
+    goes_on = asyncio.Event()
+    for _ in range(20):
+        backend.plays_once(*echo())
+    backend.plays(until(goes_on), *echo())
+    async with gateways(batches, backend) as (one,):
+        batch = await batch_of(one, lines(100))
+        await holds(lambda: len(backend.ledger) >= 28, "lines are in flight")
+        await one.ask(b"", target=f"/v1/batches/{batch['id']}/cancel".encode())
+        goes_on.set()
+        while (batch := await get(one, f"/v1/batches/{batch['id']}"))["status"] == "cancelling":
+            await asyncio.sleep(0.02)
+        done = await answers(one, batch["output_file_id"])
+        assert len(done) == batch["request_counts"]["completed"] == 28
+        assert sorted(done + await answers(one, batch["error_file_id"])) == [*range(100)]
+
+
+@pytest.mark.timeout(150)  # three processes start, and claims last ten seconds
+async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
+    tmp_path: Path, batches: dict[str, Any], backend: ScriptedBackend
+) -> None:
+    chance = random.Random(SEED)
+    backend.plays(pause(0.005), *echo())
+    names = [f"line {number}" for number in range(3000)]
+    own = sections(tmp_path)
+    own["batches"] |= batches | {"lines_in_flight": IN_FLIGHT}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    async with (
+        restartable(tmp_path / "a", backend, **own) as one,
+        restartable(tmp_path / "b", backend, **own) as two,
+        sdk_of(one) as sdk,
+        sdk_of(two) as other,
+    ):
+        batch = await submit(sdk, names)
+        await reaches(other, batch, 1)
+        for killed in (one, two):
+            played, more = len(backend.ledger), chance.randrange(300)
+            await holds(lambda n=played + more: len(backend.ledger) > n, "lines run")  # type: ignore[misc]
+            killed.processes[-1].send_signal(signal.SIGKILL)
+            killed.processes[-1].wait()
+            if killed is one:
+                one.start()
+        await one.ready()
+        batch = await sdk_ended(sdk, batch)
+        assert batch.status == "completed"
+        assert batch.request_counts is not None
+        assert batch.request_counts.model_dump() == {"total": 3000, "completed": 3000, "failed": 0}
+        found = await lines_of(sdk, batch.output_file_id)
+        assert sorted(line["custom_id"] for line in found) == sorted(names)
+        for line in found:
+            assert line["response"]["body"]["choices"][0]["message"]["content"] == line["custom_id"]
+        assert one.events("batch_taken_over")
+    executed = Counter(orjson.loads(seen.body)["messages"][-1]["content"] for seen in backend.ledger if seen.played)
+    assert set(executed) == set(names)
+    assert executed.total() - len(names) <= 2 * (GROUP_LINES + IN_FLIGHT)
+
+
+async def test_while_s3_is_down_a_batch_pauses_and_requests_are_answered(
+    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend
+) -> None:
+    backend.plays(pause(0.02), *echo())
+    async with gateways(batches, backend) as (one,):
+        batch = await batch_of(one, lines(3000))
+        file = batch["input_file_id"]
+        await holds(lambda: ran(backend) > 20, "lines run")
+        await asyncio.to_thread(s3.stop)
+        while not (found := await get(one, f"/v1/batches/{batch['id']}")).get("paused"):
+            await asyncio.sleep(0.05)
+        assert (found["status"], found["paused"]) == (
+            "in_progress",
+            "The bucket of files and batches is not available (batches.path).",
+        )
+        assert (await one.ask()).status == 200
+        for refused in (
+            await upload(one, lines(10)),
+            await one.ask(b"", method=b"GET", target=f"/v1/files/{file}/content".encode()),
+        ):
+            assert (refused.status, refused.error["code"]) == (503, "storage_unavailable")
+        assert (await get(one, f"/v1/files/{file}"))["id"] == file
+        await asyncio.to_thread(s3.start)
+        batch = await ended(one, batch)
+        assert batch["request_counts"] == {"total": 3000, "completed": 3000, "failed": 0}
+        assert "paused" not in batch
+        assert await answers(one, batch["output_file_id"]) == [*range(3000)]
+        assert ran(backend) == 3001
+        forgets(one, "batch_paused", "batch_bucket_unavailable")
+
+
+async def patient_upload(gateway: UnderTest, content: bytes) -> Answer:
+    async with await Client.connect(gateway.port) as client:
+        await client.send(request(form(content), FORM, target=FILES))
+        return await client.answer(60.0)
+
+
+async def test_while_s3_answers_nothing_requests_wait_for_nothing(
+    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend
+) -> None:
+    backend.plays(*echo())
+    async with gateways(batches, backend) as (one,):
+        batch = await batch_of(one, lines(GROUP_LINES * 3))
+        await holds(lambda: ran(backend) > 20, "lines run")
+        s3.freeze()
+        try:
+            uploads = [asyncio.create_task(patient_upload(one, lines(10))) for _ in range(40)]
+            assert (await one.ask()).status == 200
+            assert not any(task.done() for task in uploads)
+            for _ in range(5):
+                assert (await one.ask()).status == 200
+            assert (await get(one, f"/v1/batches/{batch['id']}"))["status"] == "in_progress"
+        finally:
+            s3.thaw()
+        assert {(await task).status for task in uploads} <= {200, 503}
+        batch = await ended(one, batch)
+        assert batch["request_counts"]["completed"] == GROUP_LINES * 3
+        assert await answers(one, batch["output_file_id"]) == [*range(GROUP_LINES * 3)]
+        forgets(one, "batch_paused", "batch_bucket_unavailable")
+
+
+def forget_peak() -> None:
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def peak_kib() -> int:
+    """The most memory that this process has had since the peak was forgotten."""
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]
+    return int(line.split()[1])
+
+
+async def test_a_large_upload_takes_little_memory(batches: dict[str, Any], backend: ScriptedBackend) -> None:
+    piece, count = b"x" * 1000000, 150
+    around = form(b"|").split(b"|")
+    size_bytes = len(piece) * count + sum(map(len, around))
+    async with gateways(batches | {"max_file_bytes": 150000000}, backend) as (one,):
+        head = request(b"", FORM, target=FILES).replace(b"length: 0", b"length: %d" % size_bytes)
+        forget_peak()
+        before = peak_kib()
+        async with await Client.connect(one.port) as client:
+            for sent in (head + around[0], *[piece] * count, around[1]):
+                await client.send(sent)
+            file = (await client.answer(60.0)).json
+        assert file["bytes"] == len(piece) * count
+        assert peak_kib() - before < 65536
+
+
+async def test_a_client_that_leaves_or_sends_too_much_leaves_no_file(
+    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend
+) -> None:
+    async with gateways(batches | {"max_file_bytes": 20000000}, backend) as (one,):
+        assert (await upload(one, b"x" * 20000100)).status == 413
+        client = await Client.connect(one.port)
+        await client.send(request(form(b"x" * 15000000), FORM, target=FILES)[:-1000])
+        client.reset()
+        await holds(lambda: one.outcomes.get("client_gone") == 1, "it has left")
+        assert (await get(one, "/v1/files"))["data"] == []
+        assert one.gateway.batches.used_bytes == 0
