@@ -32,7 +32,7 @@ class NotTaken(Exception):
         self.retry_after_seconds = retry_after_seconds  # 0 = the receiver does not say
 
 
-class Settings(NamedTuple):
+class OtlpSettings(NamedTuple):
     """How a receiver is reached. Files are paths; none = the usual certificates, and none of the gateway's own."""
 
     headers: dict[str, str]
@@ -45,7 +45,7 @@ class Settings(NamedTuple):
 
     @classmethod
     def of(cls, variables: Mapping[str, str], user_agent: str) -> Self:
-        """Raises ValueError."""
+        """Raises ValueError for a compression or a timeout that is none."""
 
         def value(name: str) -> str:
             found = variables.get(f"OTEL_EXPORTER_OTLP_TRACES_{name}") or variables.get(f"OTEL_EXPORTER_OTLP_{name}")
@@ -65,22 +65,22 @@ class Settings(NamedTuple):
         )
 
 
-class Receiver(Protocol):
+class OtlpReceiver(Protocol):
     """Takes exports, one at a time."""
 
     timeout_seconds: float  # of one export with its retries
 
     def send(self, export: bytes, timeout_seconds: float) -> None:
-        """Raises NotTaken."""
+        """Send one export within this time. Raises NotTaken."""
 
     def close(self) -> None:
-        """Close its connections."""
+        """Close its connections; nothing can be sent afterwards."""
 
 
 class HttpReceiver:
-    """OTLP over HTTP, in protobuf."""
+    """Receives OTLP over HTTP, in protobuf and perhaps compressed."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: OtlpSettings) -> None:
         self.timeout_seconds = settings.timeout_seconds
         self._url = url
         self._compress = _COMPRESS[settings.compression]
@@ -114,9 +114,9 @@ class HttpReceiver:
 
 
 class GrpcReceiver:
-    """OTLP over gRPC."""
+    """Receives OTLP over gRPC, whose channel reconnects by itself."""
 
-    def __init__(self, url: str, settings: Settings) -> None:
+    def __init__(self, url: str, settings: OtlpSettings) -> None:
         import grpc
 
         self.timeout_seconds = settings.timeout_seconds

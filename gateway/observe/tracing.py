@@ -19,7 +19,7 @@ from gateway.observe.trace import Tracer
 from gateway.supervisor import LogThrottle
 
 if TYPE_CHECKING:
-    from gateway.observe.otlp import Receiver
+    from gateway.observe.otlp import OtlpReceiver
 
 MAX_HELD_TRACES = 4096
 EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
@@ -189,8 +189,8 @@ class Exporter:
         self._receiver.close()
 
 
-def _receiver(config: TracingConfig, version: str) -> "Receiver":
-    from gateway.observe.otlp import GrpcReceiver, HttpReceiver, Settings
+def _receiver(config: TracingConfig, version: str) -> "OtlpReceiver":
+    from gateway.observe.otlp import GrpcReceiver, HttpReceiver, OtlpSettings
 
-    settings = Settings.of(os.environ, user_agent=f"vllm-batching-gateway/{version}")
+    settings = OtlpSettings.of(os.environ, user_agent=f"vllm-batching-gateway/{version}")
     return (GrpcReceiver if config.protocol == "grpc" else HttpReceiver)(config.url, settings)

@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 
 from gateway.config.tracing import TracingConfig
-from gateway.observe.otlp import GrpcReceiver, HttpReceiver, NotTaken, Settings
+from gateway.observe.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpSettings
 from gateway.observe.tracing import Exporter
 
 Answer = tuple[int, dict[str, str]]
@@ -52,8 +52,8 @@ class Web:
             thread.join()
 
 
-def settings(**variables: str) -> Settings:
-    return Settings.of({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}, "gateway/1.0")
+def settings(**variables: str) -> OtlpSettings:
+    return OtlpSettings.of({f"OTEL_EXPORTER_OTLP_{name}": value for name, value in variables.items()}, "gateway/1.0")
 
 
 def sent(web: Web, **variables: str) -> None:
