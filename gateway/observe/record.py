@@ -1,6 +1,7 @@
 """The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from gateway.observe.trace import RequestTrace
 from gateway.request import Demand, Usage
@@ -136,6 +137,15 @@ class Record:
         self.error = error
         if self.model and not self.backend and outcome != "completed":
             self.queue_seconds = now - self.arrived_seconds  # it was queued and got no backend
+
+
+class Finished(NamedTuple):
+    """A request that was traced, for its spans. `urls`: of backends, by name; the offset is that to Unix time."""
+
+    record: Record
+    trace: RequestTrace
+    urls: dict[str, str]
+    offset_seconds: float
 
 
 _BATCH = 64

@@ -3,27 +3,29 @@
 A receiver that is slow or gone costs traces, which are counted, and never delays a request.
 """
 
-import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self
 
 import structlog
 
 from gateway.config.tracing import TracingConfig
 from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.observe.trace import RandomIds, RequestTrace, Tracer
+from gateway.observe.record import Finished, Record
+from gateway.observe.trace import Tracer
 from gateway.supervisor import LogThrottle
+
+if TYPE_CHECKING:
+    from gateway.observe.otlp import OtlpReceiver
 
 MAX_HELD_TRACES = 4096
 EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
 _EXIT_SECONDS = 2.0
-_BREATH_TRACES = 8  # that are made into spans before others get the interpreter
-
-Finished = tuple[Record, RequestTrace, dict[str, str], float]  # with URLs of backends, and the offset to Unix time
+_BREATH_TRACES = 16  # that are made into spans before others get the interpreter
+_BREATH_SECONDS = 0.0005
 
 
 class Tracing:
@@ -43,7 +45,6 @@ class Tracing:
         self._clock, self._wall_clock = clock, wall_clock
         self._url_of = url_of
         self._throttle = LogThrottle(clock)
-        self._new_ids = RandomIds().take
         self._traces: deque[Finished] = deque()
         self._stop = threading.Event()
         self._wake = threading.Event()  # there are enough traces, or the gateway stops
@@ -55,7 +56,7 @@ class Tracing:
     def follow(self, config: TracingConfig) -> None:
         """Take over where traces go and how many there are. Those of requests in flight go there, too."""
         self._config = config
-        self.tracer = Tracer(config.sample_ratio, self._new_ids, self._clock) if config.endpoint else None
+        self.tracer = Tracer(config.sample_ratio, os.urandom, self._clock) if config.endpoint else None
         self._wake.set()  # from a longer interval
 
     def add_gauges(self, metrics: Metrics) -> None:
@@ -81,7 +82,7 @@ class Tracing:
                 continue
             names = {attempt.backend for attempt in trace.attempts} | {record.backend}
             urls = {name: self._url_of(name) for name in names}
-            self._traces.append((record, trace, urls, self._wall_clock() - self._clock()))
+            self._traces.append(Finished(record, trace, urls, self._wall_clock() - self._clock()))
         if len(self._traces) >= EXPORTED_AT_ONCE:
             self._wake.set()
         if self._traces and self._thread is None and self._runs:
@@ -106,7 +107,7 @@ class Tracing:
             self._exporter.close()  # which ends its retries
 
     def _made(self, config: TracingConfig) -> "Exporter":
-        return Exporter(config, self._version, self._stop.wait)
+        return Exporter(config, self._version, self._stop.wait, self._clock)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -117,7 +118,7 @@ class Tracing:
 
     def _export(self, least: int) -> None:
         """Export all traces, up to a rest of fewer than this."""
-        while len(self._traces) >= least and (taken := self._take()):
+        while len(self._traces) >= least and (taken := self.take(EXPORTED_AT_ONCE)):
             try:
                 reason = self._exporter_now().export(taken)
             except Exception as error:
@@ -130,10 +131,11 @@ class Tracing:
                 log = structlog.get_logger("gateway")
                 log.warning("traces_dropped", endpoint=self._config.endpoint, reason=reason, dropped=self._unsent)
 
-    def _take(self) -> list[Finished]:
+    def take(self, most: int) -> list[Finished]:
+        """Up to so many finished traces, oldest first, which are no longer here."""
         taken: list[Finished] = []
         with suppress(IndexError):
-            while len(taken) < EXPORTED_AT_ONCE:
+            while len(taken) < most:
                 taken.append(self._traces.popleft())
         return taken
 
@@ -147,57 +149,48 @@ class Tracing:
         return exporter
 
 
-class _LastWords(logging.Handler):
-    """What the library logged last, for the gateway's own log line, which is throttled."""
-
-    last = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
-
-
 class Exporter:
     """One receiver's exporter. `pause` waits that many seconds, and less while the gateway stops."""
 
-    def __init__(self, config: TracingConfig, version: str, pause: Callable[[float], object]) -> None:
+    def __init__(
+        self, config: TracingConfig, version: str, pause: Callable[[float], bool], clock: Callable[[], float]
+    ) -> None:
         from gateway.observe.spans import Spans
 
         self.config = config
-        self._pause = pause
-        self._spans = Spans(config.service_name, version, RandomIds().take)
-        self._exporter = _exporter(config)
-        self._words = _LastWords()
-        self._library_log = logging.getLogger("opentelemetry.exporter")
-        if self._library_log.propagate:
-            self._library_log.propagate = False
-            self._library_log.addHandler(logging.NullHandler())  # else its words would go to standard error
-        self._library_log.addHandler(self._words)
+        self._pause, self._clock = pause, clock
+        self._spans = Spans(config.service_name, version, os.urandom)
+        self._receiver = _receiver(config, version)
 
     def export(self, traces: list[Finished]) -> str:
         """Send the spans of these requests; gives the reason if the receiver did not take them."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
+        from gateway.observe.otlp import NotTaken
 
-        spans: list[Any] = []
-        for number, (record, trace, urls, offset_seconds) in enumerate(traces):
-            spans += self._spans.of(record, trace, urls, offset_seconds)
-            if number % _BREATH_TRACES == 0:
-                self._pause(0.0005)  # lets the event loop have the interpreter lock
-        self._words.last = ""
-        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
-            return ""
-        return self._words.last or "the receiver did not accept them"
+        encoded = self._spans.export(traces, self._breathe, _BREATH_TRACES)
+        until = self._clock() + self._receiver.timeout_seconds
+        backoff_seconds = 1.0
+        while True:
+            try:
+                self._receiver.send(encoded, max(0.1, until - self._clock()))
+            except NotTaken as error:
+                seconds = error.retry_after_seconds or backoff_seconds
+                may_retry = error.is_passing and self._clock() + seconds < until
+                if not may_retry or self._pause(seconds):
+                    return error.reason
+                backoff_seconds *= 2
+            else:
+                return ""
+
+    def _breathe(self) -> None:
+        """Let the event loop have the interpreter lock."""
+        self._pause(_BREATH_SECONDS)
 
     def close(self) -> None:
-        self._exporter.shutdown()
-        self._library_log.removeHandler(self._words)
+        self._receiver.close()
 
 
-def _exporter(config: TracingConfig) -> Any:
-    """The exporter of a protocol; headers, certificates and timeouts are those of OTEL_EXPORTER_OTLP_* variables."""
-    if config.protocol == "grpc":
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+def _receiver(config: TracingConfig, version: str) -> "OtlpReceiver":
+    from gateway.observe.otlp import GrpcReceiver, HttpReceiver, OtlpSettings
 
-        return OTLPSpanExporter(endpoint=config.url, insecure=config.url.startswith("http:"))
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as OverHttp
-
-    return OverHttp(endpoint=config.url)
+    settings = OtlpSettings.of(os.environ, user_agent=f"vllm-batching-gateway/{version}")
+    return (GrpcReceiver if config.protocol == "grpc" else HttpReceiver)(config.url, settings)
