@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 from loadtest.report.formatting import margin, milliseconds, number, percent
-from loadtest.report.schema import Results
+from loadtest.report.schema import Interval, Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
 _INTERVAL = "(95 % confidence interval)"
 Table = tuple[str, list[str], list[list[str]]]
+_PAIR = 2
+# What no figure of that name exceeds.
+_MOST = {"attainment": 1.0, "hit_ratio": 1.0, "failed_ratio": 1.0, "gpu_percent": 100.0}
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
 _RATES = (
     "requests_per_second",
@@ -116,11 +120,7 @@ def _ratios(title: str, differences: Sequence[Difference], compact: bool) -> Tab
 
 
 def _ratio(spread: Spread | None) -> str:
-    if spread is None:
-        return "-"
-    if (interval := spread.interval) is None:
-        return f"{spread.median:.3f}"
-    return f"{spread.median:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+    return "-" if spread is None else _with_spread("", spread, "{:.3f}".format, least=0.0)
 
 
 def title_of(name: str) -> str:
@@ -138,7 +138,7 @@ def _place(point: Point, points: Sequence[Point]) -> list[str]:
 
 
 def spread_text(name: str, spread: Spread | None, *, signed: bool = False) -> str:
-    """The median, and the interval where there are several runs."""
+    """The median, and behind it the interval where there are several runs, or the values of two."""
     if spread is None:
         return "-"
 
@@ -146,16 +146,28 @@ def spread_text(name: str, spread: Spread | None, *, signed: bool = False) -> st
         sign = "-" if amount < 0 else "+" if signed else ""
         return sign + figure_text(name, abs(amount))
 
+    return _with_spread(name, spread, value, least=-_MOST.get(name, math.inf) if signed else 0.0)
+
+
+def _with_spread(name: str, spread: Spread, text: Callable[[float], str], *, least: float) -> str:
+    known, joined = _interval(name, spread, least), "to"
+    if known is None and len(spread.values) == _PAIR:
+        known, joined = (spread.low, spread.high), "and"
+    low, high = map(text, known or (spread.median, spread.median))
+    return text(spread.median) if low == high else f"{text(spread.median)} ({low} {joined} {high})"
+
+
+def _interval(name: str, spread: Spread, least: float = 0.0) -> Interval | None:
+    """Student's t knows no bounds: what cannot be is cut off."""
     if (interval := spread.interval) is None:
-        return value(spread.median)
-    low, high = map(value, interval)
-    return value(spread.median) if low == high else f"{value(spread.median)} ({low} to {high})"
+        return None
+    return max(least, interval[0]), min(_MOST.get(name, math.inf), interval[1])
 
 
 def _close(name: str, spread: Spread | None) -> str:
     if spread is None:
         return "-"
-    interval = None if name in _UNITS else spread.interval
+    interval = None if name in _UNITS else _interval(name, spread)
     return figure_text(name, spread.median) + margin(spread.median, interval)
 
 

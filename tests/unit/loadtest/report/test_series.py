@@ -13,8 +13,8 @@ from loadtest.drive.plan import Plan
 from loadtest.drive.record import Harvest, Record, WorkerHealth
 from loadtest.report.pages import series_page
 from loadtest.report.schema import Bounds, Environment
-from loadtest.report.series import Ran, Series, series_of
-from loadtest.report.series_tables import run_line, tables
+from loadtest.report.series import Ran, Series, series_of, spread_of
+from loadtest.report.series_tables import run_line, spread_text, tables
 from loadtest.report.summarise import summarise
 from loadtest.report.terminal import show_series
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
@@ -54,6 +54,30 @@ def test_tables_show_the_median_with_the_confidence_interval_of_the_mean() -> No
     assert shown[False][2][0][column] == "200 ms (150 ms to 250 ms)"  # 4.303 x 20 ms / sqrt(3)
     assert shown[True][2][0][column] == "200 ms ±25%"
     assert tables(one)[1][2][0][column] == "200 ms"
+
+
+def test_tables_show_both_values_of_two_runs() -> None:
+    two = _series(_ran("", 5, 0, 0.18), _ran("", 5, 1, 0.22))
+    shown = {compact: tables(two, compact=compact)[1] for compact in (False, True)}
+    column = shown[False][1].index("TTFT p50")
+    assert shown[False][2][0][column] == "200 ms (180 ms and 220 ms)"
+    assert shown[True][2][0][column] == "200 ms"
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "signed", "expected"),
+    [
+        ("attainment", (1.0, 0.9, 1.0), False, "100.0% (82.3% to 100.0%)"),
+        ("failed_ratio", (0.0, 0.1, 0.0), False, "0.0% (0.0% to 17.7%)"),
+        ("requests_per_second", (1.0, 9.0, 2.0), False, "2 (0 to 14.8)"),
+        ("hit_ratio", (0.9, -0.9, 0.8), True, "+80.0% (-100.0% to +100.0%)"),
+        ("ttft_p50", (-10.0, 10.0, 0.0), True, "+0.00 ms (-24.8 ms to +24.8 ms)"),
+    ],
+)
+def test_an_interval_ends_at_what_is_possible(
+    name: str, values: tuple[float, ...], signed: bool, expected: str
+) -> None:
+    assert spread_text(name, spread_of(values), signed=signed) == expected
 
 
 def test_targets_are_compared_pair_by_pair_so_that_drift_does_not_count() -> None:
