@@ -9,6 +9,7 @@ from loadtest.report.schema import Results
 from loadtest.report.series import UNITS, Difference, Point, Series, Spread
 
 _INTERVAL = "± 95 % confidence"
+_PAIR = 2  # runs
 Table = tuple[str, list[str], list[list[str]]]
 _UNITS = {"attainment": percent, "hit_ratio": percent, "failed_ratio": percent}
 _RATES = (
@@ -84,7 +85,11 @@ def _points(title: str, points: Sequence[Point], names: Sequence[str], compact: 
     titles = [_SHORT.get(name, title_of(name)) if compact else title_of(name) for name in shown]
     head = [*_head(points), "passed", *titles]
     rows = [
-        [*_place(point, points), _runs(point, compact), *(spread_text(name, point.figures.get(name)) for name in shown)]
+        [
+            *_place(point, points),
+            _runs(point, compact),
+            *(spread_text(name, point.figures.get(name), both=not compact) for name in shown),
+        ]
         for point in points
     ]
     return title, head, rows
@@ -157,11 +162,16 @@ def _place(point: Point, points: Sequence[Point]) -> list[str]:
     return [point.target, point.load] if any(other.target for other in points) else [point.load]
 
 
-def spread_text(name: str, spread: Spread | None) -> str:
-    """The median, and behind it how far its interval reaches: in percent, or in percentage points of a ratio."""
+def spread_text(name: str, spread: Spread | None, *, both: bool = True) -> str:
+    """The median, and behind it how far its interval reaches: in percent, or in percentage points of a ratio.
+
+    Two runs have no interval: their values are shown, unless not `both`.
+    """
     if spread is None:
         return "-"
     shown, interval = figure_text(name, spread.median), spread.interval
+    if both and len(spread.values) == _PAIR and spread.low < spread.high:
+        return f"{shown} ({figure_text(name, spread.low)} and {figure_text(name, spread.high)})"
     if name not in _UNITS:
         return shown + margin(spread.median, interval)
     points = 100 * reach(spread.median, interval) if interval else 0.0

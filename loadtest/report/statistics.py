@@ -24,8 +24,11 @@ _MOST_EXACT = 60
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % confidence interval of the mean (Student's t); None of fewer than two values."""
-    if len(values) < 2:
+    """The 95 % confidence interval of the mean (Student's t); None of fewer than three values.
+
+    That of two would reach more than six times as far to either side as they are apart.
+    """
+    if len(values) < 3:
         return None
     half = t_quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return fmean(values) - half, fmean(values) + half

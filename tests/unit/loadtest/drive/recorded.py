@@ -15,6 +15,8 @@ from loadtest.drive.driver import Driver
 from loadtest.drive.plan import Plan
 from loadtest.drive.record import Harvest, Record, WorkerHealth
 from loadtest.drive.worker import watch_health
+from loadtest.report.schema import Bounds, Environment, Results
+from loadtest.report.summarise import summarise
 
 GATEWAY = "x-gateway-backend: gpu-a\r\nx-gateway-prefix-tokens: 48\r\nx-gateway-queue-ms: 2.5\r\n"
 ROLE = {"choices": [{"delta": {"role": "assistant", "content": ""}}], "usage": None}
@@ -178,3 +180,9 @@ async def drive(
     assert driver.in_flight == 0
     records.sort(key=lambda record: (record.index, record.turn))
     return Harvest(records, Counter(driver.itl_ticks), [health])
+
+
+def summarised(plan: Plan, harvest: Harvest, bounds: Bounds | None = None) -> Results:
+    """What is reported of a run."""
+    environment = Environment(versions={}, command=[], started_at="", host={}, server={})
+    return summarise(plan, harvest, bounds or Bounds(), environment, {})

@@ -12,13 +12,10 @@ from loadtest.drive.plan import Plan
 from loadtest.drive.record import Record
 from loadtest.drive.target import Target
 from loadtest.engine import EngineConfig, SimulatedEngine
-from loadtest.report.schema import Bounds, Environment, Results
-from loadtest.report.summarise import summarise
-from tests.unit.loadtest.drive.recorded import RecordedServer, Recording, drive, stream, whole
+from loadtest.report.schema import Results
+from tests.unit.loadtest.drive.recorded import RecordedServer, Recording, drive, stream, summarised, whole
 
 pytestmark = pytest.mark.virtual_time
-
-_ENVIRONMENT = Environment(versions={}, command=[], started_at="", host={}, server={})
 
 
 def _plan(url: str, **options: Any) -> Plan:
@@ -36,7 +33,7 @@ async def _results(answer: Recording, **options: Any) -> Results:
     async with RecordedServer(lambda _: answer) as server:
         plan = _plan(server.url, **options)
         harvest = await drive(plan)
-    return summarise(plan, harvest, Bounds(), _ENVIRONMENT, {})
+    return summarised(plan, harvest)
 
 
 @pytest.mark.parametrize("endpoint", ["transcriptions", "translations"])

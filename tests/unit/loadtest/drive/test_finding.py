@@ -15,10 +15,9 @@ from loadtest.drive.plan import Plan
 from loadtest.drive.record import Harvest, Record
 from loadtest.drive.run import Order
 from loadtest.drive.target import Target
-from loadtest.report.schema import Environment, Results
+from loadtest.report.schema import Results
 from loadtest.report.series import Series
-from loadtest.report.summarise import summarise
-from tests.unit.loadtest.drive.recorded import REFUSED, Asked, RecordedServer, Recording, drive, stream
+from tests.unit.loadtest.drive.recorded import REFUSED, Asked, RecordedServer, Recording, drive, stream, summarised
 from tests.unit.loadtest.virtual_network import VirtualNetwork
 
 _MOST_USERS = 3
@@ -42,8 +41,7 @@ async def _against_a_server_for_three(plan: Plan) -> Harvest:
 def _measured(order: Order, _console: Console) -> tuple[Results, list[Record]]:
     with asyncio.Runner(loop_factory=VirtualNetwork) as runner:
         harvest = runner.run(_against_a_server_for_three(order.plan))
-    environment = Environment(versions={}, command=[], started_at="", host={}, server={})
-    return summarise(order.plan, harvest, order.bounds, environment, {}), harvest.records
+    return summarised(order.plan, harvest, order.bounds), harvest.records
 
 
 def test_a_search_names_the_most_users_that_keep_the_slo_and_what_limits_it(

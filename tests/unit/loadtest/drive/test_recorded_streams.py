@@ -9,9 +9,18 @@ from typing import Any
 import pytest
 
 from loadtest.drive.plan import Plan
-from loadtest.report.schema import Bounds, Distribution, Environment, Results
-from loadtest.report.summarise import summarise
-from tests.unit.loadtest.drive.recorded import END, HEAD, Answer, RecordedServer, Recording, chunk, drive, stream
+from loadtest.report.schema import Bounds, Distribution, Results
+from tests.unit.loadtest.drive.recorded import (
+    END,
+    HEAD,
+    Answer,
+    RecordedServer,
+    Recording,
+    chunk,
+    drive,
+    stream,
+    summarised,
+)
 
 pytestmark = pytest.mark.virtual_time
 
@@ -28,8 +37,7 @@ async def results_of(answer: Answer, bounds: Bounds | None = None, **load: Any) 
     async with RecordedServer(answer) as server:
         plan = Plan.model_validate({"url": server.url, "model": "m", **load})
         harvest = await drive(plan)
-    environment = Environment(versions={}, command=[], started_at="", host={}, server={})
-    return summarise(plan, harvest, bounds or Bounds(), environment, {})
+    return summarised(plan, harvest, bounds)
 
 
 def milliseconds(values: Distribution | None) -> tuple[float, float, float]:

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from loadtest.drive.plan import Plan
-from loadtest.report.schema import Bounds, Environment, Results
-from loadtest.report.summarise import summarise
+from loadtest.report.schema import Results
 from tests.unit.loadtest.drive.recorded import (
     DONE,
     END,
@@ -24,6 +23,7 @@ from tests.unit.loadtest.drive.recorded import (
     drive,
     event,
     stream,
+    summarised,
     usage,
 )
 from tests.unit.loadtest.virtual_network import VirtualNetwork
@@ -39,8 +39,7 @@ async def _results(answer: Answer, *alongside: Coroutine[Any, Any, None], **more
     async with RecordedServer(answer) as server:
         plan = Plan.model_validate({"url": server.url, "model": "m", "workload": workload, **more})
         harvest = await drive(plan, *alongside)
-    environment = Environment(versions={}, command=[], started_at="", host={}, server={})
-    return summarise(plan, harvest, Bounds(), environment, {})
+    return summarised(plan, harvest)
 
 
 async def test_a_client_that_cannot_keep_up_fails_the_run_whatever_the_server_did() -> None:

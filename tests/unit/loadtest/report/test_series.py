@@ -55,6 +55,14 @@ def test_tables_show_the_median_with_the_confidence_interval_of_the_mean() -> No
     assert tables(one)[1][2][0][column] == "200 ms"
 
 
+def test_tables_show_both_values_of_two_runs() -> None:
+    two = _series(_ran("", 5, 0, 0.18), _ran("", 5, 1, 0.22))
+    shown = {compact: tables(two, compact=compact)[1] for compact in (False, True)}
+    column = shown[False][1].index("TTFT p50")
+    assert shown[False][2][0][column] == "200 ms (180 ms and 220 ms)"
+    assert shown[True][2][0][column] == "200 ms"
+
+
 def test_differences_that_repetitions_do_not_separate_from_nothing_are_ties() -> None:
     ran = [_ran("direct", 5, n, 0.2) for n in range(3)]
     ran += [_ran("near", 5, n, ttft) for n, ttft in enumerate((0.19, 0.2, 0.22))]

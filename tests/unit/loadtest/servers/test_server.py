@@ -14,7 +14,7 @@ from loadtest.engine import EngineConfig, SimulatedEngine
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import Launch, Server, ServerFailed, serves, simulated_engine, wait_until
 
-_DEADLINE_SECONDS = 20.0
+_DEADLINE_SECONDS = 120.0
 
 
 def started(script: str, log: Path) -> Server:
