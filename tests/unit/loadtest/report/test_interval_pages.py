@@ -8,15 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.compare.page import comparison_page
 from loadtest.report.document import quiet
 from loadtest.report.formatting import margin
 from loadtest.report.pages import page, series_page
 from loadtest.report.schema import Bounds
 from loadtest.report.series import Ran, series_of
+from loadtest.sweep.report import outcome, write_report
 from tests.browser import browser_page, needs_browser
+from tests.unit.loadtest.compare.builders import make_comparison
+from tests.unit.loadtest.compare.test_page import turns
 from tests.unit.loadtest.report.pages import plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
 from tests.unit.loadtest.report.test_many_page import page_of, series_in
+from tests.unit.loadtest.sweep.test_report import by_seqs, keep, sweep
 
 KNOWN = {"requests_per_second": (2.4, 2.7), "ttft_p50": (90.0, 108.0), "goodput_per_second": (2.0, 2.6)}
 
@@ -108,7 +113,17 @@ def test_targets_that_do_not_differ_tie() -> None:
 @pytest.mark.timeout(180)
 async def test_nothing_is_cut_on_a_screen_or_on_a_phone(tmp_path: Path) -> None:
     folders = [series_in(tmp_path / name, ttft, repeat=4) for name, ttft in (("first", 0.1), ("other", 0.1002))]
-    pages = {"run": run_page(), "series": two_targets(), "many": page_of(*folders, folders[0])}
+    swept = sweep(tmp_path / "sweep")
+    keep(swept, by_seqs)
+    swept.carry_out()
+    write_report(swept, outcome(swept, finished=True))
+    pages = {
+        "run": run_page(),
+        "series": two_targets(),
+        "many": page_of(*folders, folders[0]),
+        "compare": comparison_page(make_comparison(turns()), []),
+        "sweep": (tmp_path / "sweep" / "report.html").read_text(),
+    }
     for name, html in pages.items():
         (tmp_path / f"{name}.html").write_text(html, encoding="utf-8")
     async with browser_page(tmp_path / "browser") as tab:
