@@ -175,7 +175,7 @@ class Parent:
         listeners = await bind_all(server, of_systemd(os.environ))
         async with AsyncExitStack() as stack:
             stack.callback(listeners.close)
-            folder = stack.enter_context(_private_folder())
+            folder = stack.enter_context(private_folder())
             if not self._config.coordination.url:
                 store = TableServer(secrets.token_hex(8))
                 await stack.enter_async_context(store.serving(os.path.join(folder, STORE)))
@@ -219,7 +219,7 @@ class Parent:
 
 
 @contextmanager
-def _private_folder() -> Iterator[str]:
+def private_folder() -> Iterator[str]:
     """A folder for the sockets of this gateway, which other users cannot enter. Raises OSError."""
     try:
         folder = TemporaryDirectory(prefix="gateway-", ignore_cleanup_errors=True)

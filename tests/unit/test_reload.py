@@ -53,7 +53,7 @@ def test_backends_and_keys_are_compared_by_name_and_secrets_are_masked() -> None
 
 
 def test_only_listening_addresses_and_tls_need_a_restart_and_keep_their_values(tmp_path: Path) -> None:
-    old, addresses = config(server={"metrics": {}}), {"host": "::1", "port": 1}
+    old, addresses = config(server={"metrics": {}}), {"host": "::1", "port": 1, "workers": 2}
     tls = {"certificate": str(certificate(tmp_path, name="IP:127.0.0.1", days=1))}
     server = {**addresses, "tls": tls, "max_body_bytes": 7, "metrics": {"host": "::1", "port": 3}}
     admin = {"host": "::1", "port": 2, "allowed_hosts": ["gateway.svc"], "token": "s3cret"}

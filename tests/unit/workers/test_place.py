@@ -1,12 +1,16 @@
 """How a worker's settings differ from those of the file, and how often a worker is started again."""
 
+import os
+import stat
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gateway.config import Config
 from gateway.config.file import parse
-from gateway.workers.parent import pause_seconds
+from gateway.workers.parent import pause_seconds, private_folder
 from gateway.workers.place import WorkerPlace, keeps_batches
 
 pytest.importorskip("hiredis")
@@ -47,3 +51,19 @@ def test_what_a_worker_keeps_on_disk_is_its_own() -> None:
 def test_a_worker_that_ends_again_and_again_is_started_later_each_time() -> None:
     assert [pause_seconds(failures) for failures in range(6)] == [0.0, 0.0, 0.5, 1.0, 2.0, 4.0]
     assert pause_seconds(50) == 30.0
+
+
+def test_the_sockets_of_workers_are_in_a_folder_that_no_other_user_can_enter() -> None:
+    with private_folder() as folder:
+        assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+        Path(folder, "store").touch()
+    assert not Path(folder).exists()
+
+
+def test_where_no_folder_for_temporary_files_can_be_written_they_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_found() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "gettempdir", none_found)
+    with private_folder() as folder:
+        assert Path(folder).parent == Path("/dev/shm")
