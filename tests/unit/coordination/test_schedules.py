@@ -50,8 +50,8 @@ def strike(world: World, fault: str, random: Random) -> None:
             world.at(seconds, over)
 
 
-# Schedule 610: a table that is lost with a change which was proposed, and not applied. Schedule 840: a cap is exceeded in
-# the one case in which it may be, before the last fault.
+# Schedule 610: a table that is lost with a change which was proposed, and not applied. Schedule 840: a cap is exceeded
+# in the one case in which it may be, before the last fault.
 FOUND = (610, 840)
 
 
