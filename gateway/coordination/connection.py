@@ -1,6 +1,6 @@
 """One connection to Redis or Valkey: commands are answered in order, and messages of channels come in between.
 
-The bytes are packed and parsed by hiredis. What is sent twenty times a second waits for no task and no pool: a message
+The bytes are packed and parsed by hiredis. What is sent ten times a second waits for no task and no pool: a message
 costs a fifth of what a general client needs for it.
 """
 

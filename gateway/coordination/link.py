@@ -86,7 +86,7 @@ class RedisLink:
             await connection.listen(heard)
 
     async def _show(self, connection: RedisConnection) -> None:
-        """Show this replica's presence by one subscription."""
+        """Show the presence of this replica by one subscription."""
         await connection.listen([self.name("here:") + self.replica.encode()])
 
     def _on_message(self, channel: bytes, data: bytes) -> None:

@@ -2,7 +2,8 @@
 
 Each arm runs gateways of its own before the same kind of engines, and users who send the next prompt when the last
 answer is there, each to the next gateway in turn. A prompt is one of a few long prefixes with an end of its own.
-Hit rate: prompt tokens that the engines had cached, as they report it. CPU: of the gateways' processes, for a request.
+Hit rate: prompt tokens that the engines had cached, as they report it. CPU: of the gateways' processes together, for a
+request and for a second; `--users 0` shows what they spend while they do nothing.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ _KV_TOKENS = 20_000
 _PREFIX_CHARS = 4096  # 1,024 tokens, as the simulated engine counts
 _LEAST_SHARE = 0.97  # of a single gateway's figures
 HEAD = (
-    "| gateways | requests | hit rate | requests/s | p50 ms | CPU, ms a request | failed |\n"
-    "|---|--:|--:|--:|--:|--:|--:|"
+    "| gateways | requests | hit rate | requests/s | p50 ms | CPU, ms a request | CPU, ms a second | failed |\n"
+    "|---|--:|--:|--:|--:|--:|--:|--:|"
 )
 
 
@@ -94,7 +95,9 @@ class Seen:
 
     def row(self) -> str:
         p50 = sorted(self.latencies)[len(self.latencies) // 2] * 1000 if self.latencies else 0.0
-        figures = f"{self.hit_rate:.1%} | {self.rate:.1f} | {p50:.0f} | {self.cpu_ms:.2f} | {self.failed}"
+        cpu = f"{self.cpu_ms:.2f}" if self.latencies else "-"
+        a_second = 1000 * self.cpu_seconds / max(self.seconds, 1e-9)
+        figures = f"{self.hit_rate:.1%} | {self.rate:.1f} | {p50:.0f} | {cpu} | {a_second:.1f} | {self.failed}"
         return f"| {self.arm.name} | {len(self.latencies)} | {figures} |"
 
 
@@ -195,7 +198,7 @@ def _usage(answer: bytes, load: Load) -> dict[str, Any]:
 
 def replicas(
     counts: Annotated[str, typer.Option("--replicas", help="Numbers of gateways, after a single one.")] = "2,4",
-    users: Annotated[int, typer.Option(min=1)] = 28,
+    users: Annotated[int, typer.Option(min=0, help="0 = the gateways do nothing.")] = 28,
     seconds: Annotated[float, typer.Option(help="Of each arm, after the warm-up.")] = 60.0,
     time_scale: Annotated[float, typer.Option(help="Of the engines: 1 = as fast as on a GPU.")] = 4.0,
     apart: Annotated[bool, typer.Option("--apart", help="Also gateways that are not coordinated.")] = False,

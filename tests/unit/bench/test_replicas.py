@@ -30,4 +30,8 @@ def test_a_failed_request_is_a_problem() -> None:
 
 
 def test_a_row_has_the_figures() -> None:
-    assert seen(TWO, 800, 100).row() == "| 2, coordinated | 100 | 80.0% | 10.0 | 1000 | 10.00 | 0 |"
+    assert seen(TWO, 800, 100).row() == "| 2, coordinated | 100 | 80.0% | 10.0 | 1000 | 10.00 | 100.0 | 0 |"
+
+
+def test_gateways_that_do_nothing_spend_no_time_on_requests() -> None:
+    assert seen(TWO, 0, 0).row() == "| 2, coordinated | 0 | 0.0% | 0.0 | 0 | - | 100.0 | 0 |"

@@ -50,8 +50,9 @@ def strike(world: World, fault: str, random: Random) -> None:
             world.at(seconds, over)
 
 
-# Schedule 610: a table that is lost with a change which was proposed, and not applied.
-FOUND = (610,)
+# Schedule 610: a table that is lost with a change which was proposed, and not applied. Schedule 840: a cap is exceeded
+# in the one case in which it may be, before the last fault.
+FOUND = (610, 840)
 
 
 @pytest.mark.parametrize("part", range(10))
@@ -62,11 +63,11 @@ def test_no_schedule_of_faults_exceeds_a_cap(part: int) -> None:
         for _ in range(random.randint(2, 4)):
             world.join(random.choice((0.2, 3.0, 20.0)))
         until = 0.0
-        for _ in range(random.randint(1, 8)):
-            until += random.choice((0.1, 1.0, 5.0, 10.0)) * random.random()
-            world.run(until)
-            strike(world, random.choice(FAULTS), random)
         try:
+            for _ in range(random.randint(1, 8)):
+                until += random.choice((0.1, 1.0, 5.0, 10.0)) * random.random()
+                world.run(until)
+                strike(world, random.choice(FAULTS), random)
             world.run(until + 20)
         except AssertionError as error:
             if "forgotten" in str(error):
