@@ -231,7 +231,7 @@ class LineSender:
             continues, generated_tokens = partial.continues, partial.tokens
             if partial.tokens:
                 request = _continued(request, stream.document, partial)
-        if self._idle_only and request.inputs is None and request.pairs is None:
+        if self._idle_only:
             line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues, generated_tokens)
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)

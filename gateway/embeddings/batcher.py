@@ -50,7 +50,8 @@ class Batcher:
     _present: int = field(init=False, default=0)  # requests
     _sizes: dict[tuple[BatchKind, str], ModelSizes] = field(init=False, default_factory=lambda: defaultdict(ModelSizes))
     _pending: dict[BatchKey, PendingBatch] = field(init=False, default_factory=dict)
-    _bulk: dict[str, BulkSlots] = field(init=False, default_factory=lambda: defaultdict(BulkSlots))
+    # by model, and apart for lines of offline batches: they wait for idle capacity with the slots that they took
+    _bulk: dict[tuple[str, bool], BulkSlots] = field(init=False, default_factory=lambda: defaultdict(BulkSlots))
     _sent: set[SentBatch] = field(init=False, default_factory=set)
     _batch_of: dict[Piece, SentBatch] = field(init=False, default_factory=dict)  # of clients that still wait
 
@@ -96,7 +97,7 @@ class Batcher:
         pending = self._pending.get(key) or PendingBatch(key, kind, sizes, self.config, self._look)
         is_behind = key.bulk and (pending.next_items > 0 or self._slots_left(pending) < 1)
         has_to_wait = is_behind or pending.in_flight >= sizes.slots or self.crowded(key.model) > 0
-        if has_to_wait and self.backlog.is_full_for(request.demand.size_bytes, guarded=True):
+        if has_to_wait and not key.offline and self.backlog.is_full_for(request.demand.size_bytes, guarded=True):
             raise errors.QueueFull(
                 f"The queue is full: the backends for model {key.model!r} are busy with other {kind.work} and"
                 f" {self.backlog.requests} requests are waiting. Retry after the time in the retry-after header.",
@@ -114,7 +115,10 @@ class Batcher:
             self.metrics.splits.add((pending.key.model,))
         self._present += 1
         demand, seconds = waiter.request.demand, self.max_wait_seconds
-        self.backlog.join(demand.size_bytes)  # until all of its pieces are sent
+        if demand.offline is None:
+            self.backlog.join(demand.size_bytes)  # until all of its pieces are sent
+        else:
+            seconds = demand.offline.expires_seconds - waiter.joined_seconds
         for piece in waiter.pieces:
             pending.join(piece)
         pending.look_soon()
@@ -129,11 +133,16 @@ class Batcher:
         self._present -= 1
         if waiter.unsent:
             waiter.stop_expiry()
-            self.backlog.leave(waiter.request.demand.size_bytes)
+            self._leave_backlog(waiter)
         for piece in waiter.release():
             if not pending.queue.leave(piece):
                 self._leave(piece)
         pending.look_soon()
+
+    def _leave_backlog(self, waiter: Waiter) -> None:
+        """Lines of offline batches are not in it: they take no room from requests that wait."""
+        if waiter.request.demand.offline is None:
+            self.backlog.leave(waiter.request.demand.size_bytes)
 
     def _expire(self, waiter: Waiter, work: str, after_seconds: float, is_late: bool) -> None:
         model = waiter.request.demand.model
@@ -180,7 +189,7 @@ class Batcher:
         now, key = self.clock(), pending.key
         pending.looked()
         self.sizes_of(pending.kind, key.model)  # with the slots of now
-        crowded = self.crowded(key.model) > 0
+        crowded = pending.has_next_calls if key.offline else self.crowded(key.model) > 0
         while reason := pending.due(now, crowded=crowded):
             left = self._slots_left(pending)
             if pending.next_items > left:
@@ -188,7 +197,7 @@ class Batcher:
             batch = pending.take(now, left)
             self._start(batch, reason)
             if key.bulk:
-                self._bulk[key.model].take(pending, batch.items)
+                self._bulk[key.model, key.offline].take(pending, batch.items)
                 if self._pending.get(key) is pending:
                     self._pending[key] = self._pending.pop(key)  # when slots come free, the others look first
                 pending.look_soon()  # one a turn of the loop, because each writes a long body
@@ -200,11 +209,14 @@ class Batcher:
 
     def _slots_left(self, pending: PendingBatch) -> float:
         """Items that a batch may have now: long lists leave some of the backends' slots to short ones."""
-        model = pending.key.model
-        return self._bulk[model].left(pending, self._waiting_bulk(model)) if pending.key.bulk else float("inf")
+        key = pending.key
+        return self._bulk[key.model, key.offline].left(pending, self._waiting_bulk(key)) if key.bulk else math.inf
 
-    def _waiting_bulk(self, model: str) -> Iterator[PendingBatch]:
-        return (each for each in self._pending.values() if each.key.bulk and each.key.model == model and each.queue)
+    def _waiting_bulk(self, key: BatchKey) -> Iterator[PendingBatch]:
+        """The batches that wait for the same bulk slots as this one."""
+        for each in self._pending.values():
+            if each.queue and each.key.bulk and (each.key.model, each.key.offline) == (key.model, key.offline):
+                yield each
 
     def _start(self, batch: SentBatch, reason: BatchReason) -> None:
         """Send a batch. A single request in the form that backends are sent anyway is sent by its own task."""
@@ -216,7 +228,7 @@ class Batcher:
             waiter.stop_expiry()
             waiter.unsent -= 1
             if not waiter.unsent:
-                self.backlog.leave(waiter.request.demand.size_bytes)
+                self._leave_backlog(waiter)
         first = batch.pieces[0].owner
         if len(batch.pieces) == 1 and first.whole and first.passes_unread:
             first.finish(SendUnchanged.ALONE)
@@ -247,8 +259,8 @@ class Batcher:
         self._sent.remove(batch)
         batch.pending.ended()
         if batch.key.bulk:
-            self._bulk[batch.key.model].give_back(batch.items)
-            for pending in self._waiting_bulk(batch.key.model):
+            self._bulk[batch.key.model, batch.key.offline].give_back(batch.items)
+            for pending in self._waiting_bulk(batch.key):
                 pending.look_soon()
         batch.pending.look_soon()
 

@@ -68,6 +68,8 @@ _FEWEST_ITEMS = 8
 _ANSWER_BYTES = 8388608  # of a batch: a longer one takes too long to parse
 _ITEM_ANSWER_BYTES = 86016  # until the first answer: 4,096 numbers, as text
 _FORGETS = 0.9
+_LINE_PARTS = 4  # a call of offline lines is this much shorter than a batch may be
+_LINE_CALLS = 2  # of offline lines, for each replica: sent before they are full
 
 
 class ModelSizes:
@@ -107,6 +109,15 @@ class ModelSizes:
     def most_items(self, max_items: int) -> int:
         """Inputs of a batch whose answer is parsed at once, and at most so many."""
         return min(max_items, max(1, int(_ANSWER_BYTES / self._item_answer_bytes)))
+
+    def bounds(self, config: EmbeddingsConfig, *, offline: bool) -> tuple[int, int]:
+        """The most items and tokens of a batch. Calls of offline lines are short, so that what comes behind one hardly
+        waits: two of them fill half of an engine's slots, and half of an engine step.
+        """
+        items, tokens = self.most_items(config.max_batch_items), config.max_batch_tokens
+        if not offline:
+            return items, tokens
+        return min(items, max(1, self.limit // _LINE_PARTS)), max(1, tokens // _LINE_PARTS)
 
     def cut(self, tokens: Sequence[int], max_items: int, max_tokens: int) -> list[range]:
         """The pieces of a list, in order, each within the limits of a batch; one, if the whole list is.
@@ -284,7 +295,9 @@ class BatchReason(StrEnum):
 
 
 class BatchKey(NamedTuple):
-    """What requests must have in common to share a batch. `quarantined`: their clients spoiled a batch lately."""
+    """What requests must have in common to share a batch. `quarantined`: their clients spoiled a batch lately.
+    `offline`: lines of offline batches, which share nothing with other requests.
+    """
 
     model: str
     template: bytes
@@ -293,6 +306,7 @@ class BatchKey(NamedTuple):
     batch: bool = False
     bulk: bool = False
     quarantined: bool = False
+    offline: bool = False
 
 
 class SentBatch:
@@ -397,8 +411,14 @@ class PendingBatch:
         return self.queue.head.items if self.queue else 0
 
     @property
-    def _max_items(self) -> int:
-        return min(self.sizes.most_items(self.config.max_batch_items), self.sizes.limit)
+    def has_next_calls(self) -> bool:
+        """Whether each engine has a call of offline lines, and the next one waits for idle capacity."""
+        return self.in_flight >= _LINE_CALLS * self.sizes.replicas
+
+    @property
+    def _bounds(self) -> tuple[int, int]:
+        items, tokens = self.sizes.bounds(self.config, offline=self.key.offline)
+        return min(items, self.sizes.limit), tokens
 
     def join(self, piece: Piece) -> None:
         now = piece.joined_seconds
@@ -432,7 +452,8 @@ class PendingBatch:
         if not queue:
             self._held = None
             return None
-        if queue.items >= self._max_items or queue.tokens >= config.max_batch_tokens or queue.head.alone:
+        max_items, max_tokens = self._bounds
+        if queue.items >= max_items or queue.tokens >= max_tokens or queue.head.alone:
             return BatchReason.FULL
         if not self.in_flight:
             return BatchReason.IDLE
@@ -448,7 +469,8 @@ class PendingBatch:
         """The batch that is due; it is in flight until `ended`."""
         self._judge_hold(now)
         self.in_flight += 1
-        return SentBatch(self, self.queue.take(min(max_items, self._max_items), self.config.max_batch_tokens), now)
+        most_items, max_tokens = self._bounds
+        return SentBatch(self, self.queue.take(min(max_items, most_items), max_tokens), now)
 
     def ended(self) -> None:
         self.in_flight -= 1

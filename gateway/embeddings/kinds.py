@@ -108,11 +108,11 @@ class Coalescer:
                 sizes.answered_alone(inputs, answer.usage.prompt_tokens, None)
             return answer
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
-        quarantined = self._quarantine.has(waiter.client, now)
-        key = BatchKey(model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined)
-        pending = batcher.pending_for(request, key, self)
-        max_items, max_tokens = sizes.most_items(batcher.config.max_batch_items), batcher.config.max_batch_tokens
-        waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)
+        quarantined, offline = self._quarantine.has(waiter.client, now), demand.offline is not None
+        what = model, inputs.template, inputs.are_ids, inputs.isolation
+        pending = batcher.pending_for(request, BatchKey(*what, demand.batch, bulk, quarantined, offline), self)
+        pieces = sizes.cut(tokens, *sizes.bounds(batcher.config, offline=offline))
+        waiter.split(pieces, tokens, waiter.inputs.sizes_bytes)
         waiter.begin(tokens)
         try:
             outcome = await batcher.join(pending, waiter)
@@ -148,6 +148,7 @@ class Coalescer:
             tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
             weight=sum(weights.values(), 0.0),
             deadline_seconds=None if None in deadlines else max(at for at in deadlines if at is not None),
+            offline=wire.short_line([waiter.request.demand for waiter in waiters]),
         )
         return replace(shared, request_id=name, headers=b"x-request-id: %b\r\n" % name.encode(), demand=demand)
 
@@ -287,7 +288,9 @@ class RerankSplitter:
             with Holding(batcher.memory) as holding:
                 waiter = await self._split(request, record, holding)
                 if waiter is not None:
-                    pending = batcher.pending_for(request, BatchKey(model, template=b"", bulk=True), self)
+                    offline = request.demand.offline is not None
+                    key = BatchKey(model, template=b"", bulk=True, offline=offline)
+                    pending = batcher.pending_for(request, key, self)
                     try:
                         outcome = await batcher.join(pending, waiter)
                     finally:
@@ -302,7 +305,10 @@ class RerankSplitter:
         pairs, config, sizes = request.pairs, self._batcher.config, self._batcher.sizes_of(self, request.demand.model)
         assert pairs is not None
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
-        ranges = sizes.cut(tokens, config.max_batch_items, config.max_batch_tokens)
+        max_items, max_tokens = config.max_batch_items, config.max_batch_tokens
+        if request.demand.offline is not None:
+            max_items, max_tokens = sizes.bounds(config, offline=True)
+        ranges = sizes.cut(tokens, max_items, max_tokens)
         if not 1 < len(ranges) <= _MOST_PIECES:
             return None
         repeated = len(wire.pairs_body(pairs, range(0)))  # in each piece: all but documents and queries of their own
@@ -336,7 +342,8 @@ class RerankSplitter:
         return found
 
     async def _probe(self, request: InferenceRequest, pairs: Pairs) -> wire.Counting | None:
-        """None if backends fail or refuse the probes."""
+        """None if backends fail or refuse the probes. Others wait for them, so they do not wait for idle capacity."""
+        request = replace(request, demand=replace(request.demand, offline=None))
         counted: list[int] = []
         try:
             for count, body in enumerate(wire.probes(request.demand.model, pairs), 1):

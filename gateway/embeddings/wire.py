@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from gateway.errors import WrongAnswer
-from gateway.request import EmbeddingInputs, InferenceRequest, Pairs, most_prompt_tokens
+from gateway.request import Demand, EmbeddingInputs, InferenceRequest, OfflineLine, Pairs, most_prompt_tokens
 
 _NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
@@ -100,6 +100,21 @@ def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
+def short_line(demands: Sequence[Demand]) -> OfflineLine | None:
+    """What offline lines are as one request, or a part of one: as urgent as the first that expires; None = no lines.
+
+    It is short: if its lease is revoked, it is not aborted, but ends soon.
+    """
+    lines = [demand.offline for demand in demands if demand.offline is not None]
+    if not lines:
+        return None
+    return replace(min(lines, key=lambda line: line.expires_seconds), on_revoked=_end_soon)
+
+
+def _end_soon() -> None:
+    """Nothing is to be done: it ends by itself."""
+
+
 def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int, suffix: str = "") -> InferenceRequest:
     """A request for a part of another one, with so many tokens, as estimated.
 
@@ -109,7 +124,8 @@ def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int,
     if suffix:
         name = f"{name[:112]}-{suffix}"
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
-    demand = replace(request.demand, prompt_tokens=tokens, sequences=sequences, size_bytes=len(body))
+    line = short_line([request.demand])
+    demand = replace(request.demand, prompt_tokens=tokens, sequences=sequences, size_bytes=len(body), offline=line)
     endpoint, kind = request.endpoint, request.kind
     return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
 

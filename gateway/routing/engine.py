@@ -44,6 +44,7 @@ class EngineLoad:
     changes: int = 0  # number of changes so far
     in_flight: int = 0  # sequences
     decoding: int = 0  # sequences with a first token
+    pooled: int = 0  # sequences in flight that never decode: embeddings, scores
     context_tokens: int = 0  # in flight, of prompts and what came of their answers
     pending: dict[Reservation, None] = field(default_factory=dict)  # in prefill, oldest first
     _pending_seconds: float = 0.0
@@ -59,6 +60,7 @@ class EngineLoad:
     def start(self, request: Reservation, now: float) -> None:
         self.changes += 1
         self.in_flight += request.sequences
+        self.pooled += request.sequences if request.demand.divisible else 0
         self.context_tokens += request.demand.prompt_tokens
         request.started_seconds = now
         pending = self.pending
@@ -106,6 +108,7 @@ class EngineLoad:
             self.changes += 1
         self.decoding -= request.sequences
         self.in_flight -= request.sequences
+        self.pooled -= request.sequences if request.demand.divisible else 0
         self.context_tokens -= request.demand.prompt_tokens + request.streamed_tokens
 
     def prefill_ahead_seconds(self, now: float) -> float:
@@ -206,11 +209,8 @@ class Terms:
         batch, context, decoding, weight = load.in_flight, load.context_tokens, load.decoding, model.decode_weight
         others, ahead = load.others, 0.0
         if others is not None:
-            batch, context, decoding = (
-                batch + others.in_flight,
-                context + others.context_tokens,
-                decoding + others.decoding,
-            )
+            batch, context = batch + others.in_flight, context + others.context_tokens
+            decoding += others.decoding
             ahead = others.ahead_seconds
         slowdown = _SLOWDOWN * weight * slowness
         self.step = step = slowness * (model.a + model.c * decoding + model.d * context)

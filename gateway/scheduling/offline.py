@@ -3,6 +3,9 @@
 Offline lines wait apart from the queue and never age. An engine has capacity for one more while nothing else waits for
 the model, slots and KV cache are left beyond the guarded ones, no prompt is in prefill there, and the predicted
 time between tokens stays below the objective. The less laxity a batch has, the more its lines may use.
+
+Lines of embeddings, scores and reranking only have a prefill, whose end is their answer. They are sent in short calls,
+which are not worth aborting.
 """
 
 from collections.abc import Iterable, Iterator
@@ -83,18 +86,21 @@ _LEAST_FREE_SHARE: Final = 0.15  # of an engine's time: less is not worth that o
 _MOST_PREFILL_SHARE: Final = 0.9
 _BURST_SECONDS: Final = 1.0  # of one engine's requests show that a burst has begun
 _LEAST_BURST_SECONDS: Final = 0.2
+_MOST_POOLED: Final = 2  # calls of pooled lines on an engine: one computes, and the next is there when it ends
 
 
 class Prefills:
-    """The prefills of one model's requests: the last offline one on each engine, and the share of others.
+    """The prefills of one model's requests: the last offline one on each engine, and the share of others; and how many
+    calls of pooled lines are in flight on each engine.
 
     That share of time is a mean over a short time, because bursts begin suddenly, and over all engines, to be steady.
     """
 
-    __slots__ = ("_added", "_at", "_last", "_others", "_total")
+    __slots__ = ("_added", "_at", "_last", "_others", "_pooled", "_total")
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float]] = {}  # by the engine's index: when it was sent, and its length
+        self._pooled: dict[int, int] = {}
         self._added = 0.0  # by offline lines, since the last look
         self._at = self._total = self._others = 0.0  # at the last look
 
@@ -102,6 +108,18 @@ class Prefills:
         """An offline line is sent: note its prefill, apart from those of others."""
         self._added += lease.prefill_seconds
         self._last[lease.engine_index] = now, lease.prefill_seconds
+        self._count_pooled(lease, 1)
+
+    def ended(self, lease: Lease) -> None:
+        self._count_pooled(lease, -1)
+
+    def has_most_pooled(self, engine: Engine) -> bool:
+        """Whether so many calls of pooled lines are in flight there as may be, however long they were predicted."""
+        return self._pooled.get(engine.index, 0) >= _MOST_POOLED
+
+    def _count_pooled(self, lease: Lease, more: int) -> None:
+        if lease.demand.divisible:
+            self._pooled[lease.engine_index] = self._pooled.get(lease.engine_index, 0) + more
 
     def next_seconds(self, engine: Engine, share: float) -> float:
         """When the next offline line may be sent there, so that they take this share of the time."""
@@ -129,12 +147,14 @@ class IdleCapacity(Capacity):
     itl_objective_seconds: float | None = None
 
     def is_open(self, engine: Engine, now: float, *, guarded: bool = True) -> bool:  # noqa: ARG002
-        return Capacity.is_open(self, engine, now, guarded=True) and self._has_no_effect(engine, 1, 0, now)
+        return Capacity.is_open(self, engine, now, guarded=True) and self._has_no_effect(engine, 0, 0, now)
 
     def admits(self, engine: Engine, demand: Demand, now: float, *, guarded: bool = True) -> bool:  # noqa: ARG002
         if not Capacity.admits(self, engine, demand, now, guarded=True):
             return False
-        return self._has_no_effect(engine, slots_of(demand, engine), demand.prompt_tokens, now)
+        if demand.divisible:
+            return self._has_no_effect(engine, 0, 0, now)
+        return self._has_no_effect(engine, demand.sequences, demand.prompt_tokens, now)
 
     def is_closed(self, now: float) -> bool:
         """Whether no engine takes a line now."""
@@ -143,9 +163,11 @@ class IdleCapacity(Capacity):
     def opens_seconds(self, engine: Engine, now: float) -> float:
         """When it may be open to the next line by time alone: a prefill ends, or its share of the time has passed."""
         ahead_seconds = engine.load.prefill_ahead_seconds(now)
+        if self.prefills.has_most_pooled(engine):
+            return inf
         if engine.load.pending:
             return now + ahead_seconds if ahead_seconds > 0 else inf
-        free_share = self._free_share(engine, 1, 0, now)
+        free_share = self._free_share(engine, 0, 0, now)
         opens = self.prefills.next_seconds(engine, free_share) if free_share > _LEAST_FREE_SHARE else now
         return opens if opens > now else inf
 
@@ -162,7 +184,7 @@ class IdleCapacity(Capacity):
         """Whether interactive requests there, and those that may come, would not feel so many more sequences."""
         load = engine.load
         load.prefill_ahead_seconds(now)  # first: it ends prefills that are not seen
-        if load.pending:
+        if load.pending or self.prefills.has_most_pooled(engine):
             return False
         if not load.in_flight:
             return True
@@ -182,10 +204,12 @@ class IdleCapacity(Capacity):
 
 
 def step_seconds(model: CostModel, engine: Engine, sequences: int = 0, tokens: int = 0) -> float:
-    """A step without prefill, with so many more sequences and tokens in the KV cache."""
+    """A step without prefill, with so many more sequences and tokens in the KV cache; 0 = none generates tokens."""
     load = engine.load
-    step = model.a + model.c * (load.in_flight + sequences) + model.d * (load.context_tokens + tokens)
-    return engine.slowness * step
+    generating = load.in_flight - load.pooled + sequences
+    if generating <= 0:
+        return 0.0
+    return engine.slowness * (model.a + model.c * generating + model.d * (load.context_tokens + tokens))
 
 
 def victims(leases: Iterable[Lease], slots: int, tokens: int, now: float) -> list[Lease]:
@@ -308,6 +332,7 @@ class OfflineQueue:
         for leases in (self._held, self._revoked):
             own = leases.get(lease.engine_index)
             if own is not None and lease in own:
+                self.prefills(lease.demand.model).ended(lease)
                 del own[lease]
                 if not own:
                     del leases[lease.engine_index]

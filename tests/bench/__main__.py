@@ -187,7 +187,7 @@ def limits_command(
 @app.command("offline")
 def offline_command(
     seconds: Annotated[float, typer.Option(min=60, help="Virtual time of a run: bursts come once a minute.")] = 240.0,
-    seed: Annotated[int, typer.Option(help="Of the interactive requests' arrivals.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs with other arrivals, which count together.")] = 3,
     live: Annotated[bool, typer.Option("--live", help="Real time and sockets, by the API; needs idle cores.")] = False,
     picture: Annotated[Path | None, typer.Option(help="Draw a day instead, as SVG; takes 3 min.")] = None,
     cost: Annotated[bool, typer.Option("--cost", help="Instead, the gateway's CPU time of a line.")] = False,
@@ -198,9 +198,9 @@ def offline_command(
     elif cost:
         typer.echo(offline_cost.table())
     elif live:
-        typer.echo(offline.table(*offline_live.compared(seconds, seed)))
+        typer.echo(offline.table(*offline_live.compared(seconds)))
     else:
-        typer.echo(offline.table(*offline.compared(seconds, seed)))
+        typer.echo(offline.table(*offline.compared(seconds, range(1, 1 + seeds))))
 
 
 @app.command("overload")

@@ -1,6 +1,13 @@
-"""Four ways to run a batch beside the same interactive requests: figures of each, and of the requests alone."""
+"""Four ways to run a batch beside the same interactive requests: figures of each, and of the requests alone.
+
+Each way runs with the arrivals of several seeds, and all their requests count together: a percentile of one run is
+chance by some percent, because a request more or less changes where all later ones go.
+"""
 
 import math
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 
@@ -84,32 +91,60 @@ def capacity_per_second(seconds: float) -> float:
     return sum(request.finished_seconds > seconds / 2 for request in fleet.run(seconds)) / (seconds / 2)
 
 
-def row(name: str, requests: list[Request], rule: Rule | None, objective: float | None, seconds: float) -> Row:
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What one way did with the arrivals of one seed; `ttfts` and `tpots` in seconds."""
+
+    ttfts: list[float]
+    tpots: list[float]
+    line_tokens: int
+    revoked: int
+
+
+def ran(requests: list[Request], rule: Rule | None, objective: float | None, seconds: float) -> Run:
     """One way, with the same interactive requests."""
     again = [Request(r.number, r.arrived_seconds, r.prompt_tokens, r.output_tokens, False) for r in requests]
     fleet = Fleet(again, rule, objective)
     done = fleet.run(seconds)
     others = [request for request in done if not request.is_line]
     tokens = sum(request.earlier_tokens + request.output_tokens for request in done if request.is_line)
-    ttft = percentile(sorted(request.ttft_seconds for request in others), 99) if others else 0.0
-    tpot = percentile(sorted(request.tpot_seconds for request in others), 99) if others else 0.0
-    return Row(name, ttft, tpot, tokens / seconds, fleet.revoked)
+    ttfts, tpots = [each.ttft_seconds for each in others], [each.tpot_seconds for each in others]
+    return Run(ttfts, tpots, tokens, fleet.revoked)
 
 
-def compared(seconds: float, seed: int = 1) -> tuple[list[Row], float]:
+def row(name: str, runs: Sequence[Run], seconds: float) -> Row:
+    """All runs of one way together."""
+    ttfts = [each for run in runs for each in run.ttfts]
+    tpots = [each for run in runs for each in run.tpots]
+    tokens = sum(run.line_tokens for run in runs) / (seconds * len(runs))
+    return Row(name, _p99(ttfts), _p99(tpots), tokens, sum(run.revoked for run in runs))
+
+
+def _p99(values: list[float]) -> float:
+    return percentile(sorted(values), 99) if values else 0.0
+
+
+def compared(seconds: float, seeds: Sequence[int] = (1,)) -> tuple[list[Row], float]:
     """All ways, and the tokens per second that are idle: those of a batch alone at the objective, less the others'.
 
     The objective is what the interactive requests have alone, at the 99th percentile.
     """
-    requests = arrivals(capacity_per_second(60.0), seconds, seed)
-    alone = row("none", requests, None, None, seconds)
-    own, objective = Offline(), alone.tpot_p99
-    whole = row("batch only", [], own, objective / OBJECTIVE_SHARE, seconds).line_tokens_per_second
-    idle = whole - sum(request.output_tokens for request in requests) / seconds
-    rows = [alone, row("offline class", requests, own, objective, seconds)]
-    rows += [row(f"fixed, {lines}", requests, Fixed(lines), None, seconds) for lines in (64, 128, 256)]
-    rows.append(row("AIMD on TTFT", requests, Aimd(2 * alone.ttft_p99), None, seconds))
-    return rows, idle
+    capacity = capacity_per_second(60.0)
+    with ProcessPoolExecutor() as processes:
+        requests = [arrivals(capacity, seconds, seed) for seed in seeds]
+
+        def start(rule: Rule | None, objective: float | None) -> list[Future[Run]]:
+            return [processes.submit(ran, each, copy(rule), objective, seconds) for each in requests]
+
+        alone = row("none", [each.result() for each in start(None, None)], seconds)
+        objective = alone.tpot_p99
+        whole = processes.submit(ran, [], Offline(), objective / OBJECTIVE_SHARE, seconds)
+        ways = {"offline class": start(Offline(), objective)}
+        ways |= {f"fixed, {lines}": start(Fixed(lines), None) for lines in (64, 128, 256)}
+        ways["AIMD on TTFT"] = start(Aimd(2 * alone.ttft_p99), None)
+        rows = [alone, *[row(name, [each.result() for each in way], seconds) for name, way in ways.items()]]
+        asked_tokens = sum(request.output_tokens for each in requests for request in each) / len(seeds)
+        return rows, (whole.result().line_tokens - asked_tokens) / seconds
 
 
 def table(rows: list[Row], idle: float) -> str:

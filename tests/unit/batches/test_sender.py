@@ -1,4 +1,4 @@
-"""What a line teaches of the length of answers: its whole answer, once, however often it is paused."""
+"""Which requests lines become, and what a line teaches of lengths: its whole answer, once, whatever its pauses."""
 
 from typing import Any, cast
 
@@ -107,3 +107,28 @@ def test_an_answer_that_its_own_limit_ends_counts_as_cut_there(interrupted_at: t
     lengths = learned(120, *interrupted_at, max_tokens=120)
     assert lengths.expected("m", "", None)[0] > 120, "without the limit, it would have been longer"
     assert lengths.expected("m", "", 120)[0] >= 120
+
+
+POOLED = {
+    "/v1/embeddings": {"model": "m", "input": ["a", "b"]},
+    "/v1/rerank": {"model": "m", "query": "a", "documents": ["b", "c"]},
+    "/v1/score": {"model": "m", "text_1": "a", "text_2": ["b", "c"]},
+}
+
+
+@pytest.mark.parametrize("endpoint", POOLED)
+def test_lines_of_pooled_endpoints_use_idle_capacity_only(endpoint: str) -> None:
+    asked: list[InferenceRequest] = []
+
+    class Pooling:
+        async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
+            asked.append(request)
+            reply.send(200, b"application/json", b"", b"{}")
+            return UpstreamResult(200, None, 0.0)
+
+    desk = Desk(cast(Backend, Pooling()))
+    answer = run(desk.sender.send(endpoint, orjson.dumps(POOLED[endpoint]), OWNER, PACE))
+    assert answer.status == 200
+    [demand] = [request.demand for request in asked]
+    assert demand.offline is not None
+    assert (demand.batch, demand.divisible, demand.sequences) == (True, True, 2)

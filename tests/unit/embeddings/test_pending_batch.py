@@ -23,8 +23,9 @@ class Sizes:
     slots: int = 2
     overhead_seconds: float = 0.0
 
-    def most_items(self, max_items: int) -> int:
-        return max_items
+    def bounds(self, config: EmbeddingsConfig, *, offline: bool) -> tuple[int, int]:
+        assert not offline
+        return config.max_batch_items, config.max_batch_tokens
 
 
 COSTLY = Sizes(slots=8, overhead_seconds=0.02)

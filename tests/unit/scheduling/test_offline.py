@@ -264,3 +264,53 @@ def test_victims_free_enough_and_are_the_cheapest(runs: list[tuple[int, float]],
 
     rest = [lost(lease) for lease in leases if lease not in chosen]
     assert not rest or not chosen or max(map(lost, chosen)) <= min(rest)
+
+
+def pooled(inputs: int = 8, **fields: object) -> Demand:
+    """A call of embeddings lines."""
+    return line(divisible=True, sequences=inputs, output_tokens=0, prompt_tokens=2000, streams=False, **fields)
+
+
+def test_a_call_of_pooled_lines_is_in_prefill_until_it_was_predicted_to_end() -> None:
+    here = hall(256, policy="prefix")
+    for _ in range(3):
+        wait(here, pooled())
+    here.now += 1.0
+    [(_, lease)] = here.scheduler.scan_offline(here.now)
+    assert isinstance(lease, Lease)
+    assert here.scheduler.scan_offline(here.now + 0.5 * lease.prefill_seconds) == []
+    assert len(here.scheduler.scan_offline(here.now + 1.1 * lease.prefill_seconds)) == 1
+
+
+def test_two_calls_of_pooled_lines_are_in_flight_on_an_engine_however_long_they_take() -> None:
+    here = hall(256)
+    for _ in range(9):
+        wait(here, pooled())
+    leases = [lease for _ in range(20) for lease in scan(here)]
+    assert len(leases) == 2
+    here.scheduler.release(leases[0], here.now)
+    assert len(scan(here)) == 1
+
+
+def test_pooled_lines_take_the_part_of_the_time_that_streams_leave() -> None:
+    here = hall(256, policy="prefix")
+    for _ in range(40):
+        run(here, ask())
+    here.now += 60.0  # their prefills are over
+    wait(here, pooled())
+    [lease] = scan(here, 0.0)
+    here.scheduler.release(lease, here.now)
+    wait(here, pooled())
+    assert scan(here, 1.1 * lease.prefill_seconds) == [], "a step takes more than half of the time between tokens"
+    assert len(scan(here, 2 * lease.prefill_seconds)) == 1
+
+
+def test_a_pooled_line_starts_no_call_before_a_prompt_or_a_request_that_waits() -> None:
+    here = hall(8)
+    prompt = here.scheduler.place(ask(prompt_tokens=50_000, streams=True), here.now)
+    assert isinstance(prompt, Lease)
+    wait(here, pooled(inputs=1))
+    here.now += 0.5
+    assert here.scheduler.scan_offline(here.now) == []
+    here.scheduler.first_token(prompt, here.now)
+    assert len(scan(here)) == 1
