@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
-from tests.bench.instructions import workloads
+from tests.bench.instructions import lines, workloads
 from tests.bench.instructions.command import BUDGET, over_budget, table
 from tests.bench.instructions.count import ROWS
 from tests.bench.instructions.gateway import Loop, clients
@@ -49,7 +49,9 @@ def test_the_table_shows_what_was_counted_beside_the_budget() -> None:
 
 @pytest.mark.parametrize("build", ["python", "compiled"])
 def test_every_workload_has_a_budget(build: str) -> None:
-    assert set(json.loads(BUDGET.read_text())[build]) == {row.name for row in ROWS if row.name != "nothing"}
+    assert set(json.loads(BUDGET.read_text())[build]) == {
+        row.name for row in ROWS if row.has_budget and row.name != "nothing"
+    }
 
 
 @pytest.mark.parametrize(
@@ -57,11 +59,23 @@ def test_every_workload_has_a_budget(build: str) -> None:
     [
         lambda counter: workloads.chat(counter, "1k", 5),
         lambda counter: workloads.streamed(counter, 3, 5),
+        lambda counter: lines.batched(counter, 5),
+        lambda counter: lines.asked(counter, 5, streams=True),
+        lambda counter: lines.asked(counter, 5, streams=False, through=False),
         lambda counter: workloads.chat(counter, "1k", 5, through=False),
         lambda counter: workloads.streamed(counter, 3, 5, through=False),
         lambda counter: workloads.embedded(counter, 64),
     ],
-    ids=["chat", "stream", "unrouted chat", "unrouted stream", "embedding"],
+    ids=[
+        "chat",
+        "stream",
+        "batch",
+        "like a line",
+        "unrouted, like a line",
+        "unrouted chat",
+        "unrouted stream",
+        "embedding",
+    ],
 )
 def test_every_counted_request_is_answered(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(workloads, "_WARM_UPS", 64)
