@@ -55,7 +55,7 @@ class OtlpSettings(NamedTuple):
         if compression not in _COMPRESS:
             raise ValueError(f"OTEL_EXPORTER_OTLP_COMPRESSION must be gzip, deflate or none, not {compression!r}.")
         return cls(
-            headers=parse_env_headers(value("HEADERS"), liberal=True),
+            headers=dict(parse_env_headers(value("HEADERS"), liberal=True)),
             timeout_seconds=float(value("TIMEOUT") or 10),
             compression=compression,
             certificate=value("CERTIFICATE") or None,
