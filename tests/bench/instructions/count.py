@@ -52,6 +52,21 @@ ROWS = [
         Row(
             name,
             title,
+            100,
+            lambda counter, ratio=ratio: workloads.chat(counter, "1k", 100, sample_ratio=ratio),
+            less,
+            unrouted=lambda counter: workloads.chat(counter, "1k", 100, through=False),
+        )
+        for name, title, ratio, less in (
+            ("chat_1k_unsampled", "1 KB chat whose trace is not sampled", 0.0, ""),
+            ("chat_1k_sampled", "what a sampled 1 KB chat takes more on the event loop", 1.0, "chat_1k"),
+        )
+    ],
+    Row("export", "sampled 1 KB chat, encoded and sent", 512, lambda counter: workloads.exported(counter, 512)),
+    *[
+        Row(
+            name,
+            title,
             units,
             lambda counter, events=events: workloads.streamed(counter, events, 20),
             less,

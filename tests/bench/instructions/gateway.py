@@ -167,10 +167,10 @@ class Client(_Transport):
 
 
 @contextmanager
-def clients(count: int, end: bytes) -> Iterator[tuple[Gateway, list[Client]]]:
-    """So many clients of a gateway whose backends are up; inside a `Loop`."""
+def clients(count: int, end: bytes, **sections: dict[str, Any]) -> Iterator[tuple[Gateway, list[Client]]]:
+    """So many clients of a gateway whose backends are up; inside a `Loop`. `sections`: more of its configuration."""
     urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": 4096} for number in range(_BACKENDS)]
-    config = parse({"backends": urls, "prefix_report": {"enabled": True}})
+    config = parse({"backends": urls, "prefix_report": {"enabled": True}, **sections})
     with Path("/dev/null").open("wb") as out:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
