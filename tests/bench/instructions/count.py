@@ -55,6 +55,21 @@ ROWS = [
         Row(
             name,
             title,
+            100,
+            lambda counter, ratio=ratio: workloads.chat(counter, "1k", 100, sample_ratio=ratio),
+            less,
+            unrouted=lambda counter: workloads.chat(counter, "1k", 100, through=False),
+        )
+        for name, title, ratio, less in (
+            ("chat_1k_unsampled", "1 KB chat whose trace is not sampled", 0.0, ""),
+            ("chat_1k_sampled", "what a sampled 1 KB chat takes more on the event loop", 1.0, "chat_1k"),
+        )
+    ],
+    Row("export", "sampled 1 KB chat, encoded and sent", 512, lambda counter: workloads.exported(counter, 512)),
+    *[
+        Row(
+            name,
+            title,
             units,
             lambda counter, events=events: workloads.streamed(counter, events, 20),
             less,
@@ -87,6 +102,7 @@ ROWS = [
             ("like_line_plain", "the same request, not streamed", False),
         )
     ],
+    Row("input_line", "1.5 KB line of an input file, checked", 2000, lambda counter: lines.checked(counter, 2000)),
     Row("embedding", "embeddings text, in batches", 640, lambda counter: workloads.embedded(counter, 640), blocks=10),
     *[
         Row(

@@ -182,12 +182,11 @@ class Client(_Transport):
 
 @contextmanager
 def clients(
-    count: int, end: bytes, slots: int = 4096, batches: dict[str, Any] | None = None
+    count: int, end: bytes, slots: int = 4096, **sections: dict[str, Any]
 ) -> Iterator[tuple[Gateway, list[Client]]]:
-    """So many clients of a gateway whose backends are up; inside a `Loop`. `batches`: settings of batches, if any."""
+    """So many clients of a gateway whose backends are up; inside a `Loop`. `sections`: more of its configuration."""
     urls = [{"url": f"http://10.0.0.{number}:8000", "max_in_flight": slots} for number in range(_BACKENDS)]
-    more = {"batches": batches} if batches else {}
-    config = parse({"backends": urls, "prefix_report": {"enabled": True}, **more})
+    config = parse({"backends": urls, "prefix_report": {"enabled": True}, **sections})
     with Path("/dev/null").open("wb") as out:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)

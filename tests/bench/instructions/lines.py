@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from heapq import heappop, heappush
+from io import BytesIO
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,6 +11,9 @@ from typing import Any
 
 import orjson
 
+from gateway.batches.input import InputLimits, check_input
+from gateway.config import ServerConfig
+from gateway.config.batches import BatchesConfig
 from tests.bench.bodies import SIZES, chats
 from tests.bench.instructions.gateway import Backend, Client, Loop, clients, unrouted
 from tests.bench.instructions.workloads import CHAT, EVENT, STREAM_END, STREAM_HEAD, Counter, answer, chunk, request
@@ -136,7 +140,7 @@ def batched(counter: Counter, units: int) -> None:
 
     async def run(folder: Path) -> None:
         settings = {"path": str(folder), "lines_in_flight": _LINES_IN_FLIGHT}
-        with clients(3, b"", _SLOTS, settings) as (gateway, (client, *uploading)):
+        with clients(3, b"", _SLOTS, batches=settings) as (gateway, (client, *uploading)):
             batches = gateway.batches
             assert batches is not None
             await batches.open()
@@ -193,3 +197,15 @@ async def _step() -> None:
 def _run(work: Coroutine[None, None, None]) -> None:
     with asyncio.Runner(loop_factory=_Steps) as runner:
         runner.run(work)
+
+
+def checked(counter: Counter, units: int) -> None:
+    """Lines of one input file, as an upload of a batch checks them."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "x" * 1500}]}
+    request = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    source = BytesIO(b"".join(orjson.dumps({"custom_id": str(n), **request}) + b"\n" for n in range(units)))
+    limits = InputLimits.of(BatchesConfig(), ServerConfig())
+    counter.begin()
+    with counter.counting():
+        found = check_input(source, request["url"], limits, lambda: None)
+    assert len(found.index) == units

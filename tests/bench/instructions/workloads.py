@@ -6,12 +6,14 @@ from collections.abc import Callable, Coroutine
 from contextlib import AbstractContextManager
 from functools import cache
 from itertools import islice
-from typing import Protocol
+from typing import Any, Protocol
 
+from gateway.observe.tracing import EXPORTED_AT_ONCE, Exporter
 from gateway.scheduling.lease import Lease
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy
 from tests.bench.instructions.gateway import MODEL, Client, Loop, clients, unrouted
+from tests.bench.tracing import receiver
 
 _WARM_UPS = 300
 _STEP_SECONDS = 0.005
@@ -86,11 +88,42 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def chat(counter: Counter, size: str, units: int, through: bool = True) -> None:
-    """Chats of one size, one after another on one connection; `through` a gateway, or without one."""
+def chat(counter: Counter, size: str, units: int, through: bool = True, sample_ratio: float | None = None) -> None:
+    """Chats of one size, one after another on one connection; `through` a gateway, or without one.
+
+    `sample_ratio`: of traces; None = without traces.
+    """
     bodies = [request(b"/v1/chat/completions", each) for each in islice(chats(SIZES[size], 1), _WARM_UPS + units)]
     answers = answer(CHAT)
-    _ask(counter, bodies, units, lambda _: answers, b'"total_tokens": 310}}', through)
+    sections = {} if sample_ratio is None else {"tracing": _traces(sample_ratio)}
+    _ask(counter, bodies, units, lambda _: answers, b'"total_tokens": 310}}', through, sections)
+
+
+def exported(counter: Counter, units: int) -> None:
+    """Sampled 1 KB chats, made into spans and sent over HTTP, 128 at a time; another thread takes them."""
+    bodies = [request(b"/v1/chat/completions", each) for each in islice(chats(SIZES["1k"], 1), units)]
+    answers = answer(CHAT)
+
+    async def ask() -> None:
+        with clients(1, b'"total_tokens": 310}}', tracing=_traces(1.0, url)) as (gateway, (client,)):
+            await _one_after_another(client, bodies)
+            gateway.finished.settle()
+            finished = gateway.tracing.take(units)
+            config, version, clock = gateway.config.tracing, "1.0", asyncio.get_running_loop().time
+            exporter = Exporter(config, version, lambda _: False, clock)
+            assert not exporter.export(finished[:EXPORTED_AT_ONCE])
+            counter.begin()
+            with counter.counting():
+                for start in range(0, units, EXPORTED_AT_ONCE):
+                    assert not exporter.export(finished[start : start + EXPORTED_AT_ONCE])
+            exporter.close()
+
+    with receiver() as url:
+        _run(ask(), lambda _: answers)
+
+
+def _traces(sample_ratio: float, url: str = "http://127.0.0.1:4318") -> dict[str, Any]:
+    return {"endpoint": url, "sample_ratio": sample_ratio}
 
 
 def streamed(counter: Counter, events: int, units: int, through: bool = True) -> None:
@@ -137,9 +170,10 @@ def _ask(
     answered: Callable[[bytes], list[bytes]],
     end: bytes,
     through: bool,
+    sections: dict[str, dict[str, Any]] | None = None,
 ) -> None:
     async def ask() -> None:
-        with (clients if through else unrouted)(1, end) as (gateway, (client,)):
+        with clients(1, end, **sections or {}) if through else unrouted(1, end) as (gateway, (client,)):
             settle = gateway.finished.settle if gateway else _nothing
             await _one_after_another(client, bodies[:-units])
             settle()

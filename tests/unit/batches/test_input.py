@@ -1,7 +1,6 @@
 """Input files: what is valid, what is refused and on which line, and what hostile files cost."""
 
 import resource
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -96,15 +95,6 @@ def test_a_file_with_one_request_too_many(tmp_path: Path) -> None:
     assert errors_of(tmp_path, b"\n".join(lines)) == [("too_many_requests_in_file", 50001)]
     few = InputLimits.of(BatchesConfig(max_lines=10), ServerConfig())
     assert errors_of(tmp_path, b"\n" * 1000, few) == [("too_many_requests_in_file", 22)]
-
-
-def test_fifty_thousand_lines_take_less_than_a_second_of_cpu(tmp_path: Path) -> None:
-    text = "x" * 1500
-    path = tmp_path / "input"
-    path.write_bytes(b"".join(line(str(n), note=f"{text}{n}") + b"\n" for n in range(50000)))
-    started = time.thread_time()
-    check_file(path)
-    assert time.thread_time() - started < (5.0 if sys.gettrace() else 1.0)
 
 
 @pytest.mark.parametrize("unit", [b"x", b"\0", b'{"a":[{},{"b":""}]},', b'"\\\\"'], ids=repr)

@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from gateway.batches.batch import Owner
+from gateway.batches.input import Line, LineRequest
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineDispatchers, LinePaused, LineSender
 from gateway.batches.sink import LineSink
@@ -24,6 +25,12 @@ from tests.unit.scheduling.virtual_time import run
 CHAT = "/v1/chat/completions"
 OWNER = Owner("", "")
 PACE = BatchPace(0.0, 86400.0, 1)
+
+
+def line_of(body: dict[str, Any]) -> LineRequest:
+    """The first line of an input file."""
+    written = orjson.dumps(body)
+    return LineRequest(Line(0, 0, len(written)), "a", written, body)
 
 
 class Backend:
@@ -76,7 +83,7 @@ class Desk:
         partial: PartialAnswer | None = None
         while True:
             try:
-                answer = await self.sender.send(CHAT, orjson.dumps(body), OWNER, PACE, partial)
+                answer = await self.sender.send(CHAT, line_of(body), OWNER, PACE, partial)
             except LinePaused as paused:
                 partial = paused.partial
             else:
@@ -127,7 +134,7 @@ def test_lines_of_pooled_endpoints_use_idle_capacity_only(endpoint: str) -> None
             return UpstreamResult(200, None, 0.0)
 
     desk = Desk(cast(Backend, Pooling()))
-    answer = run(desk.sender.send(endpoint, orjson.dumps(POOLED[endpoint]), OWNER, PACE))
+    answer = run(desk.sender.send(endpoint, line_of(POOLED[endpoint]), OWNER, PACE))
     assert answer.status == 200
     [demand] = [request.demand for request in asked]
     assert demand.offline is not None
