@@ -250,7 +250,7 @@ def test_an_answer_that_stalls_is_given_up(
 ) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch, **config)
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send()
             await turns(2)
             if received:
@@ -269,7 +269,7 @@ def test_an_answer_that_stalls_is_given_up(
 def test_by_default_the_first_byte_may_take_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send()
             await asyncio.sleep(3600)
             scene.connection.data_received(ANSWER)
@@ -281,7 +281,7 @@ def test_by_default_the_first_byte_may_take_as_long_as_it_likes(monkeypatch: pyt
 def test_bytes_that_keep_coming_keep_an_answer_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send()
             await turns(2)
             scene.connection.data_received(STREAM)
@@ -303,7 +303,7 @@ def test_a_stream_is_shown_to_be_alive_until_its_first_token(
     async def main() -> None:
         scene = Scene(monkeypatch)
         scene.relay._comment_seconds = 15
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send(request(demand=Demand("m", streams=streams)))
             await turns(2)
             if received:
@@ -321,7 +321,7 @@ def test_a_stream_is_shown_to_be_alive_until_its_first_token(
 def test_a_client_that_takes_nothing_is_not_the_backends_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send()
             await turns(2)
             scene.connection.data_received(STREAM)
@@ -336,7 +336,7 @@ def test_a_client_that_takes_nothing_is_not_the_backends_fault(monkeypatch: pyte
 def test_a_silent_connection_to_a_backend_that_refuses_others_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
-        async with scene.relay.watching():
+        with scene.relay.watching():
             task = scene.send()
             await turns(2)
             scene.fleet.probed(scene.fleet.backends[0], ProbeResult.REFUSED)

@@ -35,7 +35,7 @@ async def header_of(kind: Kind, rank: int | None) -> bytes | None:
             b"{}",
             headers=b"x-request-id: id-1\r\n",
         )
-        async with relay.watching():
+        with relay.watching():
             answer = await relay.send(request, fleet.backends[0], sink, lambda: None, lambda _: 1000, rank=rank)
         assert (answer.status, backend.malformed) == (200, [])
         [seen] = backend.ledger

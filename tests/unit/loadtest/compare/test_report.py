@@ -11,7 +11,7 @@ def test_the_markdown_has_tables_conditions_and_what_is_missing() -> None:
     text = markdown(make_comparison(turns, {"litellm": "not installed: loadtest compare --install litellm"}))
     assert "| proxy | hit rate | TTFT p50 |" in text
     assert "| gateway 1.2 | 50.0% | **50.0 ms** |" in text
-    assert "| smg | 1.00, tie | 0.83 |" in text
+    assert "| smg | 1.00 | 0.83 |" in text
     assert "Medians (± 95 % confidence) of 2 repetitions" in text
     assert "test CPU, 2 cores, 8 GiB, Linux 6.1; 2026-01-02; `compare -c 8`" in text
     assert "Not here: litellm (not installed: loadtest compare --install litellm)." in text

@@ -113,6 +113,7 @@ def test_targets_that_do_not_differ_tie() -> None:
 @pytest.mark.timeout(180)
 async def test_nothing_is_cut_on_a_screen_or_on_a_phone(tmp_path: Path) -> None:
     folders = [series_in(tmp_path / name, ttft, repeat=4) for name, ttft in (("first", 0.1), ("other", 0.1002))]
+    turned = [turn.model_copy(update={"repetition": number}) for number in range(4) for turn in turns()[::2]]
     swept = sweep(tmp_path / "sweep")
     keep(swept, by_seqs)
     swept.carry_out()
@@ -121,7 +122,7 @@ async def test_nothing_is_cut_on_a_screen_or_on_a_phone(tmp_path: Path) -> None:
         "run": run_page(),
         "series": two_targets(),
         "many": page_of(*folders, folders[0]),
-        "compare": comparison_page(make_comparison(turns()), []),
+        "compare": comparison_page(make_comparison(turned), []),
         "sweep": (tmp_path / "sweep" / "report.html").read_text(),
     }
     for name, html in pages.items():
