@@ -158,13 +158,19 @@ class Files:
                 yield b"".join(held)
                 size_bytes, held_bytes = size_bytes + held_bytes, 0
                 held.clear()
-                self.count(file_id, key, size_bytes)
+                self._arrived(size_bytes, file_id, key)
         if held:
             yield b"".join(held)
-        self.count(file_id, key, size_bytes + held_bytes)
+        self._arrived(size_bytes + held_bytes, file_id, key)
         if not form.is_complete:
             raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
         self._lifetime(form)
+
+    def _arrived(self, size_bytes: int, file_id: str, key: str) -> None:
+        """Count what has arrived. Raises InvalidRequest if its request has ended: S3's client may read on."""
+        if file_id not in self._arriving:
+            raise InvalidRequest("The upload has ended.")
+        self.count(file_id, key, size_bytes)
 
     def _check_size(self, size_bytes: int, file_id: str, key: str) -> None:
         most, of_key = self._config.max_file_bytes, self._config.max_bytes_per_key
