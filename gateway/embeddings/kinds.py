@@ -109,10 +109,12 @@ class Coalescer:
             return answer
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
         quarantined, offline = self._quarantine.has(waiter.client, now), demand.offline is not None
-        what = model, inputs.template, inputs.are_ids, inputs.isolation
-        pending = batcher.pending_for(request, BatchKey(*what, demand.batch, bulk, quarantined, offline), self)
-        pieces = sizes.cut(tokens, *sizes.bounds(batcher.config, offline=offline))
-        waiter.split(pieces, tokens, waiter.inputs.sizes_bytes)
+        key = BatchKey(
+            model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined, offline
+        )
+        pending = batcher.pending_for(request, key, self)
+        max_items, max_tokens = sizes.bounds(batcher.config, offline=offline)
+        waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)
         waiter.begin(tokens)
         try:
             outcome = await batcher.join(pending, waiter)
@@ -148,7 +150,7 @@ class Coalescer:
             tenant=first.tenant if len(weights) == 1 else SEVERAL_TENANTS,
             weight=sum(weights.values(), 0.0),
             deadline_seconds=None if None in deadlines else max(at for at in deadlines if at is not None),
-            offline=wire.short_line([waiter.request.demand for waiter in waiters]),
+            offline=wire.short_line([each.request.demand for each in waiters]) if batch.key.offline else None,
         )
         return replace(shared, request_id=name, headers=b"x-request-id: %b\r\n" % name.encode(), demand=demand)
 

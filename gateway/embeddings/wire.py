@@ -124,7 +124,7 @@ def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int,
     if suffix:
         name = f"{name[:112]}-{suffix}"
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
-    line = short_line([request.demand])
+    line = None if request.demand.offline is None else short_line([request.demand])
     demand = replace(request.demand, prompt_tokens=tokens, sequences=sequences, size_bytes=len(body), offline=line)
     endpoint, kind = request.endpoint, request.kind
     return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
