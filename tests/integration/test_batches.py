@@ -209,7 +209,7 @@ async def test_a_cancelled_batch_keeps_what_is_done(sdk: AsyncOpenAI) -> None:
         counts = (await sdk.batches.retrieve(batch.id)).request_counts
         return counts is not None and counts.completed >= 10
 
-    await eventually(some_are_done, "lines are done")
+    await eventually(some_are_done, "lines are done", 90.0)
     with pytest.raises(openai.ConflictError):
         await sdk.files.delete(batch.input_file_id)
     assert (await sdk.batches.cancel(batch.id)).status == "cancelling"
