@@ -106,10 +106,8 @@ class Supervisor:
         self._turn += 1
         for place, (task, look, turns) in enumerate([*self._looks]):
             if (self._turn + place) % turns == 0:
-                try:
+                with self.guard(task):
                     look()
-                except Exception as error:
-                    self.caught(task, error)
 
     @asynccontextmanager
     async def repeating(

@@ -179,11 +179,10 @@ class S3Bucket:
                 return
         await self._put(f"{_FILES}/{name}", b"".join(begun))
 
-    async def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        async for piece in self._ranges(name, _RANGE_BYTES):
-            yield piece
+    def read(self, name: str) -> AsyncGenerator[bytes, None]:
+        return self._ranges(name, _RANGE_BYTES)
 
-    async def _ranges(self, name: str, most_bytes: int) -> AsyncIterator[bytes]:
+    async def _ranges(self, name: str, most_bytes: int) -> AsyncGenerator[bytes, None]:
         """A content by requests for a part of it each, so that a client may read it as slowly as it likes."""
         path = f"{_FILES}/{name}"
         with self._reachable():

@@ -1,31 +1,24 @@
 """Several gateways that share batches in S3: their files and parts, and what happens while S3 is down or slow."""
 
 import asyncio
-import os
-import random
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 
 from tests.clients import Answer, Client, request
-from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import FILES, FORM, batch_of, ended, form, get, lines, upload
-from tests.fault.test_batches import IN_FLIGHT, lines_of, reaches, sdk_of, sections, submit
-from tests.fault.test_batches import ended as sdk_ended
-from tests.fault.test_shared_batches import answers, ran
+from tests.fault.test_batches import IN_FLIGHT
+from tests.fault.test_shared_batches import answers, no_line_is_lost_when_gateways_are_killed, ran
 from tests.postgres import PostgresServer
 from tests.s3_server import S3Server
 from tests.scripted import ScriptedBackend
 from tests.scripts import echo, pause, until
 
-SEED = int(os.environ.get("BATCH_SEED", "7"))
 GROUP_LINES = 512  # that are put together
 
 
@@ -99,41 +92,8 @@ async def test_a_cancelled_batch_has_its_answers_and_an_error_for_each_other_lin
 async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
     tmp_path: Path, batches: dict[str, Any], backend: ScriptedBackend
 ) -> None:
-    chance = random.Random(SEED)
-    backend.plays(pause(0.005), *echo())
-    names = [f"line {number}" for number in range(3000)]
-    own = sections(tmp_path)
-    own["batches"] |= batches | {"lines_in_flight": IN_FLIGHT}
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    async with (
-        restartable(tmp_path / "a", backend, **own) as one,
-        restartable(tmp_path / "b", backend, **own) as two,
-        sdk_of(one) as sdk,
-        sdk_of(two) as other,
-    ):
-        batch = await submit(sdk, names)
-        await reaches(other, batch, 1)
-        for killed in (one, two):
-            played, more = len(backend.ledger), chance.randrange(300)
-            await holds(lambda n=played + more: len(backend.ledger) > n, "lines run")  # type: ignore[misc]
-            killed.processes[-1].send_signal(signal.SIGKILL)
-            killed.processes[-1].wait()
-            if killed is one:
-                one.start()
-        await one.ready()
-        batch = await sdk_ended(sdk, batch)
-        assert batch.status == "completed"
-        assert batch.request_counts is not None
-        assert batch.request_counts.model_dump() == {"total": 3000, "completed": 3000, "failed": 0}
-        found = await lines_of(sdk, batch.output_file_id)
-        assert sorted(line["custom_id"] for line in found) == sorted(names)
-        for line in found:
-            assert line["response"]["body"]["choices"][0]["message"]["content"] == line["custom_id"]
-        assert one.events("batch_taken_over")
-    executed = Counter(orjson.loads(seen.body)["messages"][-1]["content"] for seen in backend.ledger if seen.played)
-    assert set(executed) == set(names)
-    assert executed.total() - len(names) <= 2 * (GROUP_LINES + IN_FLIGHT)
+    settings = batches | {"lines_in_flight": IN_FLIGHT}
+    await no_line_is_lost_when_gateways_are_killed(tmp_path, settings, backend, GROUP_LINES)
 
 
 async def test_while_s3_is_down_a_batch_pauses_and_requests_are_answered(
