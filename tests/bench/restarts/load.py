@@ -91,12 +91,11 @@ class Load:
             await asyncio.wait(self._in_flight)
 
     async def _arrive(self, stop: asyncio.Event, per_second: float, send: Callable[[float], None]) -> None:
-        """Poisson arrivals; those that are late are sent at once."""
+        """Poisson arrivals; those that are late are sent one after the other."""
         due = time.monotonic()
         while not stop.is_set():
             due += self._random.expovariate(per_second)
-            if (seconds := due - time.monotonic()) > 0:
-                await asyncio.sleep(seconds)
+            await asyncio.sleep(max(due - time.monotonic(), 0.0))  # late as it may be, answers are read between two
             if not stop.is_set():
                 send(due)
 

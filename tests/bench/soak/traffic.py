@@ -28,7 +28,9 @@ class Caller(asyncio.Protocol):
         self._answered: asyncio.Future[bytes] | None = None
 
     async def ask(self, data: bytes, within_seconds: float = _ANSWER_SECONDS) -> bytes:
-        """Send one request and wait for its answer. Raises TimeoutError."""
+        """Send one request and wait for its answer, empty where the connection has ended. Raises TimeoutError."""
+        if not self.is_open:
+            return b""
         self._received.clear()
         self._ends_at = 0
         self._answered = asyncio.get_running_loop().create_future()

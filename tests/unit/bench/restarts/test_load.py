@@ -61,11 +61,10 @@ class AfterLooks(asyncio.Event):
 
 
 async def loaded(port: int, enough: asyncio.Event, file: Path) -> list[Sent]:
-    options = LoadOptions(port, 400.0, 2.0, 0.2, 1, str(file))
+    options = LoadOptions(port, 100.0, 2.0, 0.2, 1, str(file))
     with file.open("wb") as out:
         async with asyncio.timeout(_DEADLINE_SECONDS):
-            running = asyncio.create_task(Load(options, out).run(enough))
-            await running
+            await Load(options, out).run(enough)
     return read(file)
 
 

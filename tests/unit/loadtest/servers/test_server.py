@@ -13,6 +13,7 @@ import pytest
 from loadtest.engine import EngineConfig, SimulatedEngine
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import Launch, Server, ServerFailed, serves, simulated_engine, wait_until
+from tests.processes import is_gone
 
 _DEADLINE_SECONDS = 120.0
 
@@ -26,14 +27,6 @@ def started(script: str, log: Path) -> Server:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     return group
-
-
-def is_there(pid: int) -> bool:
-    """Whether the process lives; one that was not waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_is_printed_apart_keeps_its_end_only(tmp_path: Path) -> None:
@@ -67,10 +60,7 @@ def test_workers_do_not_outlive_their_leader(tmp_path: Path) -> None:
     group = started("sleep 300 & echo $!; exit 0", log)
     worker = int(log.read_text())
     assert group.stop(_DEADLINE_SECONDS)
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while is_there(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert is_gone(worker)
 
 
 def test_a_program_that_is_not_there_cannot_start(tmp_path: Path) -> None:
@@ -85,10 +75,7 @@ def test_a_group_that_is_killed_is_gone_with_its_workers_and_stopping_it_is_harm
     group.kill()
     assert group.exit_code() == -9
     assert group.stop(_DEADLINE_SECONDS)
-    deadline = time.monotonic() + _DEADLINE_SECONDS
-    while is_there(worker):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert is_gone(worker)
 
 
 @pytest.fixture

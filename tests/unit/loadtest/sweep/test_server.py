@@ -12,6 +12,7 @@ from loadtest.servers.server import Launch, Server, ServerFailed
 from loadtest.sweep.plan import SweepPlan, parse
 from loadtest.sweep.server import command_text, engine, gateway
 from loadtest.sweep.space import Configuration
+from tests.processes import is_gone, is_there
 
 _SLOW = Configuration((("max-num-seqs", 4), ("enable-prefix-caching", False)))
 _WORDS = ["--max-num-seqs", "4", "--no-enable-prefix-caching"]
@@ -25,14 +26,6 @@ def plan(**changes: Any) -> SweepPlan:
 def launch(command: list[str], ready_seconds: float = 30.0) -> Launch:
     # Nothing listens at the first of all ports.
     return Launch(command, "http://127.0.0.1:1", "/health", ready_seconds)
-
-
-def is_there(pid: int) -> bool:
-    """Whether the process lives; one that was not waited for yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_flags_and_a_port_are_appended_to_the_command() -> None:
@@ -70,7 +63,7 @@ def test_a_server_that_ends_is_reported_with_its_code_and_its_last_words(tmp_pat
         Server(launch(command), tmp_path / "server.log").__enter__()
     words, worker = raised.value.log
     assert words == "no room"
-    assert not is_there(int(worker))
+    assert is_gone(int(worker))
 
 
 def test_a_server_that_is_not_ready_in_time_is_killed(tmp_path: Path) -> None:

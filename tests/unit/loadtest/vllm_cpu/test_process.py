@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import ServerFailed, logged_errors
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess, command_line, environment, with_ports
+from tests.processes import is_gone
 
 ENGINE = """\
 import http.server, pathlib, subprocess, sys, time
@@ -53,25 +53,9 @@ def engine(folder: Path, before_serving: str = "", lines: list[str] | None = Non
     return VllmProcess(options, folder / "logs" / "engine.log", (lines if lines is not None else []).append)
 
 
-def is_alive(pid: int) -> bool:
-    """Whether a process exists and is not a zombie waiting for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def worker_of(folder: Path) -> int:
     """The stand-in engine's worker process."""
     return int((folder / "child.pid").read_text())
-
-
-def wait_gone(pid: int) -> None:
-    """Fail unless the process ends soon."""
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while is_alive(pid):
-        assert time.monotonic() < deadline, f"process {pid} is still alive"
-        time.sleep(0.01)
 
 
 def test_it_is_ready_when_health_answers_and_nothing_is_left_after_the_block(tmp_path: Path) -> None:
@@ -82,8 +66,8 @@ def test_it_is_ready_when_health_answers_and_nothing_is_left_after_the_block(tmp
         assert os.getpgid(worker) == pid
         assert running.start_seconds > 0
         assert lines[-1].endswith(f"at {running.url}")
-    wait_gone(pid)
-    wait_gone(worker)
+    assert is_gone(pid)
+    assert is_gone(worker)
     assert not running.is_running()
 
 
@@ -91,7 +75,7 @@ def test_an_engine_that_dies_while_starting_is_reported_with_the_end_of_its_log(
     failing = engine(tmp_path, before_serving="print('out of memory', flush=True); sys.exit(3)")
     with pytest.raises(ServerFailed, match=r"exit code 3[\s\S]*out of memory"), failing:
         pass
-    wait_gone(worker_of(tmp_path))
+    assert is_gone(worker_of(tmp_path))
 
 
 def test_an_engine_that_is_never_ready_is_given_up_at_the_deadline(tmp_path: Path) -> None:
@@ -99,7 +83,7 @@ def test_an_engine_that_is_never_ready_is_given_up_at_the_deadline(tmp_path: Pat
     slow.launch = replace(slow.launch, ready_seconds=1.0)
     with pytest.raises(ServerFailed, match=r"not ready after 1 s[\s\S]*loading"), slow:
         pass
-    wait_gone(slow.pid)
+    assert is_gone(slow.pid)
 
 
 def test_an_engine_that_ignores_termination_is_killed_with_its_workers(tmp_path: Path) -> None:
@@ -108,15 +92,15 @@ def test_an_engine_that_ignores_termination_is_killed_with_its_workers(tmp_path:
     with stubborn:
         pid, worker = stubborn.pid, worker_of(tmp_path)
         stubborn.stop(grace_seconds=0.2)
-    wait_gone(pid)
-    wait_gone(worker)
+    assert is_gone(pid)
+    assert is_gone(worker)
     assert lines[-1].endswith("killed")
 
 
 def test_an_error_inside_the_block_stops_the_engine_too(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="in the block"), engine(tmp_path) as running:
         raise RuntimeError("in the block")
-    wait_gone(running.pid)
+    assert is_gone(running.pid)
 
 
 def test_an_engine_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -135,8 +119,8 @@ def test_an_engine_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> N
         pid = int(parent.stdout.readline())
         worker = worker_of(tmp_path)
         parent.kill()
-    wait_gone(pid)
-    wait_gone(worker)
+    assert is_gone(pid)
+    assert is_gone(worker)
 
 
 def test_a_missing_environment_or_model_says_how_to_get_it(tmp_path: Path) -> None:
