@@ -96,6 +96,9 @@ def _tiles(results: Results) -> list[tuple[str, str, str]]:
         ideal = results.routing.ideal_hit_ratio
         facts = f"ideal {percent(ideal)}" if ideal is not None else "of prompt tokens"
         tiles.append(("prefix cache hits", percent(results.routing.hit_ratio), facts))
+    if (audio := results.audio) is not None:
+        each = f"{number(audio.request_seconds_per_second)} in the median request"
+        tiles.append(("audio, seconds a second", number(audio.seconds_per_second), each))
     if (busy := gpu_percent(results.samples, rates)) is not None:
         tiles.append(("GPU utilisation", f"{busy:.0f} %", f"target {GPU_TARGET_PERCENT:g} %"))
     if (joule := tokens_per_joule(results.samples, rates)) is not None:

@@ -132,6 +132,15 @@ def test_time_above_the_cap_is_reported() -> None:
     assert "peak 3, cap 2; above it for 1.00 s at most, as seen by the client" in page(results, records)
 
 
+def test_audio_has_its_speed_on_the_page_and_in_the_terminal() -> None:
+    records = _records(50, audio_seconds=20.0)
+    results, file = _results(records), io.StringIO()
+    show(results, Console(file=file, width=80))
+    for text in (page(results, records), file.getvalue()):
+        assert "40 in the median request" in " ".join(text.split())
+    assert "audio, seconds a second" not in page(_results(_records(50)), records)
+
+
 @pytest.mark.parametrize(
     "records",
     [
