@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from statistics import median
+from statistics import fmean, median
 
 from loadtest.compare.proxy import started
 from loadtest.console import markdown_table
+from loadtest.report.statistics import mean_interval
 from loadtest.servers.processes import bound_to, cpu_seconds_between, cpu_times
 from loadtest.servers.server import ServerFailed
 from loadtest.workloads.prompts import Endpoint
@@ -104,13 +105,10 @@ def _start(stack: ExitStack, bench: measure.Bench, name: str, settings: dict[str
 
 
 def table(found: dict[str, list[float]]) -> str:
-    """Medians, and the median of the ratios pair by pair, in Markdown."""
-    rows = [
-        (
-            name,
-            f"{median(costs):.1f}",
-            f"{median(cost / base for cost, base in zip(costs, found[OFF], strict=True)):.3f}",
-        )
-        for name, costs in found.items()
-    ]
-    return markdown_table(("sampled", "µs CPU a request", "ratio"), rows, texts=1)
+    """Medians, and the mean of the ratios pair by pair with its 95 % interval, in Markdown."""
+    rows = []
+    for name, costs in found.items():
+        ratios = [cost / base for cost, base in zip(costs, found[OFF], strict=True)]
+        low, high = mean_interval(ratios) or (fmean(ratios),) * 2
+        rows.append((name, f"{median(costs):.1f}", f"{fmean(ratios):.3f}", f"{low:.3f} to {high:.3f}"))
+    return markdown_table(("sampled", "µs CPU a request", "ratio", "95 % interval"), rows, texts=1)
