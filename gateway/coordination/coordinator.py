@@ -26,6 +26,7 @@ _WAITING_SECONDS: Final = 0.2  # while requests wait: they take seconds, so bloc
 _ASKING_SECONDS: Final = 0.1  # between two requests for others' calls
 _FRUITLESS_SECONDS: Final = 0.4  # while requests wait, and calls change no block
 _LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
+_ANSWER_SECONDS: Final = 0.003  # after a call that asked others, who answer by a request
 _ATTEMPTS: Final = 8  # at a change, while others change the table
 _READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an even part
 
@@ -55,18 +56,30 @@ class Coordinator:
         self._counted, self._clock, self._supervisor = counted, clock, supervisor
         self._peers: frozenset[str] | None = None  # whose messages are heard
         self._parts: dict[int, EngineUse] = {}  # what was set last, by the engine's number
+        self._lacked: set[int] = set()  # numbers of engines of which a peer lacks a part
         self._wake = asyncio.Event()
         self._has_ended_call = asyncio.Event()
         self._count = 1
-        self._is_lost = False
+        self._is_lost = self._has_asked = False
         self._called_seconds = self._asked_seconds = -math.inf
         self._waiting_seconds = _WAITING_SECONDS
         self._log = structlog.get_logger("gateway")
+        broker.when_used(self._on_wait, self._on_release)
         fleet.on_change.insert(0, self.obey)
         self.obey()
 
-    def _on_call(self, caller: bytes) -> None:
-        if caller != self._link.replica.encode():  # it wants more than it has
+    def _on_call(self, names: bytes) -> None:
+        if self._link.replica.encode() in names.split():
+            self._wake.set()
+
+    def _on_wait(self) -> None:
+        """A request begins to wait: blocks may be what it lacks, unless others wait in vain already."""
+        if self._waiting_seconds == _WAITING_SECONDS and not self.blocks.is_failing:
+            self._wake.set()
+
+    def _on_release(self, engine: int) -> None:
+        """A part of an engine is free that nobody waits for here, but maybe elsewhere."""
+        if engine in self._lacked:
             self._wake.set()
 
     def obey(self, *, anew: bool = True) -> None:
@@ -120,10 +133,11 @@ class Coordinator:
         )
 
     async def _step(self) -> None:
+        """Call once, and wait until it is time for the next call."""
         self._called_seconds = math.inf  # a call is under way
         await self.call()
         self._called_seconds = self._clock()
-        await asyncio.sleep(_LEAST_SECONDS)
+        await asyncio.sleep(_ANSWER_SECONDS if self._has_asked else _LEAST_SECONDS)
         await self._wake.wait()
         self._wake.clear()
 
@@ -141,6 +155,7 @@ class Coordinator:
         except StoreLost as error:
             self.failures += 1
             self.blocks.failed()
+            self._lacked = set()
             if not self._is_lost:
                 self._is_lost = True
                 self._log.warning(
@@ -170,16 +185,18 @@ class Coordinator:
             applied, table = await self._store.swap(change)
             blocks.answered(table, sent, clock(), applied=applied)
             if applied:
-                is_fruitless = self._broker.waiting and not blocks.has_changed
-                self._waiting_seconds = (
-                    min(_FRUITLESS_SECONDS, 2 * self._waiting_seconds) if is_fruitless else _WAITING_SECONDS
-                )
                 break
         else:
             raise StoreLost("other gateways changed the table at the same time")
-        if blocks.is_short and blocks.has_idle_peers and clock() - self._asked_seconds > _ASKING_SECONDS:
+        is_fruitless = self._broker.waiting and not blocks.has_changed
+        self._waiting_seconds = min(_FRUITLESS_SECONDS, 2 * self._waiting_seconds) if is_fruitless else _WAITING_SECONDS
+        called, self._has_asked = blocks.poor, bool(blocks.rich) and clock() - self._asked_seconds > _ASKING_SECONDS
+        if self._has_asked:
             self._asked_seconds = clock()
-            self._link.publish(self._calls, self._link.replica.encode())
+            called = blocks.poor | blocks.rich
+        if called:
+            self._link.publish(self._calls, " ".join(called).encode())
+        self._lacked = {engine.index for key, _, engine in engines_by_key(self._fleet.backends) if key in blocks.lacked}
 
     async def _follow_peers(self) -> None:
         peers = self.blocks.peers

@@ -27,6 +27,7 @@ from gateway.routing.engine import EngineUse
 
 _DECODER = msgspec.msgpack.Decoder(ReplicaRecord)
 _ENCODER = msgspec.msgpack.Encoder()
+_NOTHING = EngineRecord(NONE, NONE, NONE, NONE)
 
 
 class ReplicaBlocks:
@@ -36,7 +37,9 @@ class ReplicaBlocks:
         self.replica = replica
         self.peers: frozenset[str] = frozenset()  # other replicas that were not silent when the table was last read
         self.missing = 0  # silent ones, whose blocks are kept free
-        self.is_short = False  # more is wanted than was free
+        self.rich: set[str] = set()  # peers that have what this one lacks, and may not need it
+        self.poor: set[str] = set()  # peers that lack what this one gives up by the change that it proposed
+        self.lacked: set[str] = set()  # engines of which a peer lacks a part
         self.has_changed = False  # the last change of the table was one of the own blocks
         self.is_failing = False  # no call succeeded since the last one that failed
         self._new_version = new_version
@@ -70,11 +73,6 @@ class ReplicaBlocks:
     def known(self) -> set[str]:
         """The replicas of which this one knows."""
         return {*self._records}
-
-    @property
-    def has_idle_peers(self) -> bool:
-        """Whether there is a peer without waiting requests, which renews its blocks once a second only."""
-        return any(not self._records[each].age_seconds for each in self.peers if each in self._records)
 
     def is_current(self, now: float) -> bool:
         """Whether the blocks are renewed, and have not lapsed."""
@@ -143,7 +141,7 @@ class ReplicaBlocks:
             if replica != self.replica
         ]
         shares: dict[str, EngineRecord] = {}
-        self.is_short = False
+        self.rich, self.poor, self.lacked = set(), set(), set()
         for key in dict.fromkeys((*wishes, *(own.shares if own else self._held))):
             wish = wishes.get(key) or Wish(NONE, NONE, NONE, NONE)
             if own is not None:
@@ -152,12 +150,11 @@ class ReplicaBlocks:
                 before = self.limit(key, wish.whole, now)
             else:  # it is new, or others took it for ended
                 before = NONE
-            block, target = self._sized(key, wish, age_seconds, before, others, grows=is_settled)
-            self.is_short = self.is_short or block.slots < target.slots or block.kv_tokens < target.kv_tokens
+            block = self._sized(key, wish, age_seconds, before, others, grows=is_settled)
             if key in self._held or block != NONE:
                 self._held[key] = both(self._held.get(key, NONE), block, min)
             if key in wishes or block != NONE:
-                shares[key] = EngineRecord(block, wish.wanted, wish.need, wish.whole)
+                shares[key] = _record(block, wish)
         self._number += 1
         run = table.stamp.run
         shown = run if self.replica in table.present else own.shown if own is not None else ""
@@ -175,9 +172,9 @@ class ReplicaBlocks:
         others: list[tuple[str, ReplicaRecord, bool]],
         *,
         grows: bool,
-    ) -> tuple[EngineUse, EngineUse]:
-        """The block to write, and the one that would be right. `others`: with whether each is silent."""
-        rows: list[tuple[float, str, EngineUse, EngineUse]] = [(-age_seconds, self.replica, wish.need, wish.wanted)]
+    ) -> EngineUse:
+        """The block to write; notes who has or lacks a part. `others`: with whether each is silent."""
+        rows: list[tuple[float, str, EngineRecord]] = [(-age_seconds, self.replica, _record(before, wish))]
         whole, taken, fixed = [*wish.whole], [0, 0], [0, 0]
         for replica, record, is_silent in others:
             share = record.shares.get(key)
@@ -189,20 +186,42 @@ class ReplicaBlocks:
             if is_silent:
                 continue
             if share is None:
-                rows.append((-record.age_seconds, replica, NONE, NONE))
+                rows.append((-record.age_seconds, replica, _NOTHING))
                 continue
-            rows.append((-record.age_seconds, replica, share.need, share.wanted))
+            rows.append((-record.age_seconds, replica, share))
             for at, amount in enumerate(share.whole):
                 whole[at] = min(whole[at] or amount, amount or whole[at])
-        rows.sort()
+        rows.sort(key=lambda row: row[:2])
         place = [row[1] for row in rows].index(self.replica)
-        block, target = [], []
+        block = []
         for at, total in enumerate(whole):
-            fit = targets(total - fixed[at], [(need[at], wanted[at]) for _, _, need, wanted in rows])[place]
+            fits = targets(total - fixed[at], [(share.need[at], share.wanted[at]) for _, _, share in rows])
             room = max(before[at], total - taken[at]) if grows else before[at]
-            block.append(max(wish.used[at], min(fit, room)))
-            target.append(fit)
-        return EngineUse(*block), EngineUse(*target)
+            block.append(max(wish.used[at], min(fits[place], room)))
+            lacks = block[at] < min(fits[place], max(1, wish.wanted[at]))
+            self._note(key, at, rows, fits, lacks=lacks, gives=block[at] < before[at])
+        return EngineUse(*block)
+
+    def _note(
+        self,
+        key: str,
+        at: int,
+        rows: list[tuple[float, str, EngineRecord]],
+        fits: list[int],
+        *,
+        lacks: bool,
+        gives: bool,
+    ) -> None:
+        """Who of the others has more than fits, and who less, of an engine's slots or tokens."""
+        for (age, replica, share), fit in zip(rows, fits, strict=True):
+            if replica == self.replica:
+                continue
+            if share.block[at] < min(fit, share.wanted[at]):
+                self.lacked.add(key)
+                if gives:
+                    self.poor.add(replica)
+            elif lacks and share.block[at] > fit and (not age or share.block[at] > share.wanted[at]):
+                self.rich.add(replica)
 
     def leave(self) -> TableChange | None:
         """The change that removes this replica, which has nothing in flight any more; None = the table is not known."""
@@ -221,3 +240,7 @@ class ReplicaBlocks:
             held = {key: share.block for key, share in self._records[self.replica].shares.items()}
             self._held, self.has_changed = held, held != self._granted
             self._granted = held
+
+
+def _record(block: EngineUse, wish: Wish) -> EngineRecord:
+    return EngineRecord(block, wish.wanted, wish.need, wish.whole)

@@ -77,6 +77,8 @@ class LeaseBroker:
         self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
         self._lapses_seconds = inf  # when parts of engines lapse that are shared with other gateways
         self._lapsed: Callable[[], None] | None = None
+        self._on_wait: Callable[[], None] | None = None
+        self._on_release: Callable[[int], None] | None = None
         self._wake: asyncio.Handle | None = None
         self._tick: asyncio.TimerHandle | None = None
 
@@ -91,6 +93,11 @@ class LeaseBroker:
     def lapse_at(self, seconds: float, lapsed: Callable[[], None]) -> None:
         """Call `lapsed` before anything is placed at this time or later, however long the process was paused."""
         self._lapses_seconds, self._lapsed = seconds, lapsed
+
+    def when_used(self, on_wait: Callable[[], None], on_release: Callable[[int], None]) -> None:
+        """Call these when a request begins to wait that is no line of a batch; and when one is over while none waits,
+        with its engine's number."""
+        self._on_wait, self._on_release = on_wait, on_release
 
     @property
     def waiting(self) -> int:
@@ -128,6 +135,8 @@ class LeaseBroker:
             line, seconds = demand.offline, self.max_wait_seconds - already_waited_seconds
             if line is not None:
                 seconds = line.expires_seconds - self._clock()
+            elif self._on_wait is not None:
+                self._on_wait()
             placed = await self._wait(placed, seconds, send_keep_alive)
         return placed.hand_out(self.first_token, self.release)
 
@@ -200,6 +209,8 @@ class LeaseBroker:
         self._scheduler.release(lease, now, answered=lease.answered, served_tokens=lease.served_tokens)
         if self._waiters:
             self.scan_soon()
+        elif self._on_release is not None:
+            self._on_release(lease.engine_index)
 
     def fleet_changed(self) -> None:
         """Read the fleet again, and scan the queue."""

@@ -387,3 +387,21 @@ def test_without_an_interval_or_a_receiver_there_are_no_keep_alives(seconds: flo
 
 def test_a_wait_that_has_reached_its_limit_gets_no_more_keep_alives() -> None:
     assert run(keep_alives_of_a_wait(25.0, 200.0)) == pytest.approx([25.0, 50.0])
+
+
+def test_those_who_share_engines_hear_of_each_wait_and_of_each_release_that_nobody_waits_for_here() -> None:
+    async def main() -> None:
+        heard: list[str] = []
+        lease_broker, release, order = gate_of(hall(1)), asyncio.Event(), list[str]()
+        lease_broker.when_used(lambda: heard.append("waits"), lambda engine: heard.append(f"released {engine}"))
+        first = asyncio.create_task(hold(lease_broker, order, "first", release))
+        await turns(5)
+        assert heard == []
+        second = asyncio.create_task(hold(lease_broker, order, "second", release))
+        await turns(5)
+        assert heard == ["waits"]
+        release.set()
+        await asyncio.gather(first, second)
+        assert heard == ["waits", "released 0"]
+
+    run(main())
