@@ -20,7 +20,7 @@ from tests.integration.predictions import BLOCK_TOKENS
 
 CACHE_BLOCKS = 160
 CONTEXT_TOKENS = 2048
-LOOKS = 5  # at what is known, 20 ms apart
+LOOKS = 8  # at what is known, 20 ms apart
 
 
 class Publishing(Protocol):
