@@ -22,7 +22,7 @@ from gateway.batches.journal import (
 )
 from gateway.batches.order import PrefixOrder
 from gateway.batches.partial import PartialAnswer
-from gateway.batches.sender import LineAnswer, LinePaused, LineSender, error_answer
+from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
 from gateway.batches.slots import Slots
 from gateway.errors import (
     BackendBusy,
@@ -156,6 +156,7 @@ class BatchRun:
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
         self._backoff = Backoff(parts.random)
         self._pace = pace
+        self._in_flight = LinesInFlight(pace)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
@@ -168,8 +169,9 @@ class BatchRun:
         self._done[place] = 1
 
     def stop_feeding(self) -> None:
-        """Start no more lines; `run` ends when those in flight have ended."""
+        """Start no more lines, and withdraw those that wait; `run` ends when those on engines have ended."""
         self._is_stopping = True
+        self._in_flight.withdraw()
         if self._feeding is not None:
             self._feeding.cancel()
 
@@ -268,7 +270,7 @@ class BatchRun:
             parts.metrics.lines.add(("continued",))
         try:
             answer = await parts.sender.send(
-                batch.endpoint, request, batch.owner, self._pace, partial, may_stream=may_stream
+                batch.endpoint, request, batch.owner, self._in_flight, partial, may_stream=may_stream
             )
         except LinePaused as paused:
             self._again.append(line)

@@ -1,7 +1,8 @@
 """One line of a batch as a request: the same reader and dispatchers as for a client's, and a record of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -48,6 +49,33 @@ class _StreamedLine:
 
     document: dict[str, Any]
     partial: PartialAnswer | None
+
+
+class LinesInFlight:
+    """The requests of one batch's lines, and the pace of the batch."""
+
+    def __init__(self, pace: BatchPace) -> None:
+        self.pace = pace
+        self._sinks: dict[Record, LineSink] = {}
+        self._is_withdrawn = False
+
+    @contextmanager
+    def holding(self, record: Record, sink: LineSink) -> Iterator[None]:
+        """While this block runs, its request can be withdrawn. Raises LinePaused if it is too late to send it."""
+        if self._is_withdrawn:
+            raise LinePaused(None)
+        self._sinks[record] = sink
+        try:
+            yield
+        finally:
+            del self._sinks[record]
+
+    def withdraw(self) -> None:
+        """End the requests that no engine has yet: they are paused, and so is every later one."""
+        self._is_withdrawn = True
+        for record, sink in self._sinks.items():
+            if not record.backend:
+                sink.revoke()
 
 
 class LineDispatcher(Protocol):
@@ -127,7 +155,7 @@ class LineSender:
         endpoint: str,
         line: LineRequest,
         owner: Owner,
-        pace: BatchPace,
+        lines: LinesInFlight,
         partial: PartialAnswer | None = None,
         *,
         may_stream: bool = True,
@@ -139,12 +167,12 @@ class LineSender:
         stream = self._stream_of(endpoint, line, partial) if may_stream else None
         if stream is not None:
             try:
-                answer = await self._send(endpoint, streamed(line.body, line.document), owner, pace, stream)
+                answer = await self._send(endpoint, streamed(line.body, line.document), owner, lines, stream)
                 if answer.status < 400:
                     return answer
             except _NotStreamed:
                 pass
-        answer = await self._send(endpoint, line.body, owner, pace, None)
+        answer = await self._send(endpoint, line.body, owner, lines, None)
         if stream is not None and answer.status < 400:
             self._unstreamed.add(stream.document["model"])
         return answer
@@ -158,7 +186,7 @@ class LineSender:
         return _StreamedLine(document, partial)
 
     async def _send(
-        self, endpoint: str, body: bytes, owner: Owner, pace: BatchPace, stream: _StreamedLine | None
+        self, endpoint: str, body: bytes, owner: Owner, lines: LinesInFlight, stream: _StreamedLine | None
     ) -> LineAnswer:
         request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
         record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
@@ -168,7 +196,7 @@ class LineSender:
             with Holding(self._memory) as holding:
                 holding.add(len(body))
                 sink = LineSink(holding)
-                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, pace, stream)
+                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, lines, stream)
                 status = sink.status
                 whole = sink.whole()
                 outcome = "completed" if status < 400 else "refused_by_backend"
@@ -215,7 +243,7 @@ class LineSender:
         route: Route,
         record: Record,
         sink: LineSink,
-        pace: BatchPace,
+        lines: LinesInFlight,
         stream: _StreamedLine | None,
     ) -> None:
         request_id, continues, generated_tokens = record.request_id, False, 0
@@ -232,12 +260,14 @@ class LineSender:
             if partial.tokens:
                 request = _continued(request, stream.document, partial)
         if self._idle_only:
+            pace = lines.pace
             line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues, generated_tokens)
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:
-            async with sink.fetching:
-                await self._dispatchers.of(request).dispatch(request, sink, record)
+            with lines.holding(record, sink):
+                async with sink.fetching:
+                    await self._dispatchers.of(request).dispatch(request, sink, record)
         except TimeoutError:
             if sink.is_revoked and sink.error is None:
                 raise LinePaused(sink.cut()) from None

@@ -34,8 +34,7 @@ def text_of(lines: Iterable[dict[str, Any]]) -> bytes:
 def gateway(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     """A gateway with batches, and two keys."""
     folder = tmp_path_factory.mktemp("gateway")
-    # Lines in flight are answered after a cancel: a slow engine takes minutes for the default of 1,024.
-    sections = {"batches": {"path": str(folder / "batches"), "lines_in_flight": 64}, "auth": {"keys": KEYS}}
+    sections = {"batches": {"path": str(folder / "batches")}, "auth": {"keys": KEYS}}
     with running_gateway(folder, config_for(fleet, sections, {})) as running:
         yield running
 

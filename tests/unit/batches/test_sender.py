@@ -1,5 +1,6 @@
 """Which requests lines become, and what a line teaches of lengths: its whole answer, once, whatever its pauses."""
 
+import asyncio
 from typing import Any, cast
 
 import orjson
@@ -8,7 +9,7 @@ import pytest
 from gateway.batches.batch import Owner
 from gateway.batches.input import Line, LineRequest
 from gateway.batches.partial import PartialAnswer
-from gateway.batches.sender import LineDispatchers, LinePaused, LineSender
+from gateway.batches.sender import LineDispatchers, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
@@ -83,7 +84,7 @@ class Desk:
         partial: PartialAnswer | None = None
         while True:
             try:
-                answer = await self.sender.send(CHAT, line_of(body), OWNER, PACE, partial)
+                answer = await self.sender.send(CHAT, line_of(body), OWNER, LinesInFlight(PACE), partial)
             except LinePaused as paused:
                 partial = paused.partial
             else:
@@ -116,6 +117,36 @@ def test_an_answer_that_its_own_limit_ends_counts_as_cut_there(interrupted_at: t
     assert lengths.expected("m", "", 120)[0] >= 120
 
 
+def test_lines_that_no_engine_has_are_withdrawn_and_those_on_engines_end() -> None:
+    lines, asked = LinesInFlight(PACE), asyncio.Event()
+
+    class Engines:
+        """Has room for one."""
+
+        async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
+            if asked.is_set():
+                await asyncio.Event().wait()
+            record.placed("m", "http://10.0.0.1:8000", 0.0, 0)
+            asked.set()
+            await asyncio.sleep(5)
+            reply.send(200, b"application/json", b"", b"{}")
+            return UpstreamResult(200, None, 0.0)
+
+    async def withdrawn() -> None:
+        desk, line = Desk(cast(Backend, Engines())), line_of(POOLED["/v1/score"])
+        runs, waits = [asyncio.create_task(desk.sender.send("/v1/score", line, OWNER, lines)) for _ in range(2)]
+        await asyncio.sleep(1)
+        lines.withdraw()
+        with pytest.raises(LinePaused):
+            await waits
+        assert not runs.done()
+        with pytest.raises(LinePaused):
+            await desk.sender.send("/v1/score", line, OWNER, lines)
+        assert (await runs).status == 200
+
+    run(withdrawn())
+
+
 POOLED = {
     "/v1/embeddings": {"model": "m", "input": ["a", "b"]},
     "/v1/rerank": {"model": "m", "query": "a", "documents": ["b", "c"]},
@@ -134,7 +165,7 @@ def test_lines_of_pooled_endpoints_use_idle_capacity_only(endpoint: str) -> None
             return UpstreamResult(200, None, 0.0)
 
     desk = Desk(cast(Backend, Pooling()))
-    answer = run(desk.sender.send(endpoint, line_of(POOLED[endpoint]), OWNER, PACE))
+    answer = run(desk.sender.send(endpoint, line_of(POOLED[endpoint]), OWNER, LinesInFlight(PACE)))
     assert answer.status == 200
     [demand] = [request.demand for request in asked]
     assert demand.offline is not None
