@@ -14,7 +14,7 @@ from tests.integration.gateway_process import Gateway, config_for, running_gatew
 from tests.integration.observed import eventually, read
 
 HERE = Path(__file__).parent
-REAL_ENGINE_TIMEOUT_SECONDS = 300  # the first test also waits for the engines
+REAL_ENGINE_TIMEOUT_SECONDS = 600  # the first test also waits for the engines, others start one again
 
 StartGateway = Callable[..., AbstractContextManager[Gateway]]
 
