@@ -71,10 +71,10 @@ class LinesInFlight:
             del self._sinks[record]
 
     def withdraw(self) -> None:
-        """End the requests that no engine has yet: they are paused, and so is every later one."""
+        """End the requests that wait for an engine: they are paused, and so is every later one."""
         self._is_withdrawn = True
         for record, sink in self._sinks.items():
-            if not record.backend:
+            if not record.is_placed:
                 sink.revoke()
 
 

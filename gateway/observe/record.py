@@ -28,6 +28,7 @@ class Record:
     attempts: int = 0
     streams: bool = False
     batch: bool = False
+    is_placed: bool = False  # a backend has it now
     queue_seconds: float = 0.0
     first_byte_seconds: float | None = None
     ended_seconds: float = 0.0
@@ -85,6 +86,7 @@ class Record:
         """An attempt begins: the scheduler chose this backend and predicts a prefix-cache hit of this many tokens."""
         self.model = model  # the label until now, if the model was unknown
         self.backend = backend
+        self.is_placed = True
         self.attempts += 1
         self.queue_seconds += waited_seconds
         self.predicted_hit_tokens = hit_tokens
@@ -92,6 +94,7 @@ class Record:
             self.trace.placed(backend, waited_seconds, hit_tokens)
 
     def attempted(self, first_byte_seconds: float | None, streamed_tokens: int) -> None:
+        self.is_placed = False
         self.first_byte_seconds = first_byte_seconds
         self.streamed_tokens = streamed_tokens
         if self.trace is not None:

@@ -118,27 +118,30 @@ def test_an_answer_that_its_own_limit_ends_counts_as_cut_there(interrupted_at: t
 
 
 def test_lines_that_no_engine_has_are_withdrawn_and_those_on_engines_end() -> None:
-    lines, asked = LinesInFlight(PACE), asyncio.Event()
+    lines, numbers = LinesInFlight(PACE), iter(range(3))
 
     class Engines:
-        """Has room for one."""
+        """One runs the first line, one fails at the second, and none has room for the third."""
 
         async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
-            if asked.is_set():
+            number = next(numbers)
+            if number < 2:
+                record.placed("m", "http://10.0.0.1:8000", 0.0, 0)
+            if number:
+                record.attempted(None, 0)
                 await asyncio.Event().wait()
-            record.placed("m", "http://10.0.0.1:8000", 0.0, 0)
-            asked.set()
             await asyncio.sleep(5)
             reply.send(200, b"application/json", b"", b"{}")
             return UpstreamResult(200, None, 0.0)
 
     async def withdrawn() -> None:
         desk, line = Desk(cast(Backend, Engines())), line_of(POOLED["/v1/score"])
-        runs, waits = [asyncio.create_task(desk.sender.send("/v1/score", line, OWNER, lines)) for _ in range(2)]
+        runs, *wait = [asyncio.create_task(desk.sender.send("/v1/score", line, OWNER, lines)) for _ in range(3)]
         await asyncio.sleep(1)
         lines.withdraw()
-        with pytest.raises(LinePaused):
-            await waits
+        for each in wait:
+            with pytest.raises(LinePaused):
+                await each
         assert not runs.done()
         with pytest.raises(LinePaused):
             await desk.sender.send("/v1/score", line, OWNER, lines)
