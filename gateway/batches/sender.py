@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from gateway.batches.batch import Owner
 from gateway.batches.continuation import can_continue, continued_fields, saves_work, streamed
@@ -56,26 +56,29 @@ class LinesInFlight:
 
     def __init__(self, pace: BatchPace) -> None:
         self.pace = pace
-        self._sinks: dict[Record, LineSink] = {}
+        self._tasks: dict[Record, asyncio.Task[None]] = {}
         self._is_withdrawn = False
 
     @contextmanager
-    def holding(self, record: Record, sink: LineSink) -> Iterator[None]:
-        """While this block runs, its request can be withdrawn. Raises LinePaused if it is too late to send it."""
+    def holding(self, record: Record) -> Iterator[None]:
+        """While this block runs, its request can be withdrawn. Raises LinePaused if it was, or is too late."""
         if self._is_withdrawn:
             raise LinePaused(None)
-        self._sinks[record] = sink
+        task = self._tasks[record] = cast("asyncio.Task[None]", asyncio.current_task())
         try:
             yield
+        except asyncio.CancelledError:
+            if record in self._tasks or task.uncancel():
+                raise
+            raise LinePaused(None) from None
         finally:
-            del self._sinks[record]
+            self._tasks.pop(record, None)
 
     def withdraw(self) -> None:
         """End the requests that wait for an engine: they are paused, and so is every later one."""
         self._is_withdrawn = True
-        for record, sink in self._sinks.items():
-            if not record.is_placed:
-                sink.revoke()
+        for record in [record for record in self._tasks if not record.is_placed]:
+            self._tasks.pop(record).cancel()  # at once: none may get an engine in this turn
 
 
 class LineDispatcher(Protocol):
@@ -265,7 +268,7 @@ class LineSender:
             request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:
-            with lines.holding(record, sink):
+            with lines.holding(record):
                 async with sink.fetching:
                     await self._dispatchers.of(request).dispatch(request, sink, record)
         except TimeoutError:
