@@ -18,7 +18,7 @@ from tests.clients import request
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_embedding_batches import BAD, PATH, Embeds, body
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import chunk, event, head, json_answer, last_chunk, until
+from tests.scripts import chunk, event, head, json_answer, last_chunk, pause, until
 
 FILES = Path(__file__).parents[2] / "config/proxies"
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -98,14 +98,14 @@ async def test_a_long_body_passes_and_connections_are_kept(
 @pytest.mark.parametrize("proxy", ["nginx", "haproxy", "envoy"])
 async def test_the_gateway_knows_the_clients_address(proxy: str, backend: ScriptedBackend, tmp_path: Path) -> None:
     """Clients without a key whose inputs are refused are distinguished by it."""
-    backend.plays(Embeds())
+    backend.plays(pause(0.1), Embeds())  # so that others wait meanwhile, and share a batch
     async with running(backend, sections=TRUSTED) as under_test, behind(proxy, under_test, tmp_path) as client:
         quarantine, clock = under_test.gateway.coalescer._quarantine, under_test.gateway.clock
 
         def kept_apart() -> list[str]:
             return [name for name in (*GOOD, BAD_CLIENT) if quarantine.has(f"address {name}", clock())]
 
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(100):
             while not kept_apart():  # until a bad input was in a batch with others
                 await asyncio.gather(
                     ask(client, BAD_CLIENT, BAD), *(ask(client, name, f"text of {name}") for name in GOOD)
