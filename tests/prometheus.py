@@ -75,8 +75,8 @@ class Prometheus:
         return found
 
     async def scrapes(self) -> int:
-        """How often the gateway was scraped so far."""
-        found = await self.query('count_over_time(up{job="gateway"}[10m])')
+        """How often the gateway was scraped so far, in time."""
+        found = await self.query('sum_over_time(up{job="gateway"}[10m])')
         return int(found[0]["value"][1]) if found else 0
 
     async def is_ready(self) -> bool:
@@ -88,13 +88,13 @@ class Prometheus:
 
 
 @asynccontextmanager
-async def prometheus(folder: Path, *ports: int, interval: str = "250ms") -> AsyncIterator[Prometheus]:
+async def prometheus(folder: Path, *ports: int) -> AsyncIterator[Prometheus]:
     """Scrapes these ports of this machine as the job `gateway`, and knows the alerts."""
     [port] = free_ports(1)
     program = tool("prometheus")
     file = folder / "prometheus.yaml"
     job = {"job_name": "gateway", "static_configs": [{"targets": [f"127.0.0.1:{each}" for each in ports]}]}
-    settings = {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"}
+    settings = {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"}
     file.write_text(json.dumps({"global": settings, "rule_files": [str(ALERTS)], "scrape_configs": [job]}))
     command = [program, f"--config.file={file}", f"--storage.tsdb.path={folder}/tsdb"]
     with (folder / "prometheus.log").open("wb") as log:
