@@ -10,7 +10,7 @@ _POLL_SECONDS = 0.01
 def is_there(pid: int) -> bool:
     """Whether the process lives; one that was not waited for yet does not."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 

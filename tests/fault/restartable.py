@@ -17,6 +17,7 @@ from loadtest.servers.processes import free_ports
 from loadtest.servers.server import serves, wait_until
 from tests.clients import Answer, Client, request
 from tests.fault.rig import holds
+from tests.processes import is_there
 from tests.scripted import ScriptedBackend
 
 READY_SECONDS = 30.0
@@ -86,11 +87,7 @@ class Restartable:
         def is_gone() -> bool:
             for process in self.processes:
                 process.poll()
-            try:
-                state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            except FileNotFoundError:
-                return True
-            return state == "Z"  # its parent has not waited for it, as in a container without an init process
+            return not is_there(pid)
 
         await holds(is_gone, f"process {pid} has ended")
 

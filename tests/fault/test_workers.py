@@ -18,6 +18,7 @@ from loadtest.servers.processes import free_ports
 from tests.clients import Client, request
 from tests.fault.counting_engine import BODY, CLIENTS, CountingEngine, Load, more, until
 from tests.fault.gateway_process import GatewayProcess, gateway_process
+from tests.processes import is_there
 
 pytest.importorskip("hiredis")
 pytestmark = pytest.mark.timeout(300)
@@ -72,10 +73,10 @@ def events(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 async def logged(folder: Path, name: str, count: int) -> list[dict[str, Any]]:
-    async def is_there() -> bool:
+    async def are_logged() -> bool:
         return len(events(folder, name)) >= count
 
-    await until(is_there, f"{count} times {name}")
+    await until(are_logged, f"{count} times {name}")
     return events(folder, name)
 
 
@@ -83,12 +84,6 @@ async def admin(gateway: GatewayProcess, target: str, method: bytes = b"GET", bo
     async with await Client.connect(gateway.admin_port) as client:
         await client.send(request(body, method=method, target=target.encode()))
         return await client.answer()
-
-
-def is_running(pid: int) -> bool:
-    with suppress(FileNotFoundError):
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    return False
 
 
 async def test_a_worker_that_is_killed_cuts_its_own_clients_alone_and_is_back(tmp_path: Path) -> None:
@@ -155,7 +150,7 @@ async def test_sigterm_lets_all_workers_drain(tmp_path: Path) -> None:
                 os.kill(pid, signal.SIGTERM)
             assert [(await client.answer()).status for client in (one, two)] == [200, 200]
         assert await asyncio.to_thread(gateway.process.wait, _DEADLINE_SECONDS) == 0
-        assert not any(map(is_running, workers))
+        assert not any(map(is_there, workers))
         with pytest.raises(ConnectionError):
             await Client.connect(gateway.port)
         assert events(tmp_path, "worker_ended") == []
@@ -166,7 +161,7 @@ async def test_workers_end_with_their_parent(tmp_path: Path) -> None:
         load, workers = Load(gateway), workers_of(gateway)
         await more(load, 8)
         gateway.process.kill()
-        await until(lambda: true(not any(map(is_running, workers))), "they have ended")
+        await until(lambda: true(not any(map(is_there, workers))), "they have ended")
         await load.stop()
         await until(lambda: true(engine.in_flight == 0), "the engine aborts what it had")
 

@@ -16,6 +16,7 @@ from loadtest.servers.server import Server, ServerFailed, ask, get, simulated_en
 from tests.bench.gateway_process import GatewayProcess, read_metrics, serving, wait_until_ready
 from tests.bench.restarts.load import LoadOptions, Sent, read
 from tests.bench.restarts.requests import CHAT_MODEL, EMBEDDING_MODEL
+from tests.processes import is_there
 
 CHAT_ENGINES = 2
 CHAT_CAP, EMBEDDING_CAP = 16, 128
@@ -83,7 +84,7 @@ class Generations:
 
     def look(self) -> int:
         """How many run now."""
-        alive = sum(map(_runs, self.pids))
+        alive = sum(map(is_there, self.pids))
         self.most_alive = max(self.most_alive, alive)
         return alive
 
@@ -91,17 +92,10 @@ class Generations:
         """Wait, and look now and then. Raises ServerFailed if the last process ends."""
         until = time.monotonic() + seconds
         while time.monotonic() < until and not ended():
-            if not _runs(self.pids[-1]):
+            if not is_there(self.pids[-1]):
                 raise ServerFailed(f"the gateway's process {self.pids[-1]} has ended")
             self.look()
             time.sleep(_LOOK_SECONDS)
-
-
-def _runs(pid: int) -> bool:
-    with suppress(OSError):
-        stat = Path(f"/proc/{pid}/stat").read_text()
-        return stat[stat.rindex(")") + 2] not in "ZX"
-    return False
 
 
 def rss_bytes(pid: int) -> int:

@@ -25,7 +25,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
-DEADLINE_SECONDS = 10.0
 
 
 def fake_venv(folder: Path, before_serving: str = "") -> Path:
