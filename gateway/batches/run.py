@@ -155,7 +155,6 @@ class BatchRun:
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
         self._backoff = Backoff(parts.random)
-        self._pace = pace
         self._in_flight = LinesInFlight(pace)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
@@ -199,7 +198,7 @@ class BatchRun:
                 return
 
     def _look(self) -> None:
-        batch, laxity_seconds = self.batch, self._pace.laxity_seconds(self._parts.sender.now())
+        batch, laxity_seconds = self.batch, self._in_flight.pace.laxity_seconds(self._parts.sender.now())
         found = urgency(laxity_seconds)
         promoted = "" if found is Urgency.IDLE else found.name.lower()
         if promoted == batch.promoted:
@@ -336,7 +335,7 @@ class BatchRun:
     def _count(self, line: Line, usage: LineUsage, state: str) -> None:
         self._attempts.pop(line.place, None)
         self.answered(line.place)
-        self._pace.done(self._parts.sender.now())
+        self._in_flight.pace.done(self._parts.sender.now())
         self.batch.tally.add(usage, failed=state != "completed")
         self._parts.metrics.lines.add((state,))
 

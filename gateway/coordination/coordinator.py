@@ -86,6 +86,7 @@ class Coordinator:
         """Set what may be in flight on each engine from now on; without `anew`, only if that has changed."""
         now, parts = self._clock(), dict[int, EngineUse]()
         engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
+        self._lacked = {engine.index for key, _, engine in engines if key in self.blocks.lacked}
         all_used: dict[str, int] = {}
         for key, _, engine in engines:
             all_used[key] = all_used.get(key, 0) + engine.load.in_flight
@@ -155,7 +156,6 @@ class Coordinator:
         except StoreLost as error:
             self.failures += 1
             self.blocks.failed()
-            self._lacked = set()
             if not self._is_lost:
                 self._is_lost = True
                 self._log.warning(
@@ -196,7 +196,6 @@ class Coordinator:
             called = blocks.poor | blocks.rich
         if called:
             self._link.publish(self._calls, " ".join(called).encode())
-        self._lacked = {engine.index for key, _, engine in engines_by_key(self._fleet.backends) if key in blocks.lacked}
 
     async def _follow_peers(self) -> None:
         peers = self.blocks.peers

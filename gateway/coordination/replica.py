@@ -94,6 +94,7 @@ class ReplicaBlocks:
     def failed(self) -> None:
         """A call failed; whether it had an effect is not known."""
         self.is_failing, self._table = True, None
+        self.lacked = set()
 
     def saw(self, table: Table, received: float) -> None:
         """The table was read. `received`: when the answer had come."""
