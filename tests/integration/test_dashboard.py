@@ -1,6 +1,8 @@
 """The dashboard of a running gateway, in a real browser: live requests, decisions, the playground, a dead engine."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,22 @@ async def ask(gateway: Gateway, text: str, tokens: int = 5, request_id: str = ""
         await client.chat.completions.create(
             model=CHAT_MODEL, messages=[{"role": "user", "content": text}], max_tokens=tokens
         )
+
+
+@asynccontextmanager
+async def holding_every_engine(gateway: Gateway, fleet: Fleet) -> AsyncIterator[None]:
+    """A stream on each chat engine, until the block ends."""
+    async with gateway.client() as client, AsyncExitStack() as stack:
+        for _ in fleet.chat_names:
+            stream = await client.chat.completions.create(
+                model=CHAT_MODEL,
+                messages=[{"role": "user", "content": "Count."}],
+                max_tokens=5000,
+                stream=True,
+                extra_body={"ignore_eos": True},
+            )
+            await stack.enter_async_context(stream)
+        yield
 
 
 async def watched(page: Page, gateway: Gateway, view: str) -> None:
@@ -54,8 +72,9 @@ async def test_requests_that_wait_are_shown_and_then_what_bound_them(
         async with browser_page(tmp_path) as page:
             await watched(page, gateway, "queue")
             await page.until("document.querySelector('nav a[data-view=fleet] b').innerText === '3'")
-            asked = [asyncio.create_task(ask(gateway, f"Count to {number}.", 400)) for number in range(8)]
-            await page.until("document.body.innerText.includes('1 of 1 slots taken')")
+            async with holding_every_engine(gateway, fleet):
+                asked = [asyncio.create_task(ask(gateway, f"Count to {number}.")) for number in range(6)]
+                await page.until("document.body.innerText.includes('1 of 1 slots taken')")
             await asyncio.gather(*asked)
             await page.run("location.hash = 'requests'")
             await page.until(f"{ROWS}.length === 8")
