@@ -33,6 +33,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.path.is_relative_to(HERE):
                 item.add_marker(pytest.mark.timeout(REAL_ENGINE_TIMEOUT_SECONDS))
+            if simulated := item.get_closest_marker("simulated"):
+                item.add_marker(pytest.mark.skip(f"simulated engines only: {simulated.args[0]}"))
 
 
 @pytest.fixture(scope="session")

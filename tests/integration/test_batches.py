@@ -20,8 +20,13 @@ KEYS = [{"name": "a", "key": "sk-a"}, {"name": "b", "key": "sk-b", "requests_per
 
 
 def chat_line(name: str, tokens: int = 4, **more: Any) -> dict[str, Any]:
-    """A line with a short conversation."""
-    body = {"model": CHAT_MODEL, "messages": [{"role": "user", "content": f"Hello {name}."}], "max_tokens": tokens}
+    """A line with a short conversation, whose answer has exactly so many tokens."""
+    body = {
+        "model": CHAT_MODEL,
+        "messages": [{"role": "user", "content": f"Hello {name}."}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+    }
     return {"custom_id": name, "method": "POST", "url": CHAT, "body": {**body, **more}}
 
 

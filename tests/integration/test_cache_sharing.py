@@ -77,6 +77,7 @@ async def test_a_prefix_that_was_sent_through_one_gateway_is_a_hit_through_the_o
                 assert answer.predicted > 0
 
 
+@pytest.mark.simulated("gateways tell each other the same of real engines")
 async def test_isolated_caches_are_those_of_one_key_at_every_gateway(fleet: Fleet, tmp_path: Path) -> None:
     auth = {"auth": {"keys": KEYS}}
     with redis_server(tmp_path) as server, two_gateways(fleet, tmp_path, server, auth) as gateways:
@@ -89,6 +90,7 @@ async def test_isolated_caches_are_those_of_one_key_at_every_gateway(fleet: Flee
             assert (await complete(ann[1], prefix + fresh())).cached > 0
 
 
+@pytest.mark.simulated("gateways tell each other the same of real engines")
 async def test_requests_go_on_without_the_server_and_gateways_find_each_other_again(
     fleet: Fleet, tmp_path: Path
 ) -> None:
@@ -116,6 +118,7 @@ async def test_requests_go_on_without_the_server_and_gateways_find_each_other_ag
             assert (await complete(second, prefix + fresh())).cached > 0
 
 
+@pytest.mark.simulated("gateways tell each other the same of real engines")
 async def test_a_stored_response_is_continued_and_retrieved_through_the_other_gateway(
     fleet: Fleet, tmp_path: Path
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
+from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import Fleet
 from tests.integration.observed import (
     engines_become_idle,
@@ -75,11 +75,10 @@ async def test_a_request_for_several_choices_counts_as_several(start_gateway: St
         await gateway_holds_nothing(gateway.admin_url)
 
 
+@pytest.mark.simulated("how long the streams last that keep an engine busy is up to a real one")
 async def test_requests_beyond_the_cap_are_served_in_the_order_they_came(
-    start_gateway: StartGateway, fleet: Fleet, request: pytest.FixtureRequest
+    start_gateway: StartGateway, fleet: Fleet
 ) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("how long the streams last that keep an engine busy is up to a real one")
     finished: list[int] = []
     order = {"routing": {"policy": "least_loaded"}}  # under which nobody waits for a better backend meanwhile
     with start_gateway(order, max_in_flight=1) as gateway:

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+pytestmark = pytest.mark.simulated("the command starts them")
 REQUESTS = 40
 LOAD = ("-c", "4", "-n", str(REQUESTS), "--max-tokens", "6", "--output-spread", "0", "--groups", "2")
 SIZES = ("--prefix-tokens", "256", "--pairs", "6", "--overhead", "no", "--kv-tokens", "16384")

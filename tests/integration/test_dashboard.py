@@ -103,6 +103,7 @@ async def test_the_playground_sends_as_a_client_does(fleet: Fleet, tmp_path: Pat
             await page.until("document.body.innerText.includes('Where it would go now')")
 
 
+@pytest.mark.simulated("a real engine takes long to start, and ends in the same way")
 async def test_a_dead_engine_is_shown_as_such(fleet: Fleet, spare: Server, tmp_path: Path) -> None:
     config = config_for(fleet, {"health": {"probe_interval_seconds": 0.2}}, {})
     config["backends"].append({"url": spare.url, "name": "spare"})

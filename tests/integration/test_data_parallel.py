@@ -6,19 +6,17 @@ from random import Random
 import pytest
 from openai import AsyncOpenAI, BadRequestError
 
-from tests.integration.conftest import engine_kind
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, samples
 from tests.integration.predictions import BLOCK_TOKENS, Answered, Message, complete, error, hit_share, talk, text
 from tests.integration.publishing import SimOptions, Simulated, followed, get, in_front_of, simulated_engines
 
+pytestmark = pytest.mark.simulated("two engines behind one server are more than this CPU bears")
 RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("two engines behind one server are more than this CPU bears")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     options = SimOptions(ranks=RANKS, cache_blocks=400)
     with simulated_engines(tmp_path_factory.mktemp("ranks"), options) as [engine]:
         yield engine

@@ -10,7 +10,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from loadtest.servers.processes import free_ports
-from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
+from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet, simulated_engine
 from tests.integration.gateway_process import config_for, running_gateway
 from tests.integration.observed import eventually, read, samples, total
@@ -98,9 +98,8 @@ async def test_a_bad_input_fails_in_the_engines_own_words_beside_cached_ones(
                     check_equal(ours, theirs)
 
 
-async def test_after_a_restart_of_the_engine_nothing_is_known(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the engine is started twice")
+@pytest.mark.simulated("the engine is started twice")
+async def test_after_a_restart_of_the_engine_nothing_is_known(tmp_path: Path) -> None:
     [port] = free_ports(1)
     flags = ("--model", EMBEDDING_MODEL, "--embedding")
     config = {"backends": [{"url": f"http://127.0.0.1:{port}"}], "health": {"probe_interval_seconds": 0.5}, **CACHE}

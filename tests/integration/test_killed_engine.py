@@ -20,7 +20,10 @@ from loadtest.servers.engines import EngineOptions, Engines, Kind, running_engin
 from loadtest.servers.processes import free_ports
 from loadtest.workloads.prompts import Endpoint
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.simulated("a real engine takes long to come back, and its figures on a CPU say nothing"),
+]
 
 OPTIONS = EngineOptions(Kind.SIM, 2, Path("simulated"))
 # Patient enough for a machine that does something else meanwhile.

@@ -10,20 +10,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from loadtest.servers.server import Server
-from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, gateway_holds_nothing, samples
 from tests.kubernetes_api import ApiServer, Document, endpoint_slice, pod
 
+pytestmark = pytest.mark.simulated("real engines take a minute to start, and behave the same here")
 CLIENTS = 8
-
-
-@pytest.fixture(autouse=True)
-def simulated(request: pytest.FixtureRequest) -> None:
-    """Real engines take a minute to start, and behave the same here."""
-    if engine_kind(request.config) != "sim":
-        pytest.skip("simulated engines only")
 
 
 def pods(engine: Server, *endpoints: Document) -> Document:

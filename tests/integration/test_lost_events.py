@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.conftest import engine_kind
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, read
 from tests.integration.predictions import BLOCK_TOKENS, Answered, complete, hit_share
@@ -28,13 +27,8 @@ from tests.integration.publishing import (
     streams,
 )
 
+pytestmark = pytest.mark.simulated("only these can be told to lose their events")
 BLOCKS = 8  # of each prompt
-
-
-@pytest.fixture(autouse=True)
-def simulated_only(request: pytest.FixtureRequest) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("only simulated engines can be told to lose their events")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI, InternalServerError
 
-from tests.integration.conftest import StartGateway, engine_kind
+from tests.integration.conftest import StartGateway
 from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, EMBEDDING_MODEL, name_of, simulated_engine
 from tests.integration.gateway_process import running_gateway
 from tests.integration.prompts import fresh
@@ -58,11 +58,8 @@ async def test_every_api_answers_with_the_alias(start_gateway: StartGateway) -> 
         assert (await post(gateway.url, "/v1/rerank", rerank))["model"] == EMBED
 
 
-async def test_conversations_are_divided_by_weight_and_keep_their_model(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the real models have no adapters")
+@pytest.mark.simulated("the real models have no adapters")
+async def test_conversations_are_divided_by_weight_and_keep_their_model(tmp_path: Path) -> None:
     aliases = {"aliases": {"gpt": {CHAT_MODEL: 50, "canary": 50}}}
     with (
         simulated_engine(tmp_path, *CHAT_FLAGS, "--lora", "canary") as engine,
@@ -85,9 +82,8 @@ async def test_conversations_are_divided_by_weight_and_keep_their_model(
     assert set(found) == {CHAT_MODEL, "canary"}
 
 
-async def test_adapters_are_loaded_when_requests_come_for_them(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the real models have no adapters")
+@pytest.mark.simulated("the real models have no adapters")
+async def test_adapters_are_loaded_when_requests_come_for_them(tmp_path: Path) -> None:
     lora = {"base": CHAT_MODEL, "path": "/adapters/poet"}
     models = {"aliases": {"gpt": "poet"}, "poet": {"lora": lora}, "broken": {"lora": lora | {"base": "absent"}}}
     config = {"models": models, "admission": {"max_wait_seconds": 1.5}}

@@ -8,11 +8,13 @@ from typing import Any
 import orjson
 import pytest
 
-from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, Fleet
 from tests.integration.gateway_process import config_for, running_gateway
 
-pytestmark = pytest.mark.alone
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.simulated("engines that use every core leave the client none: its figures count for nothing then"),
+]
 
 REQUESTS = 40
 ALONE = 24
@@ -33,9 +35,7 @@ def predicted(log: Path, folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_recorded_run_is_predicted_from_its_log(fleet: Fleet, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    if engine_kind(request.config) == "vllm":
-        pytest.skip("engines that use every core leave the client none: its figures count for nothing then")
+def test_a_recorded_run_is_predicted_from_its_log(fleet: Fleet, tmp_path: Path) -> None:
     pages = ",".join(f"engine-{number}={url}/metrics" for number, url in enumerate(fleet.chat_urls))
     with running_gateway(tmp_path, config_for(fleet, {"server": {"access_log_prefixes": True}}, {})) as gateway:
         alone = ("-w", "unique", "-c", "1", "-n", str(ALONE), "--out", str(tmp_path / "idle"))

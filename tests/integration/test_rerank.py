@@ -53,8 +53,7 @@ def check_equal(through: Told, direct: Told) -> None:
         assert ranked == sorted(ranked)
 
 
-@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-@pytest.mark.parametrize("top_n", [0, 7, 1000])
+@pytest.mark.parametrize(("path", "top_n"), [("/rerank", 0), ("/v1/rerank", 7), ("/v2/rerank", 1000)])
 async def test_a_long_rerank_request_is_answered_as_a_direct_one(
     gateway: Gateway, fleet: Fleet, path: str, top_n: int
 ) -> None:
@@ -72,18 +71,26 @@ async def test_a_long_rerank_request_is_answered_as_a_direct_one(
     assert all(text == body["documents"][index] for index, text in texts.items())  # type: ignore[index]
 
 
-@pytest.mark.parametrize("shape", ["one", "list of one", "each its own"])
-async def test_a_long_score_request_is_answered_as_a_direct_one(gateway: Gateway, fleet: Fleet, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "names"),
+    [
+        ("one", ("text_1", "text_2")),
+        ("list of one", ("queries", "documents")),
+        ("each its own", ("data_1", "data_2")),
+    ],
+)
+async def test_a_long_score_request_is_answered_as_a_direct_one(
+    gateway: Gateway, fleet: Fleet, shape: str, names: tuple[str, str]
+) -> None:
     await whole_fleet_is_up(gateway, fleet)
     documents = lines(150)
     queries: Any = {"one": QUERY, "list of one": [QUERY], "each its own": documents[::-1]}[shape]
-    for names in (("text_1", "text_2"), ("queries", "documents"), ("data_1", "data_2")):
-        body = {names[0]: queries, names[1]: documents, "truncate_prompt_tokens": 12}
-        async with aiohttp.ClientSession() as session:
-            direct = await post(session, f"{fleet.embedding_url}/score", body)
-            through = await post(session, f"{gateway.url}/v1/score", body)
-        check_equal(through, direct)
-        assert list(scores(through[1])) == list(range(150))
+    body = {names[0]: queries, names[1]: documents, "truncate_prompt_tokens": 12}
+    async with aiohttp.ClientSession() as session:
+        direct = await post(session, f"{fleet.embedding_url}/score", body)
+        through = await post(session, f"{gateway.url}/v1/score", body)
+    check_equal(through, direct)
+    assert list(scores(through[1])) == list(range(150))
 
 
 async def test_limits_on_queries_and_documents_count_as_in_a_direct_request(

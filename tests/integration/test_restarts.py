@@ -8,20 +8,13 @@ import pytest
 from openai import AsyncOpenAI
 
 from loadtest.servers.processes import free_ports
-from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_FLAGS, simulated_engine
 from tests.integration.gateway_process import running_gateway
 from tests.integration.observed import eventually, gateway_holds_nothing, queued_requests_become, read
 from tests.integration.prompts import chat
 
+pytestmark = pytest.mark.simulated("engines are started several times")
 CLIENTS = 20
-
-
-@pytest.fixture(autouse=True)
-def simulated(request: pytest.FixtureRequest) -> None:
-    """Real engines take a minute to start, and behave the same here."""
-    if engine_kind(request.config) != "sim":
-        pytest.skip("engines are started several times")
 
 
 async def ask(sdk: AsyncOpenAI, number: int) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from tests.integration.conftest import StartGateway, engine_kind, whole_fleet_is_up
+from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, Fleet, name_of, simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway
 from tests.integration.observed import eventually, read
@@ -96,11 +96,8 @@ async def test_the_prefix_report_finds_the_time_at_the_top_of_a_system_prompt(
         assert shows_text or not any(word in shown for word in (rules[:32], rules[200:220], "What now"))
 
 
-async def test_requests_for_an_adapter_go_to_the_engine_that_has_it(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the real models have no adapters")
+@pytest.mark.simulated("the real models have no adapters")
+async def test_requests_for_an_adapter_go_to_the_engine_that_has_it(tmp_path: Path) -> None:
     with (
         simulated_engine(tmp_path, *CHAT_FLAGS, "--lora", ADAPTER) as poetic,
         simulated_engine(tmp_path, *CHAT_FLAGS) as plain,

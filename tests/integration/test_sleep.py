@@ -5,10 +5,8 @@ from typing import Any
 
 import aiohttp
 import orjson
-import pytest
 
 from loadtest.servers.server import get
-from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_FLAGS, CHAT_MODEL, simulated_engine
 from tests.integration.gateway_process import running_gateway
 from tests.integration.observed import eventually
@@ -29,9 +27,7 @@ async def post_nothing(url: str) -> None:
 QUICK = {"health": {"probe_interval_seconds": 0.2}}
 
 
-async def test_an_idle_engine_sleeps_until_a_request_comes(request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the CPU has no sleep mode")
+async def test_an_idle_engine_sleeps_until_a_request_comes(tmp_path: Path) -> None:
     with simulated_engine(tmp_path, *CHAT_FLAGS, "--dev-mode") as engine:
         backend = {"url": engine.url, "sleep": {"idle_seconds": 1}}
         with running_gateway(tmp_path, {"backends": [backend], **QUICK}) as gateway:
@@ -50,11 +46,7 @@ async def test_an_idle_engine_sleeps_until_a_request_comes(request: pytest.Fixtu
             get(f"{gateway.url}/readyz", 5.0)
 
 
-async def test_an_engine_that_others_put_to_sleep_gets_no_requests(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    if engine_kind(request.config) != "sim":
-        pytest.skip("the CPU has no sleep mode")
+async def test_an_engine_that_others_put_to_sleep_gets_no_requests(tmp_path: Path) -> None:
     with (
         simulated_engine(tmp_path, *CHAT_FLAGS, "--dev-mode") as one,
         simulated_engine(tmp_path, *CHAT_FLAGS) as other,
