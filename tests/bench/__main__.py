@@ -36,6 +36,7 @@ import typer
 from gateway.config import ServerConfig
 from loadtest.compare.peers import OURS, NotInstalled, named, version
 from loadtest.compare.proxy import Peer
+from loadtest.servers.engines import Kind
 from tests.bench import bodies_stall, fairness, measure, peers, report, scenarios, tracing, watched
 from tests.bench.alone import alone, fail, say
 from tests.bench.bounds.command import bounds
@@ -186,9 +187,10 @@ def limits_command(
 
 @app.command("offline")
 def offline_command(
-    seconds: Annotated[float, typer.Option(min=60, help="Virtual time of a run: bursts come once a minute.")] = 240.0,
+    seconds: Annotated[float, typer.Option(min=60, help="Of a run: bursts come once a minute.")] = 240.0,
     seeds: Annotated[int, typer.Option(min=1, help="Runs with other arrivals, which count together.")] = 3,
     live: Annotated[bool, typer.Option("--live", help="Real time and sockets, by the API; needs idle cores.")] = False,
+    engine: Annotated[Kind, typer.Option(help="Of --live: two of real vLLM on the CPU, or four simulated.")] = Kind.SIM,
     picture: Annotated[Path | None, typer.Option(help="Draw a day instead, as SVG; takes 3 min.")] = None,
     cost: Annotated[bool, typer.Option("--cost", help="Instead, the gateway's CPU time of a line.")] = False,
 ) -> None:
@@ -198,7 +200,8 @@ def offline_command(
     elif cost:
         typer.echo(offline_cost.table())
     elif live:
-        typer.echo(offline.table(*offline_live.compared(seconds)))
+        fleet = offline_live.REAL if engine is Kind.VLLM else offline_live.SIMULATED
+        typer.echo(offline.table(*offline_live.compared(fleet, seconds)))
     else:
         typer.echo(offline.table(*offline.compared(seconds, range(1, 1 + seeds))))
 
