@@ -184,7 +184,9 @@ def _total(name: str, library: Path, scratch: Path) -> int:
     command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--collect-atstart=no"]
     command += [f"--callgrind-out-file={out}"]
     command += [sys.executable, "-m", "tests.bench.instructions.count", name, str(library)]
-    environment = os.environ | {"PYTHONHASHSEED": "0"}  # the same collisions of hashes every time
+    # The same collisions of hashes, and the same places in memory, whatever else the environment holds.
+    environment = {name: os.environ[name] for name in ("GATEWAY_PURE", "PATH") if name in os.environ}
+    environment["PYTHONHASHSEED"] = "0"
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     dump = out.with_name(f"{out.name}.1")  # the first; the last is made at the end of the program
     if done.returncode or not dump.exists():
