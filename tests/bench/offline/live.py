@@ -37,12 +37,14 @@ class LiveFleet:
     """Engines of a run, which `start` starts with their logs in a folder: it gives their URLs.
 
     `length_share`: prompts and answers have this part of the modelled ones' tokens. `slots`: of each engine.
+    `capacity_share`: the part of a batch's pace that is there for clients, whose streams may take the engines' cores.
     """
 
     model: str
     engines: int
     slots: int
     length_share: float
+    capacity_share: float
     start: Callable[[Path], AbstractContextManager[list[str]]]
 
     def lengths(self, number: int) -> tuple[int, int]:
@@ -67,8 +69,8 @@ def _real(slots: int, count: int, folder: Path) -> Iterator[list[str]]:
         yield engines.urls
 
 
-SIMULATED = LiveFleet("sim", ENGINES, 32, 1.0, partial(_simulated, 32, ENGINES))
-REAL = LiveFleet(CHAT_MODEL, 2, 16, 0.2, partial(_real, 16, 2))
+SIMULATED = LiveFleet("sim", ENGINES, 32, 1.0, 1.0, partial(_simulated, 32, ENGINES))
+REAL = LiveFleet(CHAT_MODEL, 2, 16, 0.2, 0.5, partial(_real, 16, 2))
 
 
 @dataclass
@@ -244,9 +246,10 @@ def compared(fleet: LiveFleet, seconds: float, seed: int = 1) -> tuple[list[Row]
     """All ways, and the tokens per second that are idle, as `compare.compared`."""
     slots = fleet.engines * fleet.slots
     full = row(fleet, "all", [], CAPACITY_SECONDS, None, idle_only=False, lines_in_flight=2 * slots)
+    capacity = fleet.capacity_share * full.line_tokens_per_second / fleet.mean_output_tokens
     requests = [
         Request(each.number, each.arrived_seconds, *fleet.lengths(each.number), False)
-        for each in arrivals(full.line_tokens_per_second / fleet.mean_output_tokens, seconds, seed)
+        for each in arrivals(capacity, seconds, seed)
     ]
     alone = row(fleet, "none", requests, seconds, None)
     objective = alone.tpot_p99
