@@ -56,6 +56,15 @@ def until(event: asyncio.Event) -> Step:
     return step
 
 
+def one_of(allowed: asyncio.Semaphore) -> Step:
+    """Wait until the test allows one answer more."""
+
+    async def step(connection: "Connection") -> None:
+        await allowed.acquire()
+
+    return step
+
+
 def hang() -> Step:
     """Wait until the gateway closes the connection."""
 

@@ -19,7 +19,7 @@ from openai.types import Batch
 from tests.fault.restartable import Restartable, restartable
 from tests.fault.rig import holds
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import answer, echo, pause, until
+from tests.scripts import answer, echo, one_of, pause, until
 
 KILLS = int(os.environ.get("BATCH_KILLS", "10"))
 LINES = 300 * KILLS
@@ -34,6 +34,12 @@ def sdk_of(gateway: Restartable) -> AsyncOpenAI:
 def sections(folder: Path, **more: Any) -> dict[str, Any]:
     batches = {"path": str(folder / "batches"), "lines_in_flight": IN_FLIGHT, "idle_only": False}
     return {"batches": batches, "cap": IN_FLIGHT, **more}
+
+
+def allow(allowed: asyncio.Semaphore, count: int) -> None:
+    """Let the backend give so many answers more. Few between kills, so that there are lines left for the next."""
+    for _ in range(count):
+        allowed.release()
 
 
 async def submit(sdk: AsyncOpenAI, names: Iterable[str], window: Any = "24h") -> Batch:
@@ -80,13 +86,15 @@ async def test_however_often_it_is_killed_no_line_is_lost_and_none_is_there_twic
     tmp_path: Path, backend: ScriptedBackend
 ) -> None:
     chance = random.Random(7)
-    backend.plays(pause(0.002), *echo())
+    allowed = asyncio.Semaphore(0)
+    backend.plays(one_of(allowed), pause(0.002), *echo())
     names = [f"line {number}" for number in range(LINES)]
     async with restartable(tmp_path, backend, **sections(tmp_path)) as gateway, sdk_of(gateway) as sdk:
         batch = await submit(sdk, names)
         for kill in range(KILLS):
-            played = len(backend.ledger)
-            await holds(lambda n=played: len(backend.ledger) > n + chance.randrange(200), "lines run")  # type: ignore[misc]
+            played, more = len(backend.ledger), chance.randrange(200)
+            allow(allowed, LINES // KILLS - IN_FLIGHT)
+            await holds(lambda n=played + more: len(backend.ledger) > n, "lines run")  # type: ignore[misc]
             await asyncio.sleep(chance.uniform(0, 0.05))
             gateway.processes[-1].send_signal(signal.SIGKILL)
             gateway.processes[-1].wait()
@@ -97,6 +105,7 @@ async def test_however_often_it_is_killed_no_line_is_lost_and_none_is_there_twic
             gateway.start()
             await gateway.ready()
             assert (await state(sdk, batch)).status in ("in_progress", "finalizing", "completed"), kill
+        allow(allowed, LINES * 2)
         batch = await ended(sdk, batch)
         assert batch.status == "completed"
         assert batch.request_counts is not None

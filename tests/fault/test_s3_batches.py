@@ -12,12 +12,12 @@ import pytest
 from tests.clients import Answer, Client, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import FILES, FORM, batch_of, ended, form, get, lines, upload
-from tests.fault.test_batches import IN_FLIGHT
+from tests.fault.test_batches import IN_FLIGHT, allow
 from tests.fault.test_shared_batches import answers, no_line_is_lost_when_gateways_are_killed, ran
 from tests.postgres import PostgresServer
 from tests.s3_server import S3Server
 from tests.scripted import ScriptedBackend
-from tests.scripts import echo, pause, until
+from tests.scripts import echo, one_of, pause, until
 
 GROUP_LINES = 512  # that are put together
 
@@ -99,12 +99,14 @@ async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
 async def test_while_s3_is_down_a_batch_pauses_and_requests_are_answered(
     s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend
 ) -> None:
-    backend.plays(pause(0.02), *echo())
+    allowed = asyncio.Semaphore(100)
+    backend.plays(one_of(allowed), *echo())
     async with gateways(batches, backend) as (one,):
         batch = await batch_of(one, lines(3000))
         file = batch["input_file_id"]
-        await holds(lambda: ran(backend) > 20, "lines run")
+        await holds(allowed.locked, "lines run")
         await asyncio.to_thread(s3.stop)
+        allow(allowed, 4000)
         while not (found := await get(one, f"/v1/batches/{batch['id']}")).get("paused"):
             await asyncio.sleep(0.05)
         assert (found["status"], found["paused"]) == (

@@ -17,11 +17,11 @@ from gateway.batches.batch import Batch, Owner, StoredFile
 from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import CHAT, batch_of, ended, get, lines
-from tests.fault.test_batches import IN_FLIGHT, lines_of, reaches, sdk_of, sections, submit
+from tests.fault.test_batches import IN_FLIGHT, allow, lines_of, reaches, sdk_of, sections, submit
 from tests.fault.test_batches import ended as sdk_ended
 from tests.postgres import PostgresServer
 from tests.scripted import ScriptedBackend
-from tests.scripts import echo, pause, until
+from tests.scripts import echo, one_of, pause, until
 
 SEED = int(os.environ.get("BATCH_SEED", "7"))
 
@@ -87,7 +87,8 @@ async def no_line_is_lost_when_gateways_are_killed(
 ) -> None:
     """Both gateways are killed at random. `batches`: their settings; `group_lines`: of a journal's group."""
     chance = random.Random(SEED)
-    backend.plays(pause(0.005), *echo())
+    allowed = asyncio.Semaphore(0)
+    backend.plays(one_of(allowed), pause(0.005), *echo())
     names = [f"line {number}" for number in range(3000)]
     own = sections(tmp_path)
     own["batches"] |= batches
@@ -100,15 +101,18 @@ async def no_line_is_lost_when_gateways_are_killed(
         sdk_of(two) as other,
     ):
         batch = await submit(sdk, names)
+        allow(allowed, 800)
         await reaches(other, batch, 1)
         for killed in (one, two):
             played, more = len(backend.ledger), chance.randrange(300)
+            allow(allowed, 600)
             await holds(lambda n=played + more: len(backend.ledger) > n, "lines run")  # type: ignore[misc]
             killed.processes[-1].send_signal(signal.SIGKILL)
             killed.processes[-1].wait()
             if killed is one:
                 one.start()
         await one.ready()
+        allow(allowed, 2 * len(names))
         batch = await sdk_ended(sdk, batch)
         assert batch.status == "completed"
         assert batch.request_counts is not None
@@ -214,15 +218,17 @@ async def test_the_files_of_a_key_are_counted_over_all_gateways(
 async def test_a_database_that_is_down_stops_no_lines(
     tmp_path: Path, postgres: PostgresServer, url: str, backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
+    allowed = asyncio.Semaphore(100)
     for each in (backend, other):
-        each.plays(pause(0.01), *echo())
+        each.plays(one_of(allowed), *echo())
     async with gateways(tmp_path, url, backend, other) as (one, two):
         batch = await batch_of(one, lines(2000))
-        await holds(lambda: min(len(backend.ledger), len(other.ledger)) > 20, "both run lines")
+        await holds(lambda: min(len(backend.ledger), len(other.ledger)) > 0 and allowed.locked(), "both run lines")
         await asyncio.to_thread(postgres.stop)
         refused = await one.ask(b"", method=b"GET", target=b"/v1/batches")
         assert (refused.status, refused.error["code"]) == (503, "storage_unavailable")
         at = len(backend.ledger)
+        allow(allowed, 4000)
         await holds(lambda: len(backend.ledger) > at, "lines go on")
         await asyncio.to_thread(postgres.start)
         while (answer := await two.ask(b"", method=b"GET", target=b"/v1/batches")).status == 503:
