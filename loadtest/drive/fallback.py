@@ -1,6 +1,6 @@
 """Fields of requests that a target refuses are left out of a run: vLLM has them, other servers may not.
 
-One request with one token is sent before the run. Where it is refused for what it says, it is sent again with fewer
+A request for a short answer is sent before the run. Where it is refused for what it says, it is sent again with fewer
 fields, until it is accepted.
 """
 
@@ -23,6 +23,7 @@ from loadtest.workloads.prompts import NO_GROUP, Prompt
 
 _TIMEOUT = aiohttp.ClientTimeout(total=60.0)
 _REFUSED = (400, 422)
+_ANSWER_TOKENS = 16  # OpenAI refuses responses of fewer
 ASKED = "Which fields are accepted?"
 _NO_SALT: Final = MappingProxyType[str, Any]({"cache_salt": "off"})
 _NO_LENGTH: Final = MappingProxyType[str, Any]({"ignore_eos": False})
@@ -71,7 +72,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
 async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
     if plan.endpoint.takes_audio or (not plan.endpoint.generates and plan.cache_salt is None):
         return False
-    body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, 1))
+    body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, _ANSWER_TOKENS))
     url, headers = plan.url + plan.endpoint.path, {"content-type": "application/json"}
     async with session.post(url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False) as response:
         await response.read()

@@ -263,7 +263,12 @@ class RunOptions(BaseModel):
             return
         if self.concurrency or self.rate or self.trace or self.targets or self.repeat or self.until:
             raise ValueError("--find chooses the loads itself: give it one URL, and no -c, -r, --trace or --repeat")
-        if not slo_of(self.slo):
+        bounds = slo_of(self.slo)
+        if "gpu_percent" in bounds:
+            raise ValueError(
+                "--find looks for the highest load, and gpu= in --slo is kept by high loads only: leave it out"
+            )
+        if not bounds:
             raise ValueError("--find needs the limits to keep, such as --slo ttft=0.5,tpot=0.05")
 
     def _check_prompts(self) -> None:

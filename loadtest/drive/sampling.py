@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from http.client import HTTPException
 from typing import Self
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -90,7 +91,7 @@ class PageSampler:
                 with urlopen(asked, timeout=_TIMEOUT_SECONDS, context=self._tls) as answer:
                     page = answer.read().decode("utf-8", "replace")
                 whole, backends, gpus = page_values(page), backend_values(page), gpu_readings(page)
-            except (URLError, OSError, ValueError):
+            except (URLError, OSError, HTTPException, ValueError):
                 series.failures += 1
                 continue
             now = self._clock()
@@ -154,6 +155,7 @@ class Sampling:
 
     def samples(self, origin: float) -> Samples:
         """What was seen, in seconds from `origin` on the monotonic clock; call it after the block."""
-        elsewhere = self._pages.gpus(origin)
-        missing = None if elsewhere else self._gpus.missing
-        return Samples(gpus=self._gpus.series(origin) + elsewhere, no_gpu=missing, pages=self._pages.series(origin))
+        pages = self._pages.series(origin)
+        if reported := self._pages.gpus(origin):  # which may be this machine's, and are those of the engines
+            return Samples(gpus=reported, no_gpu=None, pages=pages)
+        return Samples(gpus=self._gpus.series(origin), no_gpu=self._gpus.missing, pages=pages)

@@ -44,17 +44,20 @@ def base_url(url: str) -> str:
 async def look_at(url: str, access: Access, model: str | None = None) -> Target:
     """The models the target serves, and, where it reports them, its version and how it cuts our prose into tokens.
 
-    A target without a list of models has the one that is given.
+    With a model that is given, the target needs no list of models.
     """
     try:
         async with _session(access, dict(access.headers)) as session:
             async with session.get(f"{url}/v1/models") as response:
                 body, status = await response.read(), response.status
                 server = {"server": response.headers["server"]} if "server" in response.headers else {}
-            if status != 200 and model is None:
+            models = _model_names(body) if status == 200 else []
+            if not models and model is None:
                 reason = body[:200].decode("utf-8", "replace")
-                raise TargetError(f"{url}/v1/models answers {status}: {reason}. Give --model to do without it.")
-            models = _model_names(body) if status == 200 or model is None else [model]
+                raise TargetError(
+                    f"{url}/v1/models answers {status}, without models: {reason}. Give --model to do without."
+                )
+            models = models or [model or ""]
             return Target(
                 models,
                 server | await _version(session, url),
@@ -105,13 +108,11 @@ def change(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str,
 
 
 def _model_names(body: bytes) -> list[str]:
+    """None, if the answer is no list of models."""
     try:
-        names = [str(model["id"]) for model in orjson.loads(body)["data"]]
+        return [str(model["id"]) for model in orjson.loads(body)["data"]]
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        raise TargetError("/v1/models does not answer with a list of models") from None
-    if not names:
-        raise TargetError("/v1/models lists no model")
-    return names
+        return []
 
 
 async def _is_engine(session: aiohttp.ClientSession, url: str) -> bool:

@@ -21,8 +21,13 @@ class FoundLoad:
 
 
 def carries(results: Results) -> bool:
-    """Whether a run counts as a load that the target carries: it passed, and no requests piled up."""
-    return results.verdict.passed and not results.verdict.overloaded
+    """Whether a run counts as a load that the target carries: it passed, each user sent, and no requests piled up."""
+    return results.verdict.passed and not _idle_users(results) and not results.verdict.overloaded
+
+
+def _idle_users(results: Results) -> int:
+    """Users for whom there was no request: the load was less than it is called."""
+    return max(0, (results.plan["concurrency"] or 0) - results.requests.offered)
 
 
 def answer_of(search: LoadSearch, ran: Sequence[Ran], *, stopped: bool = False) -> FoundLoad:
@@ -81,6 +86,8 @@ def _limiting(ran: Sequence[Ran], limit: float) -> str:
         return f"errors: {results.requests.failed} requests failed, most of them {kind}"
     if results.slo is not None and not results.slo.passed:
         return _missed(results, results.slo)
+    if _idle_users(results):
+        return f"--requests or the file: {results.requests.offered} requests are fewer than users"
     if results.verdict.overloaded:
         return "capacity: requests came faster than they were answered, and piled up"
     return "; ".join(results.verdict.reasons)

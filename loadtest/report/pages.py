@@ -19,6 +19,7 @@ from loadtest.report.formatting import (
     percent,
     requested_text,
 )
+from loadtest.report.latencies import POINTS, latency_rows
 from loadtest.report.run_charts import pictures
 from loadtest.report.samples import samples_rows
 from loadtest.report.schema import Interval, Results, Verdict
@@ -28,8 +29,6 @@ from loadtest.report.series_tables import tables
 from loadtest.report.single_requests import shown_requests
 from loadtest.report.tested import CheckpointFields, what_was_tested
 from loadtest.report.verdict import loop_lag_limit
-
-_POINTS = ("mean", "p50", "p90", "p95", "p99", "max")
 
 
 def page(results: Results, records: Sequence[Record], checkpoint: CheckpointFields | None = None) -> str:
@@ -49,6 +48,7 @@ def page(results: Results, records: Sequence[Record], checkpoint: CheckpointFiel
         head=_verdict(results.verdict),
         tiles=_tiles(results),
         tested=what_was_tested(results, checkpoint or {}),
+        latency_head=("", "count", *POINTS),
         latencies=_latencies(results),
         mix_head=("part", *PART_COLUMNS),
         mix=[part_cells(part) for part in results.parts],
@@ -114,24 +114,15 @@ def _rate(value: float, interval: Interval | None) -> str:
 
 
 def _latencies(results: Results) -> list[list[str]]:
-    latency = results.latency
-    rows = (
-        ("TTFT from the intended send", "ttft", latency.ttft_from_intended),
-        ("TTFT from the actual send", "", latency.ttft),
-        ("TPOT", "tpot", latency.tpot),
-        ("ITL", "", latency.itl),
-        ("E2E from the intended send", "e2e", latency.e2e_from_intended),
-        ("E2E from the actual send", "", latency.e2e),
-        ("Queue in the gateway", "", latency.gateway_queue),
-    )
-    made = []
-    for name, figure, values in rows:
-        if values is not None:
-            at = {point: getattr(values, point) for point in _POINTS}
-            known = {point: results.intervals.get(f"{figure}_{point}") for point in _POINTS}
-            cells = [milliseconds(at[point]) + margin(at[point], known[point]) for point in _POINTS]
-            made.append([name, number(values.count), *cells])
-    return made
+    return [
+        [
+            row.name,
+            number(row.count),
+            *(milliseconds(at) + margin(at, row.intervals.get(point)) for point, at in row.points.items()),
+            *["-"] * (len(POINTS) - len(row.points)),
+        ]
+        for row in latency_rows(results)
+    ]
 
 
 def _errors(results: Results) -> list[list[str]]:

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.console import plain_table, say
-from loadtest.drive.counted import ENGINE_PREFILL, ENGINE_QUEUE, mean_ms
 from loadtest.drive.record import Record, Tick
 from loadtest.report.curve import HEAD as CURVE_HEAD
 from loadtest.report.curve import curve_table, curve_words
 from loadtest.report.formatting import PART_COLUMNS, margin, milliseconds, number, part_cells, percent
+from loadtest.report.latencies import POINTS, latency_rows
 from loadtest.report.samples import samples_rows
-from loadtest.report.schema import Distribution, Interval, Results, Throughput
+from loadtest.report.schema import Interval, Results, Throughput
 from loadtest.report.series import Series
 from loadtest.report.series_tables import tables
 from loadtest.report.statistics import percentile
@@ -122,27 +122,12 @@ def _client(results: Results) -> str:
 def _latencies(results: Results) -> Table:
     title = "Latency of successful requests, from the intended and from the actual send"
     title += ", ± 95 % confidence within this run" if results.intervals else ""
-    table = plain_table(title, ("", "mean", "p50", "p90", "p95", "p99", "max"))
-    latency = results.latency
-    rows: list[tuple[str, str, Distribution | None]] = [
-        ("TTFT, intended", "ttft", latency.ttft_from_intended),
-        ("TTFT, sent", "", latency.ttft),
-        ("TPOT", "tpot", latency.tpot),
-        ("ITL", "", latency.itl),
-        ("E2E, intended", "e2e", latency.e2e_from_intended),
-        ("E2E, sent", "", latency.e2e),
-        ("gateway queue", "", latency.gateway_queue),
-    ]
-    for name, figure, values in rows:
-        if values is not None:
-            points = {point: getattr(values, point) for point in ("mean", "p50", "p90", "p95", "p99", "max")}
-            known = {point: results.intervals.get(f"{figure}_{point}") for point in points}
-            table.add_row(name, *map(milliseconds, points.values()))
-            if any(known.values()):
-                table.add_row("", *(margin(at, known[point]).strip() for point, at in points.items()), style="dim")
-    for name, mean in (("engine queue", ENGINE_QUEUE), ("engine prefill", ENGINE_PREFILL)):
-        if (ms := mean_ms(results.metrics_delta, mean)) is not None:
-            table.add_row(name, milliseconds(ms), *["-"] * 5)
+    table = plain_table(title, ("", *POINTS))
+    for row in latency_rows(results):
+        table.add_row(row.name, *(milliseconds(row.points[point]) if point in row.points else "-" for point in POINTS))
+        if any(row.intervals.values()):
+            margins = (margin(at, row.intervals[point]).strip() for point, at in row.points.items())
+            table.add_row("", *margins, style="dim")
     return table
 
 

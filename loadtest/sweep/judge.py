@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 from typing import TypeVar
 
 from loadtest.report.diagnosis import gpu_percent, gpu_watts, tokens_per_joule
+from loadtest.report.formatting import milliseconds
 from loadtest.report.schema import Distribution, Interval, Results
 from loadtest.report.series_tables import title_of
 from loadtest.report.statistics import mann_whitney, mean_interval, significant
@@ -70,16 +71,26 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
     figures = {name: median(figures[name] for figures in each) for name in names}
     complaints = list(dict.fromkeys(reason for run in believed for reason in run.verdict.reasons))
     excess = 0.0 if not complaints else math.inf
-    for name, bound in objective.bounds.items():
-        if (found := figures.get(name)) is None:
-            complaints.append(f"{figure_label(name)} was not measured")
-            excess = math.inf
-        elif found > bound:
-            complaints.append(f"{figure_label(name)} {found:.3g} s > {bound:g} s")
-            excess = max(excess, found / bound - 1)
+    for missed, by in _missed(figures, objective):
+        complaints.append(missed)
+        excess = max(excess, by)
     values = [one[objective.maximise.value] for one in each]
     interval = mean_interval(values) if len(values) > 1 else _within(believed[0], objective.maximise, gpus)
     return Judged(figures, figures[objective.maximise.value], excess, complaints, values, interval, bool(valid))
+
+
+def _missed(figures: Mapping[str, float], objective: Objective) -> Iterator[tuple[str, float]]:
+    """What is beyond its bound, in words, and by what part of it."""
+    for name, bound in objective.bounds.items():
+        if (found := figures.get(name)) is None:
+            yield f"{figure_label(name)} was not measured", math.inf
+        elif found > bound:
+            yield f"{figure_label(name)} {found:.3g} s > {bound:g} s", found / bound - 1
+    if (least := objective.gpu_percent) is not None:
+        if (busy := figures.get("gpu_percent")) is None:
+            yield "GPU utilisation was not measured", math.inf
+        elif busy < least:
+            yield f"GPU utilisation {busy:.3g} % < {least:g} %", 1 - busy / least
 
 
 def _within(run: Results, figure: Figure, gpus: int) -> Interval | None:
@@ -97,6 +108,14 @@ def figure_label(figure: str) -> str:
     if figure in GPU_FIGURES:
         return title_of(figure)
     return figure.replace("_per_second", "/s").replace("_per_gpu", " a GPU").replace("_", " ")
+
+
+def aim_of(objective: Objective) -> str:
+    """The objective in words."""
+    bounds = [f"{figure_label(name)} at most {milliseconds(bound * 1e3)}" for name, bound in objective.bounds.items()]
+    if objective.gpu_percent is not None:
+        bounds.append(f"GPU utilisation at least {objective.gpu_percent:g} %")
+    return f"Most {figure_label(objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}"
 
 
 Item = TypeVar("Item", bound=Hashable)

@@ -21,7 +21,7 @@ from loadtest.report.chart import (
 from loadtest.report.document import render
 from loadtest.report.formatting import margin, milliseconds, number
 from loadtest.report.schema import Environment
-from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, figure_label, frontier
+from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, aim_of, figure_label, frontier
 from loadtest.sweep.plan import Objective, Way
 from loadtest.sweep.schema import ConfigurationResult, SweepOutcome, Winner, unsure
 
@@ -63,12 +63,10 @@ def sweep_page(
     for workload, way in dict.fromkeys((entry.workload, entry.through) for entry in found.entries):
         first = sum(len(section.charts) for section in sections)
         sections.append(_section(found, objective, workload, way, pages, first))
-    bounds = [f"{figure_label(name)} at most {milliseconds(bound * 1e3)}" for name, bound in objective.bounds.items()]
-    aim = f"Most {figure_label(objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}"
     return render(
         "sweep.html",
         "Sweep of configurations",
-        aim,
+        aim_of(objective),
         [chart for section in sections for chart in section.charts],
         found=found,
         sections=sections,

@@ -170,10 +170,11 @@ class Objective(Section):
     ttft_p95_seconds: Seconds | None = None
     tpot_p95_seconds: Seconds | None = None
     e2e_p95_seconds: Seconds | None = None
+    gpu_percent: float | None = Field(None, gt=0, le=100, description="The least mean utilisation of the GPUs.")
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Those that there are, by the name of the figure they bound."""
+        """The latencies that a configuration must not exceed, by the name of the figure; those that there are."""
         return {
             name: value
             for name in ("ttft_p95_seconds", "tpot_p95_seconds", "e2e_p95_seconds")

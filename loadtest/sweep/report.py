@@ -17,7 +17,7 @@ from loadtest.report.chart import X_END, X_START, Y_END, Y_START, Chart, ChartSe
 from loadtest.report.formatting import margin, milliseconds, number
 from loadtest.report.schema import Distribution, Environment, Results
 from loadtest.report.sheet import sheet, style
-from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, best, figure_label, frontier, tied, winner
+from loadtest.sweep.judge import GPU_FIGURES, LATENCIES, Judged, aim_of, best, figure_label, frontier, tied, winner
 from loadtest.sweep.page import WAYS, flag_text, sweep_page, varied
 from loadtest.sweep.plan import FlagValue, Objective, SweepPlan, Way
 from loadtest.sweep.run import Stage, Sweep
@@ -296,9 +296,7 @@ def winner_lines(found: SweepOutcome, plan: SweepPlan) -> list[str]:
 
 
 def markdown(found: SweepOutcome, plan: SweepPlan, pictures: dict[str, str]) -> str:
-    bounds = [f"{figure_label(name)} at most {bound:g} s" for name, bound in plan.objective.bounds.items()]
-    aim = f"Most {figure_label(plan.objective.maximise.value)}{' with ' if bounds else ''}{' and '.join(bounds)}."
-    parts = ["# Sweep", aim]
+    parts = ["# Sweep", f"{aim_of(plan.objective)}."]
     if not found.finished:
         parts.append("It was stopped before its end.")
     for workload in plan.workloads:

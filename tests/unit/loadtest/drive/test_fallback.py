@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from io import StringIO
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -54,15 +54,19 @@ def test_another_error_changes_nothing(fake_elsewhere: Any) -> None:
     assert adapted(gone, {"": Target(["first"])}, Console(file=StringIO())) == gone
 
 
-async def test_a_model_that_is_given_needs_no_list_of_models() -> None:
-    server = TestServer(web.Application())
+@pytest.mark.parametrize(("status", "answer"), [(404, "no such page"), (200, "<html>hello"), (200, '{"data": []}')])
+async def test_a_model_that_is_given_needs_no_list_of_models(status: int, answer: str) -> None:
+    async def models(request: web.Request) -> web.Response:
+        return web.Response(status=status, text=answer)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", models)
+    server = TestServer(app)
     await server.start_server()
     try:
         url = str(server.make_url("")).rstrip("/")
         assert (await look_at(url, Access(), "own")).models == ["own"]
-        with pytest.raises(TargetError, match="Give --model"):
+        with pytest.raises(TargetError, match=re.escape(f"answers {status}, without models: {answer}. Give --model")):
             await look_at(url, Access())
-        async with aiohttp.ClientSession() as session, session.get(f"{url}/v1/models") as response:
-            assert response.status == 404
     finally:
         await server.close()

@@ -299,6 +299,7 @@ def test_a_target_that_is_not_there_exits_1_with_one_line() -> None:
     [
         ["--find", "max-rate"],
         ["--find", "max-rate", "--slo", "ttft=1", "-c", "1"],
+        ["--find", "max-rate", "--slo", "ttft=1,gpu=85"],
         ["-c", "1", "--until", "narrow"],
         ["-c", "1", "--slo", "gpu=101"],
         ["-c", "1", "--rate", "1"],

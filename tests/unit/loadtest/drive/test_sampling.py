@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ import pytest
 from loadtest.access import Access
 from loadtest.drive.sampling import PageSampler, Sampling, backend_values, keep, page_values
 from loadtest.drive.spelling import pages_of
-from loadtest.report.schema import BackendGauges, PageSeries
+from loadtest.report.schema import BackendGauges, GpuSeries, PageSeries
 
 _PAGE = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{engine="0",model_name="m{x}"} 3.0
@@ -122,6 +123,24 @@ def test_a_page_that_is_not_there_is_a_failure() -> None:
     assert gone.at == []
 
 
+def test_a_page_that_is_cut_is_a_failure() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        answering = threading.Thread(
+            target=_answer, args=(listener, b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf")
+        )
+        answering.start()
+        cut = _sampled(f"http://127.0.0.1:{listener.getsockname()[1]}/metrics", lambda series: series.failures >= 1)
+        answering.join()
+    assert cut.at == []
+
+
+def _answer(listener: socket.socket, answer: bytes) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.recv(4096)
+        connection.sendall(answer)
+
+
 def test_everything_is_watched_together(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_library() -> None:
         raise pynvml.NVMLError_LibraryNotFound
@@ -132,6 +151,17 @@ def test_everything_is_watched_together(page: str, monkeypatch: pytest.MonkeyPat
     samples = sampling.samples(0.0)
     assert samples.no_gpu == "no GPU: NVML Shared Library Not Found"
     assert [series.name for series in samples.pages] == ["a"]
+
+
+def test_gpus_that_exporters_report_are_watched_instead_of_those_of_this_machine(
+    page: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, of_engines = (GpuSeries(name=name, driver="", memory_total_mib=1.0) for name in ("own", "of engines"))
+    sampling = Sampling({"a": page}, Access(), page)
+    monkeypatch.setattr(sampling._gpus, "series", lambda _: [own])
+    assert sampling.samples(0.0).gpus == [own]
+    monkeypatch.setattr(sampling._pages, "gpus", lambda _: [of_engines])
+    assert sampling.samples(0.0).gpus == [of_engines]
 
 
 def test_pages_are_named_by_the_user_or_by_their_host() -> None:

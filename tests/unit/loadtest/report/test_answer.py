@@ -57,6 +57,14 @@ def test_a_limit_that_is_the_clients_is_called_so() -> None:
     assert "limited by the client itself, not the server: client worker 0" in answer_of(search, ran).lines[0]
 
 
+def test_users_without_a_request_are_no_load() -> None:
+    """A closed loop with fewer requests than users was never as large as it is called."""
+    sent = len(records_of(0.1))
+    answer = answer_of(*_found(Aim.CONCURRENCY, {sent: 0.1, sent + 1: 0.1}))
+    assert answer.load == sent
+    assert f"limited by --requests or the file: {sent} requests are fewer than users" in answer.lines[0]
+
+
 def test_a_server_that_took_everything_has_no_limit() -> None:
     assert "no limit was found" in answer_of(*_found(Aim.CONCURRENCY, {8: 0.1})).lines[0]
 

@@ -80,9 +80,9 @@ def test_an_interval_is_set_apart_and_markup_stays_text() -> None:
 def test_a_run_has_its_intervals_in_tiles_and_in_the_table_of_latencies() -> None:
     html = run_page()
     assert '<strong>100 ms <span class="near">±10%</span></strong>' in html
-    assert '<td data-title="p50">100 ms <span class="near">±10%</span></td>' in row_of(html, "TTFT from the intended")
-    assert "±" not in row_of(html, "TTFT from the actual send")
-    assert "Latency, ± 95 % confidence within this run" in html
+    assert '<td data-title="p50">100 ms <span class="near">±10%</span></td>' in row_of(html, "TTFT, intended")
+    assert "±" not in row_of(html, "TTFT, sent")
+    assert "Latency from the intended and from the actual send, ± 95 % confidence within this run" in html
     records = records_of(0.1)
     assert "± 95 % confidence" not in page(run_of(records, Bounds()).model_copy(update={"intervals": {}}), records)
 

@@ -172,6 +172,20 @@ def test_the_terminal_reports_failures_latencies_and_backends_in_80_columns() ->
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_what_engines_say_of_queue_and_prefill_stands_below_ttft() -> None:
+    counted = {
+        f"vllm:request_{part}_time_seconds_{kind}": value
+        for part, seconds in (("queue", 0.2), ("prefill", 3.0))
+        for kind, value in (("sum", seconds), ("count", 4.0))
+    }
+    results = _results(_records(4)).model_copy(update={"metrics_delta": counted})
+    file = io.StringIO()
+    show(results, Console(file=file, width=80))
+    for name, mean in (("engine queue", "50.0 ms"), ("engine prefill", "750 ms")):
+        assert mean in file.getvalue().split(name)[1].splitlines()[0]
+        assert mean in page(results, _records(4)).split(name)[1].split("</tr>")[0]
+
+
 def test_a_mix_has_a_row_for_each_part() -> None:
     records = [*_records(4, part="chat"), *_records(2, part="embeddings", first_token=None)]
     results = _results(records)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from loadtest.sweep.judge import figure_label, figures_of, judged
+from loadtest.report.schema import GpuSeries, Samples
+from loadtest.sweep.judge import aim_of, figure_label, figures_of, judged
 from loadtest.sweep.plan import Figure, Objective
 from tests.unit.loadtest.sweep.runs import results
 
@@ -50,6 +51,25 @@ def test_a_bound_on_what_was_not_measured_is_missed() -> None:
     run = run.model_copy(update={"latency": run.latency.model_copy(update={"tpot": None})})
     found = judged([run], Objective(tpot_p95_seconds=1), 1)
     assert found.complaints == ["TPOT p95 was not measured"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "complaints", "excess"),
+    [
+        (None, ["GPU utilisation was not measured"], math.inf),
+        (68.0, ["GPU utilisation 68 % < 85 %"], 0.2),
+        (85.0, [], 0.0),
+    ],
+)
+def test_gpus_that_are_too_idle_miss_their_bound(busy: float | None, complaints: list[str], excess: float) -> None:
+    at = [float(second) for second in range(20)]
+    figures = {"at": at, "utilization_percent": [busy] * 20, "power_watts": [None] * 20}
+    gpu = GpuSeries.model_validate({"name": "0", "driver": "1", "memory_total_mib": 1.0, **figures})
+    run = results().model_copy(update={"samples": Samples(gpus=[gpu], no_gpu=None, pages=[])})
+    objective = Objective(gpu_percent=85)
+    found = judged([run], objective, 1)
+    assert (found.complaints, found.excess) == (complaints, pytest.approx(excess))
+    assert aim_of(objective) == "Most output tokens/s with GPU utilisation at least 85 %"
 
 
 def test_names_are_written_for_people() -> None:
