@@ -3,6 +3,7 @@
 import asyncio
 import signal
 from dataclasses import fields
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +14,7 @@ from loadtest.engine.config import EngineConfig
 from loadtest.engine.kv_events import Encoding, HashFormat, KvEventsConfig
 from loadtest.engine.scheduler import Batching, Limits
 from loadtest.engine.server import SimulatedEngine
-from loadtest.engine.step_time import PRESETS, Preset, kv_tokens
+from loadtest.engine.step_time import PRESETS, Preset, kv_tokens, parsed
 
 _BATCHED_TOKENS = 8192
 
@@ -28,6 +29,12 @@ class SimOptions(BaseModel):
     model: Annotated[str, typer.Option(help="Name of the served model.")] = "sim"
     lora: Annotated[list[str] | None, typer.Option(help="Name of an adapter; may be repeated.")] = None
     preset: Annotated[Preset, typer.Option(help="How fast the engine is.")] = Preset.H100_8B
+    step_times: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Instead of the preset's: the prediction.json of `loadtest predict`."
+        ),
+    ] = None
     time_scale: Annotated[float, typer.Option(min=0, help="Multiplies all engine times; 0 is as fast as it can.")] = 1
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences that run at once.")] = 256
     max_num_batched_tokens: Annotated[
@@ -96,8 +103,9 @@ class SimOptions(BaseModel):
 
     @property
     def engine(self) -> EngineConfig:
-        """The settings of the engine. Raises ValueError."""
+        """The settings of the engine. Raises ValueError, OSError."""
         gpus = self.tensor_parallel_size
+        fitted = None if self.step_times is None else parsed(self.step_times.read_bytes())
         blocks = max(1, (self.kv_tokens or kv_tokens(self.preset.value, gpus)) // self.block_size)
         longest = min(self.max_model_len, blocks * self.block_size)
         batched = self.max_num_batched_tokens or max(_BATCHED_TOKENS, 0 if self.enable_chunked_prefill else longest)
@@ -113,7 +121,7 @@ class SimOptions(BaseModel):
                 self.enable_chunked_prefill,
                 self.batching,
             ),
-            step_time=PRESETS[self.preset.value].tensor_parallel(gpus),
+            step_time=fitted or PRESETS[self.preset.value].tensor_parallel(gpus),
             max_model_len=longest,
             lora_adapters=tuple(self.lora or ()),
             shutdown_timeout_seconds=self.shutdown_timeout,
@@ -125,7 +133,7 @@ def sim(options: SimOptions) -> None:
     """Serve one simulated vLLM: real answers, errors and metrics, made-up text, no GPU. Ctrl-C stops it."""
     try:
         config = options.engine
-    except ValueError as problem:
+    except (ValueError, OSError) as problem:
         raise typer.BadParameter(str(problem)) from None
     uvloop.run(_serve(config))
 

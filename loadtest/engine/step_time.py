@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
+
+import orjson
 
 # Of each step: the scheduler, the launch of kernels, sampling. More GPUs do not shorten it.
 HOST_SECONDS: Final = 2e-3
@@ -62,6 +64,18 @@ class StepTime:
             self.per_context_token_seconds / gpus,
             self.matrix_seconds / gpus,
         )
+
+
+def parsed(prediction: bytes) -> StepTime:
+    """Those that `loadtest predict` fitted to a real engine, of its `prediction.json`. Raises ValueError."""
+    try:
+        found = orjson.loads(prediction)["calibration"]["step_time"]
+        step_time = StepTime(**{name: float(found[name]) for name in StepTime.__slots__})
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("there are no step times in it: give the prediction.json of loadtest predict") from None
+    if min(astuple(step_time)) < 0 or step_time.base_seconds <= 0:
+        raise ValueError("a step takes no time by it")
+    return step_time
 
 
 class Preset(StrEnum):

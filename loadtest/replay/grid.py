@@ -113,7 +113,7 @@ def _name(trace: Trace, scenario: Scenario) -> str:
         facts = (row.at_seconds, row.prompt_tokens, row.output_tokens, row.think_seconds, row.session, row.keys)
         digest.update(repr(facts).encode())
     plain = _plain(scenario)
-    others = [_MODEL_VERSION, trace.block_tokens, asdict(plain), asdict(plain.step_time), WANTED_GOODPUT]
+    others = [_MODEL_VERSION, trace.block_tokens, asdict(plain), WANTED_GOODPUT]
     digest.update(json.dumps(others, sort_keys=True).encode())
     return f"{trace.name}-{scenario.engines}-{digest.hexdigest()[:16]}"
 

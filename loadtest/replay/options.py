@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from typer import Argument
 
 from loadtest.console import option
-from loadtest.engine.step_time import Preset
+from loadtest.engine.step_time import PRESETS, Preset, parsed
 from loadtest.replay.gateway_router import WAYS, admission_of, with_admission
 from loadtest.replay.policies import NAMES, OWN, USUAL
 from loadtest.replay.scenario import EngineFaults, LatencyBounds, Lengths, Misleading, Scenario
@@ -63,6 +63,15 @@ class ReplayOptions(BaseModel):
     jobs: Annotated[int, option(_GRID, "Processes.", "--jobs", "-j", min=1)] = 2
 
     preset: Annotated[Preset, option(_ENGINE, "How fast an engine is.")] = Preset.H100_8B
+    step_times: Annotated[
+        Path | None,
+        option(
+            _ENGINE,
+            "Instead of the preset's: the prediction.json of `loadtest predict`.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
     kv_tokens: Annotated[int, option(_ENGINE, "Size of a KV cache in tokens.", min=1)] = 430_000
     max_num_seqs: Annotated[int, option(_ENGINE, "Sequences that run at once.", min=1)] = 256
     max_num_batched_tokens: Annotated[int, option(_ENGINE, "Tokens of a step.", min=1)] = 8192
@@ -100,12 +109,13 @@ class ReplayOptions(BaseModel):
     ] = None
 
     def fleets(self) -> list[Scenario]:
-        """One scenario for each number of engines, without a load yet. Raises ValueError."""
+        """One scenario for each number of engines, without a load yet. Raises ValueError, OSError."""
+        fitted = None if self.step_times is None else parsed(self.step_times.read_bytes())
         plain = Scenario(
             engines=1,
             rate_per_second=0.0,
             seed=0,
-            preset=self.preset.value,
+            step_time=PRESETS[self.preset.value] if fitted is None else fitted,
             kv_tokens=self.kv_tokens,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,

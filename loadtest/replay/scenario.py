@@ -84,7 +84,7 @@ class Scenario:
     engines: int
     rate_per_second: float
     seed: int
-    preset: str = "h100-8b"
+    step_time: StepTime = PRESETS["h100-8b"]  # of an engine that is not slow
     kv_tokens: int = 430_000
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -92,11 +92,6 @@ class Scenario:
     bounds: LatencyBounds = field(default_factory=LatencyBounds)
     faults: EngineFaults = field(default_factory=EngineFaults)
     lengths: Lengths = field(default_factory=Lengths)
-
-    @property
-    def step_time(self) -> StepTime:
-        """How long steps of an engine that is not slow take."""
-        return PRESETS[self.preset]
 
     @property
     def all_engines(self) -> int:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from loadtest.__main__ import app
+from loadtest.engine.command import SimOptions
+from loadtest.engine.step_time import PRESETS
 from loadtest.recording import Logged
+from loadtest.replay.options import ReplayOptions
 from loadtest.workloads.trace import read_trace
 from tests.unit.loadtest.predict.worlds import BLOCK, SIZES, logged, traffic
 
@@ -61,6 +65,28 @@ def test_the_later_half_of_a_log_is_predicted_and_kept(log: Path, tmp_path: Path
     assert "| TTFT p50 | " in text
     assert re.search(r"Step time, fitted to 1\d\d earlier answers", text)
     assert len(read_trace(tmp_path / "kept" / "trace.jsonl", BLOCK).rows) == 400
+
+
+def test_a_simulated_engine_and_a_replay_take_the_fitted_step_times(log: Path, tmp_path: Path) -> None:
+    assert asked(log, "--out", tmp_path).exit_code == 0
+    prediction = tmp_path / "prediction.json"
+    fitted = orjson.loads(prediction.read_bytes())["calibration"]["step_time"]
+    given = SimOptions(port=0, step_times=prediction, tensor_parallel_size=2).engine.step_time
+    assert asdict(given) == fitted
+    [fleet] = ReplayOptions(traces=["any"], step_times=prediction, backends="1").fleets()
+    assert fleet.step_time == given
+
+
+@pytest.mark.parametrize(
+    "change", [{"base_seconds": 0.0}, {"per_prefill_token_seconds": -1.0}, {"matrix_seconds": "x"}]
+)
+def test_step_times_of_another_file_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = tmp_path / "prediction.json"
+    path.write_bytes(orjson.dumps({"calibration": {"step_time": asdict(PRESETS["cpu-tiny"]) | change}}))
+    for command in (["sim", "--port", "0"], ["replay", "regime:mixed"]):
+        result = CliRunner().invoke(app, [*command, "--step-times", str(path)])
+        assert result.exit_code == 2
+        assert "step" in result.output
 
 
 def test_given_step_times_are_used(log: Path) -> None:
