@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadtest.console import plain_table, say, say_written
+from loadtest.report.compared_page import compared_page
 from loadtest.report.diff import (
     FIGURES_HEAD,
     MADE_HEAD,
@@ -25,12 +26,10 @@ from loadtest.report.diff import (
     figure_rows,
     rule_of,
 )
-from loadtest.report.diff_page import diff_page
 from loadtest.report.files import Saved, UnreadableError, read, runs_of, write_page, write_series, write_summary
-from loadtest.report.many_page import many_page
 
 _CHECKPOINT_PARTS = ("servers", "gateway_version", "packages", "source", "hardware", "runtime")
-_DIFF_NAME, _MANY_NAME = "diff.html", "compared.html"
+_NAME = "compared.html"
 _COLOURS = {"better": "green", "worse": "red"}
 
 Paths = Annotated[
@@ -40,8 +39,7 @@ Paths = Annotated[
 Out = Annotated[
     Path | None,
     typer.Option(
-        help=f"The comparison's page ({_DIFF_NAME}; of more than two, {_MANY_NAME}). The files of a single report are "
-        "renewed where they are."
+        help=f"The comparison's page. Default: {_NAME}. The files of a single report are renewed where they are."
     ),
 ]
 FailIf = Annotated[
@@ -64,12 +62,9 @@ def report(paths: Paths, out: Out = None, fail_if: FailIf = None) -> None:
         saved = [read(path) for path in paths]
     except (RuleError, UnreadableError) as error:
         raise typer.BadParameter(str(error)) from None
-    if len(saved) > 2:
-        complaints = _compare_many(saved, rules, out or Path(_MANY_NAME), console)
-    elif len(saved) == 2:
-        complaints = _compare(saved[0], saved[1], rules, out or Path(_DIFF_NAME), console)
-    else:
-        complaints = _renew(saved[0], rules, out, console)
+    complaints = (
+        _compare(saved, rules, out or Path(_NAME), console) if saved[1:] else _renew(saved[0], rules, out, console)
+    )
     for complaint in complaints:
         say(console, f"✗ {complaint}", "red")
     raise typer.Exit(1 if complaints else 0)
@@ -89,26 +84,18 @@ def _renew(saved: Saved, rules: Sequence[FailRule], out: Path | None, console: C
     return broken(rules, diff(saved.series, saved.series, {}, {}).pairs)
 
 
-def _compare(before: Saved, after: Saved, rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
-    if (before.run is None) != (after.run is None):
-        raise typer.BadParameter("one of them is a run and the other a series")
-    found = diff(before.series, after.series, _checkpoint(before), _checkpoint(after))
-    complaints = broken(rules, found.pairs)
-    _show(found, console)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(diff_page(before, after, found, complaints), encoding="utf-8")
-    say_written(console, [out])
-    return complaints
-
-
-def _compare_many(saved: Sequence[Saved], rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
-    """Rules hold for each of the others against the first one."""
-    compared = diff_of_many([one.series for one in saved])
+def _compare(saved: Sequence[Saved], rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
+    """Rules hold for each of the others against the first one. Two are shown in the terminal, too."""
+    sides, checkpoints = [one.series for one in saved], [_checkpoint(one) for one in saved]
     complaints = [
-        f"{one.name}: {text}" for one, pairs in zip(saved[1:], compared, strict=True) for text in broken(rules, pairs)
+        text if len(saved) == 2 else f"{one.name}: {text}"
+        for one, pairs in zip(saved[1:], diff_of_many(sides), strict=True)
+        for text in broken(rules, pairs)
     ]
+    if len(saved) == 2:
+        _show(diff(sides[0], sides[1], checkpoints[0], checkpoints[1]), console)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(many_page(saved, [_checkpoint(one) for one in saved]), encoding="utf-8")
+    out.write_text(compared_page(saved, checkpoints, complaints), encoding="utf-8")
     say_written(console, [out])
     return complaints
 

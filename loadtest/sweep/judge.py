@@ -111,7 +111,7 @@ def figure_label(figure: str) -> str:
 
 
 def aim_of(objective: Objective) -> str:
-    """The objective in words."""
+    """The objective in words, for the head of a report."""
     bounds = [f"{figure_label(name)} at most {milliseconds(bound * 1e3)}" for name, bound in objective.bounds.items()]
     if objective.gpu_percent is not None:
         bounds.append(f"GPU utilisation at least {objective.gpu_percent:g} %")

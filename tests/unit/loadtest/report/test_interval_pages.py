@@ -20,7 +20,7 @@ from tests.unit.loadtest.compare.builders import make_comparison
 from tests.unit.loadtest.compare.test_page import turns
 from tests.unit.loadtest.report.pages import plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
-from tests.unit.loadtest.report.test_many_page import page_of, series_in
+from tests.unit.loadtest.report.test_compared_page import page_of, series_in
 from tests.unit.loadtest.sweep.test_report import by_seqs, keep, sweep
 
 KNOWN = {"requests_per_second": (2.4, 2.7), "ttft_p50": (90.0, 108.0), "goodput_per_second": (2.0, 2.6)}

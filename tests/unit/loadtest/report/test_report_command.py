@@ -123,7 +123,7 @@ def test_a_search_keeps_its_answer_when_its_page_is_made_anew(tmp_path: Path) ->
 def test_two_runs_are_compared_and_a_broken_rule_is_exit_code_1(tmp_path: Path) -> None:
     for name, ttft in (("a", 0.1), ("b", 0.12)):
         _written(tmp_path / name, ttft)
-    page = tmp_path / "out" / "diff.html"
+    page = tmp_path / "out" / "compared.html"
     fine = _report(tmp_path / "a", tmp_path / "b", "--out", page, "--fail-if", "ttft_p95>+25%")
     assert fine.exit_code == 0, fine.output
     assert "+20.0%" in fine.output
@@ -178,8 +178,11 @@ def test_a_request_that_is_none_says_where(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_run_and_a_series_are_not_compared(tmp_path: Path) -> None:
+def test_of_a_run_and_a_series_of_several_loads_nothing_is_compared(tmp_path: Path) -> None:
     _written(tmp_path / "run", 0.1)
     _series(tmp_path / "series")
-    assert _report(tmp_path / "run", tmp_path / "series", "--out", tmp_path / "d.html").exit_code == 2
-    assert not (tmp_path / "d.html").exists()
+    done = _report(tmp_path / "run", tmp_path / "series", "--out", tmp_path / "d.html", "--fail-if", "ttft_p50>+900%")
+    assert done.exit_code == 1
+    assert "nothing was measured in both" in done.output
+    assert "only after: gateway c2" in done.output.replace("  ", " ")
+    assert "series: gateway c2" in (tmp_path / "d.html").read_text()

@@ -1,21 +1,37 @@
-"""Several runs, or series, beside each other on one page, each against the first; folders can be dropped on it."""
+"""Runs, or series, beside each other on one page, each against the first; folders can be dropped on it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from loadtest.report.chart import STYLES, Chart
+from loadtest.drive.record import Record
+from loadtest.report.chart import (
+    STYLES,
+    X_END,
+    X_START,
+    Y_END,
+    Y_START,
+    Chart,
+    ChartSeries,
+    linear,
+    logarithmic,
+    nice_top,
+)
+from loadtest.report.chart import Point as ChartPoint
 from loadtest.report.diff import Pair, Significance, change_text, colour, diff_of_many, made_of
-from loadtest.report.diff_page import RunSide, distributions, over_time
 from loadtest.report.document import render
 from loadtest.report.files import Saved, column
+from loadtest.report.run_charts import curves
+from loadtest.report.schema import Bucket, Results
 from loadtest.report.series import FIGURES, UNITS, Point, Series
 from loadtest.report.series_charts import series_charts, trade_off
 from loadtest.report.series_tables import spread_text, title_of
+from loadtest.report.single_requests import e2e_seconds, ttft_seconds
 
+_OVER_TIME = (("ttft_p50", "TTFT p50"), ("ttft_p95", "TTFT p95"), ("tpot_p50", "TPOT p50"), ("e2e_p95", "E2E p95"))
 _KINDS = {"attainment": "ratio", "hit_ratio": "ratio", "failed_ratio": "ratio"}
 
 
@@ -49,14 +65,24 @@ class _Place:
     rows: list[_FigureRow]
 
 
-def many_page(saved: Sequence[Saved], checkpoints: Sequence[Mapping[str, Any]]) -> str:
-    """The whole page. `checkpoints`: what else is known of how each was made."""
+@dataclass(frozen=True, slots=True)
+class _RunSide:
+    """A run among others on a page: its name, and its style in charts."""
+
+    name: str
+    style: str
+    run: Results
+    records: Sequence[Record]
+
+
+def compared_page(saved: Sequence[Saved], checkpoints: Sequence[Mapping[str, Any]], broken: Sequence[str] = ()) -> str:
+    """The whole page. `checkpoints`: what else is known of how each was made; `broken`: what rules were broken."""
     names = _names(saved)
     sides = [one.series for one in saved]
     paired = diff_of_many(sides)
     matched = [point for point in sides[0].points if any(pair.before is point for pairs in paired for pair in pairs)]
     return render(
-        "many.html",
+        "compared.html",
         f"{len(saved)} load tests compared",
         " · ".join(names),
         _charts(saved, names),
@@ -64,6 +90,7 @@ def many_page(saved: Sequence[Saved], checkpoints: Sequence[Mapping[str, Any]]) 
         names=names,
         styles=[STYLES[number % len(STYLES)] for number in range(len(names))],
         saved=saved,
+        broken=broken,
         made_head=("", *names),
         made=made_of(sides, checkpoints),
         places=[_place(sides, paired, point) for point in matched or sides[0].points[:1]],
@@ -99,13 +126,14 @@ def _cell(name: str, pair: Pair | None) -> _Cell:
     change = next((change for change in pair.changes if change.figure == name), None)
     if change is None:
         return _Cell(text)
-    tie = ", tie" if change.significance is Significance.NO else ""
-    return _Cell(text, change_text(change) + tie, colour(change) or "soft")
+    note = {Significance.NO: ", tie", Significance.REDEFINED: ", defined otherwise"}.get(change.significance, "")
+    return _Cell(text, change_text(change) + note, colour(change) or "soft")
 
 
 def _unmatched(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], names: Sequence[str]) -> list[str]:
-    """Targets and loads that the first side does not have."""
-    found = []
+    """Targets and loads that the first side does not have, or that it has alone."""
+    known = [id(pair.before) for pairs in paired for pair in pairs]
+    found = [f"{names[0]}: {p.target} {p.load}".strip() for p in sides[0].points if id(p) not in known]
     for name, side, pairs in zip(names[1:], sides[1:], paired, strict=True):
         known = [id(pair.after) for pair in pairs]
         found += [f"{name}: {p.target} {p.load}".strip() for p in side.points if id(p) not in known]
@@ -114,7 +142,7 @@ def _unmatched(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], names:
 
 def _charts(saved: Sequence[Saved], names: Sequence[str]) -> list[Chart]:
     runs = [
-        RunSide(name, STYLES[number % len(STYLES)], one.run, one.records)
+        _RunSide(name, STYLES[number % len(STYLES)], one.run, one.records)
         for number, (name, one) in enumerate(zip(names, saved, strict=True))
         if one.run is not None
     ]
@@ -127,5 +155,40 @@ def _charts(saved: Sequence[Saved], names: Sequence[str]) -> list[Chart]:
     ]
     together = saved[0].series.model_copy(update={"points": points, "differences": []})
     if len(runs) == len(saved):
-        return [*trade_off(together), *over_time(runs), *distributions(runs)]
+        return [*trade_off(together), *_over_time(runs), *_distributions(runs)]
     return series_charts(together)
+
+
+def _over_time(sides: Sequence[_RunSide]) -> Iterator[Chart]:
+    """Latencies and tokens of all runs over the same seconds."""
+    x = linear(0, max(1e-3, *(side.run.overall.end for side in sides)), X_START, X_END, 8, " s")
+    for name, title in _OVER_TIME:
+        lines = [line for side in sides if (line := _line(side, name)) is not None]
+        values = [value for line in lines for _, value in line.points if value is not None]
+        if values:
+            y = logarithmic(min(values), max(values), Y_START, Y_END)
+            yield Chart(f"{title} over time", "", x, y, lines, y_title=title)
+    lines = [line for side in sides if (line := _line(side, "output_tokens_per_second")) is not None]
+    top = max((value for line in lines for _, value in line.points if value is not None), default=0.0)
+    if top:
+        y = linear(0, nice_top(top), Y_START, Y_END, 4)
+        yield Chart("Output tokens per second", "", x, y, lines, y_title="tokens/s")
+
+
+def _line(side: _RunSide, name: str) -> ChartSeries | None:
+    buckets = side.run.timeline
+    return ChartSeries(side.name, side.style, _points(buckets, name)) if buckets else None
+
+
+def _points(buckets: Sequence[Bucket], name: str) -> list[ChartPoint]:
+    width = buckets[1].start - buckets[0].start if len(buckets) > 1 else 1.0
+    return [(bucket.start + width / 2, getattr(bucket, name)) for bucket in buckets]
+
+
+def _distributions(sides: Sequence[_RunSide]) -> Iterator[Chart]:
+    """TTFT and E2E of the runs whose requests are known."""
+    for kind, latency in (("TTFT", ttft_seconds), ("E2E", e2e_seconds)):
+        found = [(side, [value * 1e3 for one in side.records if (value := latency(one)) is not None]) for side in sides]
+        chart = curves([(side.name, side.style, its) for side, its in found if its], "from the intended send")
+        if chart is not None:
+            yield replace(chart, title=f"Distribution of {kind}", y_title=kind)

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.__main__ import app
+from loadtest.report.compared_page import compared_page
 from loadtest.report.files import read, write_results, write_series, write_summary
-from loadtest.report.many_page import many_page
 from loadtest.report.series import Ran, series_of
 from tests.browser import browser_page, needs_browser
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
@@ -37,7 +37,7 @@ def series_in(folder: Path, ttft: float, users: tuple[int, ...] = (1, 2), repeat
 
 
 def page_of(*folders: Path) -> str:
-    return many_page([read(folder) for folder in folders], [{} for _ in folders])
+    return compared_page([read(folder) for folder in folders], [{} for _ in folders])
 
 
 def test_runs_are_columns_with_their_change_against_the_first(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_the_command_writes_the_page_and_checks_rules_against_the_first(tmp_path
 async def test_a_folder_that_is_dropped_on_the_page_becomes_a_column(tmp_path: Path) -> None:
     folders = [run_in(tmp_path / name, ttft) for name, ttft in TTFTS.items()]
     more = run_in(tmp_path / "dropped" / "fourth", 0.2)
-    file = tmp_path / "many.html"
+    file = tmp_path / "compared.html"
     file.write_text(page_of(*folders), encoding="utf-8")
     async with browser_page(tmp_path / "browser") as tab:
         await tab.resize(1360, 900)
