@@ -48,13 +48,14 @@ _CONTENT = re.compile(
 _USAGE = re.compile(rb'"usage"\s*:\s*\{')
 _DONE = b"[DONE]"
 _QUOTE = b'"'
-_NO_TEXT = (b"", _QUOTE)
+_BLANK = b"\n\n"
 
 
 class StreamWatch:
     """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
 
     __slots__ = (
+        "_closing",
         "_kept",
         "_opening",
         "_rest",
@@ -69,8 +70,9 @@ class StreamWatch:
 
     def __init__(self, *, keeps_text: bool = False) -> None:
         self._rest = b""
-        # How the events of this stream begin, up to their text.
+        # How the events of this stream begin, up to their text, and how they go on behind it.
         self._opening: bytes | None = None
+        self._closing = b""
         self._kept: list[bytes] | None = [] if keeps_text else None
         self._usage: bytes | None = None
         self.read_times: list[float] = []
@@ -87,27 +89,31 @@ class StreamWatch:
 
     def feed(self, data: bytes, now: float) -> None:
         """Takes one read that arrived at `now`; events may be cut anywhere."""
+        if not self._rest and data.endswith(_BLANK) and self._is_usual(data[:-2]):
+            self.events += 1  # the usual read
+            self.read_times.append(now)
+            return
         if self._rest:
             data = self._rest + data
         if b"\r" in data:
             data = data.replace(b"\r\n", b"\n")
-        *whole, self._rest = data.split(b"\n\n")
-        before, opening = self.events, self._opening
+        *whole, self._rest = data.split(_BLANK)
+        before = self.events
         for event in whole:
-            # Most events differ from an earlier one by their text only, and need no closer look.
-            if (
-                opening is not None
-                and event.startswith(opening)
-                and event[len(opening) : len(opening) + 1] not in _NO_TEXT
-                and b'"usage"' not in event
-                and b'"error"' not in event
-            ):
+            if self._is_usual(event):
                 self.events += 1
             else:
                 self._event(event, now)
-                opening = self._opening
         if self.events > before:
             self.read_times.append(now)
+
+    def _is_usual(self, event: bytes) -> bool:
+        """Whether it differs from an earlier event by its text only, as most do, and needs no closer look."""
+        opening = self._opening
+        if opening is None or not event.startswith(opening) or not event.endswith(self._closing):
+            return False
+        # The text is not empty, and has no quote in it.
+        return len(opening) < event.find(_QUOTE, len(opening)) == len(event) - len(self._closing)
 
     def finish(self) -> None:
         """The body ended: a last [DONE] counts even where the blank line after it is missing."""
@@ -142,7 +148,10 @@ class StreamWatch:
             if self._kept is not None:
                 self._kept.append(data)
             elif content.group()[-2:-1] == _QUOTE:
-                self._opening = event[: event.index(content.group()) + len(content.group()) - 1]
+                text_at = event.index(content.group()) + len(content.group()) - 1
+                end = event.find(_QUOTE, text_at)
+                if end > text_at and b"\\" not in event[text_at:end]:
+                    self._opening, self._closing = event[:text_at], event[end:]
         if _USAGE.search(data):
             self._usage = data
 

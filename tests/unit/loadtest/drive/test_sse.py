@@ -37,6 +37,17 @@ def test_usage_is_the_last_one_reported() -> None:
     assert _watch(early, _USAGE, _DONE).usage() == {"prompt_tokens": 9, "completion_tokens": 2}
 
 
+def test_an_event_that_differs_in_more_than_its_text_is_looked_at() -> None:
+    counted = b'data: {"choices":[{"delta":{"content":"more"}}],"usage":{"completion_tokens":2}}\n\n'
+    quoted = rb'data: {"choices":[{"delta":{"content":"\"}}],\"usage\":null}"}}],"usage":null}' + b"\n\n"
+    empty = _WORD.replace(b"word", b"")
+    failed = b'data: {"choices":[{"delta":{"content":"word"}}],"error":{"message":"died"},"usage":null}\n\n'
+    watch = _watch(_WORD, quoted, empty, counted, failed)
+    assert watch.read_times == [0.0, 1.0, 3.0, 4.0]
+    assert watch.usage() == {"completion_tokens": 2}
+    assert watch.error == "died"
+
+
 def test_events_that_come_in_one_read_are_counted_apart_but_timed_once() -> None:
     watch = _watch(_WORD * 5)
     assert watch.events == 5
