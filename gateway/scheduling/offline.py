@@ -8,6 +8,7 @@ Lines of embeddings, scores and reranking only have a prefill, whose end is thei
 which are not worth aborting.
 """
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -16,7 +17,7 @@ from typing import Final
 
 from gateway.errors import GatewayError
 from gateway.request import Demand
-from gateway.routing.engine import MEMORY_SECONDS, CostModel, Engine
+from gateway.routing.engine import MEMORY_SECONDS, CostModel, Engine, prefill_seconds
 from gateway.routing.policy import Policy
 from gateway.scheduling.admission import Capacity, slots_of
 from gateway.scheduling.fair_share import Tenants
@@ -80,9 +81,10 @@ class BatchPace:
         return left_seconds - self.left * faded_seconds / lines if lines else -inf
 
 
-OBJECTIVE_SHARE: Final = 0.9  # of the objective: the adaptive limit grows only while streams are faster than that
+OBJECTIVE_SHARE: Final = 0.92  # of the objective: the adaptive limit grows only while streams are faster than it
 _MOST_SLOWDOWN: Final = 2.0  # of a decode step, compared with an empty engine: without an objective
-_LEAST_FREE_SHARE: Final = 0.15  # of an engine's time: less is not worth that others wait for a prefill
+_MOST_LEAST_SHARE: Final = 0.3  # of an engine's time, to be free before a prefill that others wait for
+_FADING: Final = 0.98  # of earlier lines, with each that ends
 _MOST_PREFILL_SHARE: Final = 0.9
 _BURST_SECONDS: Final = 1.0  # of one engine's requests show that a burst has begun
 _LEAST_BURST_SECONDS: Final = 0.2
@@ -90,19 +92,20 @@ _MOST_POOLED: Final = 2  # calls of pooled lines on an engine: one computes, and
 
 
 class Prefills:
-    """The prefills of one model's requests: the last offline one on each engine, and the share of others; and how many
-    calls of pooled lines are in flight on each engine.
+    """The prefills of one model's requests: the last offline one on each engine, the share of others, and what lines
+    cost for a token; and how many calls of pooled lines are in flight on each engine.
 
     That share of time is a mean over a short time, because bursts begin suddenly, and over all engines, to be steady.
     """
 
-    __slots__ = ("_added", "_at", "_last", "_others", "_pooled", "_total")
+    __slots__ = ("_added", "_at", "_last", "_others", "_pooled", "_spent_seconds", "_tokens", "_total")
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[float, float]] = {}  # by the engine's index: when it was sent, and its length
         self._pooled: dict[int, int] = {}
         self._added = 0.0  # by offline lines, since the last look
         self._at = self._total = self._others = 0.0  # at the last look
+        self._spent_seconds = self._tokens = 0.0  # of the last lines: for their prefills, and what they generated then
 
     def started(self, lease: Lease, now: float) -> None:
         """An offline line is sent: note its prefill, apart from those of others."""
@@ -111,7 +114,22 @@ class Prefills:
         self._count_pooled(lease, 1)
 
     def ended(self, lease: Lease) -> None:
+        """An offline line is answered or paused: note what its prefill was good for."""
         self._count_pooled(lease, -1)
+        if not lease.demand.divisible:
+            tokens = max(lease.streamed_tokens, (lease.served_tokens or 0) - lease.uncached_tokens)
+            model, engine = lease.calibration.model, lease.engine
+            spent_seconds = prefill_seconds(model, engine.slowness, lease.demand.prompt_tokens, lease.hit_tokens)
+            self._spent_seconds = _FADING * self._spent_seconds + spent_seconds
+            self._tokens = _FADING * self._tokens + tokens
+
+    def least_share(self, sequences: int, step_seconds: float) -> float:
+        """The share of an engine's time to be free for one more prefill: what prefills take while so many sequences are
+        kept running, or enough for any. With less, lines would only replace each other.
+        """
+        if not self._tokens:
+            return _MOST_LEAST_SHARE
+        return min(_MOST_LEAST_SHARE, sequences * self._spent_seconds / (self._tokens * step_seconds))
 
     def has_most_pooled(self, engine: Engine) -> bool:
         """Whether so many calls of pooled lines are in flight there as may be, however long they were predicted."""
@@ -168,7 +186,7 @@ class IdleCapacity(Capacity):
         if engine.load.pending:
             return now + ahead_seconds if ahead_seconds > 0 else inf
         free_share = self._free_share(engine, 0, 0, now)
-        opens = self.prefills.next_seconds(engine, free_share) if free_share > _LEAST_FREE_SHARE else now
+        opens = self.prefills.next_seconds(engine, free_share) if free_share > self._least_share(engine) else now
         return opens if opens > now else inf
 
     def excess(self, engine: Engine, now: float) -> int:
@@ -189,7 +207,10 @@ class IdleCapacity(Capacity):
         if not load.in_flight:
             return True
         free_share = self._free_share(engine, sequences, tokens, now)
-        return free_share > _LEAST_FREE_SHARE and now >= self.prefills.next_seconds(engine, free_share)
+        return free_share > self._least_share(engine) and now >= self.prefills.next_seconds(engine, free_share)
+
+    def _least_share(self, engine: Engine) -> float:
+        return self.prefills.least_share(engine.load.in_flight - engine.load.pooled, self._most_seconds(engine))
 
     def _free_share(self, engine: Engine, sequences: int, tokens: int, now: float) -> float:
         """The share of the engine's time that is left with so many more sequences and tokens."""
@@ -258,7 +279,7 @@ class OfflineQueue:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, dict[Ticket, None]] = {}  # by model
+        self._waiting: dict[str, OrderedDict[Ticket, None]] = {}  # by model
         self._held: dict[int, dict[Lease, None]] = {}  # by the engine's index
         self._revoked: dict[int, dict[Lease, None]] = {}  # the same, until they are released
         self._tenants: dict[str, Tenants] = {}
@@ -289,8 +310,12 @@ class OfflineQueue:
         return {model: count for model, count in counts.items() if any(count)}
 
     def join(self, ticket: Ticket) -> None:
-        self._waiting.setdefault(ticket.demand.model, {})[ticket] = None
+        waiting = self._waiting.setdefault(ticket.demand.model, OrderedDict())
+        waiting[ticket] = None
         self._count += 1
+        line = ticket.demand.offline
+        if line is not None and line.generated_tokens:
+            waiting.move_to_end(ticket, last=False)  # an engine may still have its prompt in its cache
 
     def leave(self, ticket: Ticket) -> bool:
         """Remove a ticket; False if it was removed before."""

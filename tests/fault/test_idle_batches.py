@@ -34,14 +34,17 @@ def lines_by_state(gateway: UnderTest) -> dict[str, float]:
 async def test_a_client_gets_the_slot_of_a_line_which_runs_again_later(
     backend: ScriptedBackend, tmp_path: Path
 ) -> None:
+    go_on = asyncio.Event()
     for _ in range(CAP):
         backend.plays_once(hang())
-    backend.plays(*echo())
+    backend.plays(until(go_on), *echo())
     async with running(backend, sections=sections(tmp_path), per_backend={"max_in_flight": CAP}) as gateway:
         batch = await submit(gateway, 10)
         await holds(lambda: backend.running == CAP, "lines have all slots")
-        answers = await asyncio.gather(*[gateway.ask(chat()) for _ in range(CAP)])
-        assert [answer.status for answer in answers] == [200] * CAP
+        clients = [asyncio.create_task(gateway.ask(chat())) for _ in range(CAP)]
+        await holds(lambda: len(backend.ledger) == 2 * CAP, "the clients have them")
+        go_on.set()
+        assert [(await client).status for client in clients] == [200] * CAP
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
         output = (await get(gateway, f"/v1/files/{found['output_file_id']}/content")).splitlines()

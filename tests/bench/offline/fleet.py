@@ -2,7 +2,8 @@
 
 As in the gateway, the queue is scanned once after all events of a moment, and every 50 ms. A revoked line is aborted at
 once, frees its place at the engine's next step, and goes on when its turn comes: what it had generated is part of its
-prompt then, which is computed anew, as if no cache had it.
+prompt then. The engine reuses the blocks of its first prompt that its cache still has: free blocks are used for others
+in the order in which they became free. Lines and requests share no prefix with each other.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from gateway.feedback import Learning
 from gateway.request import Demand, OfflineLine, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
@@ -27,10 +29,12 @@ from loadtest.engine.step_time import PRESETS, Preset
 
 ENGINES = 4
 MODEL = "m"
-_LIMITS = simulated.Limits(num_blocks=27_000)
+_BLOCK_TOKENS, _BLOCKS = 16, 27_000
+_LIMITS = simulated.Limits(num_blocks=_BLOCKS, block_size=_BLOCK_TOKENS)
 _TICK_SECONDS = 0.05
 _REPORTED_TOKENS = 8  # of a stream, between two reports to the scheduler
 _DAY_SECONDS = 86400.0
+_KEY_BITS = 16  # of the number of a block in its prompt
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +51,17 @@ class Request:
     first_token_seconds: float = -1.0
     finished_seconds: float = -1.0
     earlier_tokens: int = 0  # of the answer, before a line was paused
+    first_number: int = -1  # of the line, before it was first paused
+
+    @property
+    def own_prompt_tokens(self) -> int:
+        """Without what had been generated when it was paused."""
+        return self.prompt_tokens - self.earlier_tokens
+
+    def keys(self, tokens: int) -> range:
+        """Of the full blocks of its first tokens; no other line or request has the same."""
+        number = self.number if self.first_number < 0 else self.first_number
+        return range(number << _KEY_BITS, (number << _KEY_BITS) + tokens // _BLOCK_TOKENS)
 
     @property
     def ttft_seconds(self) -> float:
@@ -93,9 +108,12 @@ class Fleet:
     def __init__(self, arrivals: Sequence[Request], rule: Rule | None, itl_objective_seconds: float | None) -> None:
         self._arrivals = arrivals
         self._rule = rule
-        sites = [Engine(index, f"engine-{index}", None, 256, 256, 16 * 27_000) for index in range(ENGINES)]
+        kv_tokens = _BLOCK_TOKENS * _BLOCKS
+        sites = [Engine(index, f"engine-{index}", None, 256, 256, kv_tokens) for index in range(ENGINES)]
         self._sites = [_Site(site) for site in sites]
-        policy = PrefixPolicy(HitPredictor(PrefixIndex([1 << 30] * ENGINES), HitAccuracy()), Estimates(), Affinity())
+        index, accuracy, estimates = PrefixIndex([kv_tokens] * ENGINES), HitAccuracy(), Estimates()
+        policy = PrefixPolicy(HitPredictor(index, accuracy), estimates, Affinity())
+        self._learning = Learning(estimates, index, accuracy)
         self._lengths = OutputLengths()
         self._queue = Queue(1 << 30, 1 << 60)
         settings = SchedulerSettings(itl_objective_seconds=itl_objective_seconds)
@@ -145,10 +163,14 @@ class Fleet:
                 continues=True,
                 generated_tokens=request.earlier_tokens,
             )
+        keys = request.keys(request.own_prompt_tokens)
         demand = Demand(
             MODEL,
             "batch" if request.is_line else "",
             batch=request.is_line,
+            keys=tuple(keys),
+            edges=tuple(range(_BLOCK_TOKENS, _BLOCK_TOKENS * len(keys) + 1, _BLOCK_TOKENS)),
+            prompt_size=request.prompt_tokens,
             prompt_tokens=request.prompt_tokens,
             streams=True,
             offline=offline,
@@ -160,7 +182,8 @@ class Fleet:
             self._send(request, placed)
 
     def _send(self, request: Request, lease: Lease) -> None:
-        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens)
+        keys = request.keys(request.prompt_tokens)
+        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens, keys)
         sequence.arrive(self._now)
         request.sequence, request.lease = sequence, lease
         site = self._sites[lease.engine_index]
@@ -181,6 +204,7 @@ class Fleet:
         prompt, output = request.prompt_tokens + generated, request.output_tokens - generated
         rest = Request(next(self._numbers), self._now, prompt, output, True)
         rest.earlier_tokens = request.earlier_tokens + generated
+        rest.first_number = request.number if request.first_number < 0 else request.first_number
         self._place(rest)
 
     def _scan(self) -> None:
@@ -217,11 +241,13 @@ class Fleet:
 
     def _finish(self, request: Request) -> None:
         assert request.lease is not None
+        assert request.sequence is not None
         request.finished_seconds = self._now
-        usage = Usage(request.prompt_tokens, request.output_tokens, 0)
+        usage = Usage(request.prompt_tokens, request.output_tokens, request.sequence.cached_tokens)
         request.lease.on_usage(usage)
         self._scheduler.release(request.lease, self._now, answered=True, served_tokens=request.lease.served_tokens)
         self._lengths.answered(request.lease.demand, usage)
+        self._learning.answered(request.lease.demand, request.lease.engine_index, request.lease.hit_tokens, usage)
         self._lines -= request.is_line
         self.done.append(request)
         if self._rule is not None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import GatewayError
 from gateway.request import Demand, OfflineLine
+from gateway.routing.engine import prefill_seconds
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.offline import BatchPace, Urgency, urgency, victims
 from gateway.scheduling.wait_queue import Ticket
@@ -68,6 +69,14 @@ def test_a_line_waits_for_a_scan_and_then_uses_an_idle_engine() -> None:
     assert not here.scheduler.offline
 
 
+def test_a_line_that_was_paused_goes_on_before_others_begin() -> None:
+    here = hall(4)
+    wait(here, line())
+    paused = line(offline=OfflineLine(DAY_SECONDS, lambda _: DAY_SECONDS, lambda: None, True, 9))
+    wait(here, paused)
+    assert [lease.demand is paused for _ in range(2) for lease in scan(here)] == [True, False]
+
+
 def test_no_line_is_bound_while_another_request_waits_for_the_model() -> None:
     here = hall(4)
     held = [run(here, ask()) for _ in range(4)]
@@ -106,6 +115,23 @@ def test_lines_stop_where_others_would_feel_them() -> None:
     load = here.sites[0].load
     assert 2 < len(leases) < 20
     assert model.a + model.c * load.in_flight + model.d * load.context_tokens <= 2 * model.a
+
+
+def test_a_prefill_that_few_tokens_follow_needs_more_of_the_time_free() -> None:
+    least = []
+    for tokens in (100, 1000):
+        here = hall(32)
+        wait(here, line(prompt_tokens=1000))
+        [lease] = scan(here)
+        lease.on_tokens(tokens)
+        prefills = here.scheduler.offline.prefills("m")
+        assert prefills.least_share(1, 0.01) == 0.3  # of what lines bring, nothing is known
+        here.scheduler.release(lease, here.now)
+        one = prefill_seconds(here.calibration.of("m").model, 1.0, 1000, 0) / (tokens * 0.01)
+        assert prefills.least_share(8, 0.01) == pytest.approx(8 * one)
+        assert prefills.least_share(10**6, 0.01) == 0.3
+        least.append(one)
+    assert least[0] == pytest.approx(10 * least[1])
 
 
 def test_lines_that_wait_for_long_do_not_come_before_others() -> None:
@@ -156,7 +182,7 @@ def test_lines_are_paused_where_they_slow_others_down() -> None:
     bound = sum(len(scan(here, 5.0)) for _ in range(100))
     here.now += 60.0
     assert here.scheduler.pause_offline(here.now) == []
-    for _ in range(40):
+    for _ in range(80):
         run(here, ask(prompt_tokens=5000))
     here.now += 1.0
     paused = here.scheduler.pause_offline(here.now)
