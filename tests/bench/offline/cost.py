@@ -18,6 +18,7 @@ from tests.bench.offline.live import BatchOfLines, Observed, body_of
 from tests.integration.fleet import simulated_engine
 from tests.integration.gateway_process import Gateway
 
+_MODEL = "sim"
 REQUESTS = 200
 _TOGETHER = 32
 _PROMPT_TOKENS, _OUTPUT_TOKENS = 250, 128
@@ -31,26 +32,30 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def bodies(first: int) -> list[dict[str, Any]]:
-    return [body_of(first + number, _PROMPT_TOKENS, _OUTPUT_TOKENS) for number in range(REQUESTS)]
+# A line with a stop string is not continued after a pause, so that it is sent whole.
+_WHOLE = {"stop": ["a text that no answer has"]}
+
+
+def bodies(first: int, more: dict[str, Any]) -> list[dict[str, Any]]:
+    return [body_of(_MODEL, first + number, _PROMPT_TOKENS, _OUTPUT_TOKENS) | more for number in range(REQUESTS)]
 
 
 async def asked(session: aiohttp.ClientSession, url: str, more: dict[str, Any], first: int) -> None:
     """Requests of clients, so many at a time as lines are in flight."""
-    left = iter(bodies(first))
+    left = iter(bodies(first, more))
 
     async def work() -> None:
         for body in left:
-            async with session.post(f"{url}/v1/chat/completions", json=body | more) as answer:
+            async with session.post(f"{url}/v1/chat/completions", json=body) as answer:
                 assert answer.status == 200, await answer.read()
                 await answer.read()
 
     await asyncio.gather(*[work() for _ in range(_TOGETHER)])
 
 
-async def batched(lines: BatchOfLines, observed: Observed, first: int) -> None:
+async def batched(lines: BatchOfLines, observed: Observed, more: dict[str, Any], first: int) -> None:
     """The same requests as lines."""
-    await lines.start(bodies(first))
+    await lines.start(bodies(first, more))
     observed.lines = 0
     while observed.lines < REQUESTS:
         await asyncio.sleep(_POLL_SECONDS)
@@ -64,9 +69,10 @@ async def _measured(server: Server, admin_url: str) -> dict[str, list[float]]:
         observed = Observed([])
         lines = BatchOfLines(session, Gateway(server.url, admin_url), observed)
         ways: dict[str, Callable[[int], Awaitable[None]]] = {
-            "a line of a batch": lambda first: batched(lines, observed, first),
+            "a line that is streamed": lambda first: batched(lines, observed, {}, first),
             "a client, streamed": lambda first: asked(session, server.url, {"stream": True}, first),
-            "a client, not streamed": lambda first: asked(session, server.url, {}, first),
+            "a line that is sent whole": lambda first: batched(lines, observed, _WHOLE, first),
+            "a client, not streamed": lambda first: asked(session, server.url, _WHOLE, first),
         }
         for run in range(_RUNS + 1):
             for at, (name, way) in enumerate(ways.items()):
@@ -94,6 +100,9 @@ def table() -> str:
     with TemporaryDirectory() as folder, _running(Path(folder)) as (server, admin_url):
         found = asyncio.run(_measured(server, admin_url))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    line = next(iter(medians.values()))
-    rows = [(name, f"{1000 * each:.2f} ms", f"{line / each:.2f}") for name, each in medians.items()]
-    return markdown_table(("request", "CPU time", "a line / this"), rows, texts=1)
+    ways = list(medians.items())
+    rows = [
+        (line, f"{1000 * of_line:.2f} ms", client, f"{1000 * of_client:.2f} ms", f"{of_line / of_client:.2f}")
+        for (line, of_line), (client, of_client) in zip(ways[::2], ways[1::2], strict=True)
+    ]
+    return markdown_table(("line", "CPU time", "of a client", "CPU time", "ratio"), rows, texts=1)
