@@ -83,7 +83,7 @@ class BatchPace:
 
 OBJECTIVE_SHARE: Final = 0.92  # of the objective: the adaptive limit grows only while streams are faster than it
 _MOST_SLOWDOWN: Final = 2.0  # of a decode step, compared with an empty engine: without an objective
-_MOST_LEAST_SHARE: Final = 0.3  # of an engine's time, to be free before a prefill that others wait for
+_ENOUGH_SHARE: Final = 0.2  # of an engine's time, to be free for any prefill that others wait for
 _FADING: Final = 0.98  # of earlier lines, with each that ends
 _MOST_PREFILL_SHARE: Final = 0.9
 _BURST_SECONDS: Final = 1.0  # of one engine's requests show that a burst has begun
@@ -124,12 +124,11 @@ class Prefills:
             self._tokens = _FADING * self._tokens + tokens
 
     def least_share(self, sequences: int, step_seconds: float) -> float:
-        """The share of an engine's time to be free for one more prefill: what prefills take while so many sequences are
-        kept running, or enough for any. With less, lines would only replace each other.
+        """The share of an engine's time to be free for one more prefill: what prefills of lines take while so many
+        sequences are kept running, each for as many tokens as the last lines. With less, they would only replace each
+        other. Of the first lines, nothing is known: any share will do.
         """
-        if not self._tokens:
-            return _MOST_LEAST_SHARE
-        return min(_MOST_LEAST_SHARE, sequences * self._spent_seconds / (self._tokens * step_seconds))
+        return min(_ENOUGH_SHARE, sequences * self._spent_seconds / (max(1.0, self._tokens) * step_seconds))
 
     def has_most_pooled(self, engine: Engine) -> bool:
         """Whether so many calls of pooled lines are in flight there as may be, however long they were predicted."""
