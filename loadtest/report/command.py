@@ -87,15 +87,16 @@ def _renew(saved: Saved, rules: Sequence[FailRule], out: Path | None, console: C
 def _compare(saved: Sequence[Saved], rules: Sequence[FailRule], out: Path, console: Console) -> list[str]:
     """Rules hold for each of the others against the first one. Two are shown in the terminal, too."""
     sides, checkpoints = [one.series for one in saved], [_checkpoint(one) for one in saved]
+    paired = diff_of_many(sides)
     complaints = [
         text if len(saved) == 2 else f"{one.name}: {text}"
-        for one, pairs in zip(saved[1:], diff_of_many(sides), strict=True)
+        for one, pairs in zip(saved[1:], paired, strict=True)
         for text in broken(rules, pairs)
     ]
     if len(saved) == 2:
         _show(diff(sides[0], sides[1], checkpoints[0], checkpoints[1]), console)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(compared_page(saved, checkpoints, complaints), encoding="utf-8")
+    out.write_text(compared_page(saved, paired, checkpoints, complaints), encoding="utf-8")
     say_written(console, [out])
     return complaints
 

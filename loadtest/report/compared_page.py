@@ -21,7 +21,7 @@ from loadtest.report.chart import (
     nice_top,
 )
 from loadtest.report.chart import Point as ChartPoint
-from loadtest.report.diff import Pair, Significance, change_text, colour, diff_of_many, made_of
+from loadtest.report.diff import Pair, Significance, change_text, colour, made_of
 from loadtest.report.document import render
 from loadtest.report.files import Saved, column
 from loadtest.report.run_charts import curves
@@ -75,11 +75,17 @@ class _RunSide:
     records: Sequence[Record]
 
 
-def compared_page(saved: Sequence[Saved], checkpoints: Sequence[Mapping[str, Any]], broken: Sequence[str] = ()) -> str:
-    """The whole page. `checkpoints`: what else is known of how each was made; `broken`: what rules were broken."""
+def compared_page(
+    saved: Sequence[Saved],
+    paired: Sequence[Sequence[Pair]],
+    checkpoints: Sequence[Mapping[str, Any]],
+    broken: Sequence[str] = (),
+) -> str:
+    """The whole page. `paired`: each of the others against the first one; `checkpoints`: what else is known of how each
+    was made; `broken`: what rules were broken.
+    """
     names = _names(saved)
     sides = [one.series for one in saved]
-    paired = diff_of_many(sides)
     matched = [point for point in sides[0].points if any(pair.before is point for pairs in paired for pair in pairs)]
     return render(
         "compared.html",

@@ -51,7 +51,12 @@ class Request:
     first_token_seconds: float = -1.0
     finished_seconds: float = -1.0
     earlier_tokens: int = 0  # of the answer, before a line was paused
-    first_number: int = -1  # of the line, before it was first paused
+    paused_number: int | None = None  # of the line, before it was first paused
+
+    @property
+    def first_number(self) -> int:
+        """By which its prompt is told from others."""
+        return self.number if self.paused_number is None else self.paused_number
 
     @property
     def own_prompt_tokens(self) -> int:
@@ -60,8 +65,8 @@ class Request:
 
     def keys(self, tokens: int) -> range:
         """Of the full blocks of its first tokens; no other line or request has the same."""
-        number = self.number if self.first_number < 0 else self.first_number
-        return range(number << _KEY_BITS, (number << _KEY_BITS) + tokens // _BLOCK_TOKENS)
+        first = self.first_number << _KEY_BITS
+        return range(first, first + tokens // _BLOCK_TOKENS)
 
     @property
     def ttft_seconds(self) -> float:
@@ -204,7 +209,7 @@ class Fleet:
         prompt, output = request.prompt_tokens + generated, request.output_tokens - generated
         rest = Request(next(self._numbers), self._now, prompt, output, True)
         rest.earlier_tokens = request.earlier_tokens + generated
-        rest.first_number = request.number if request.first_number < 0 else request.first_number
+        rest.paused_number = request.first_number
         self._place(rest)
 
     def _scan(self) -> None:

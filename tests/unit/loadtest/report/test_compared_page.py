@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from loadtest.__main__ import app
 from loadtest.report.compared_page import compared_page
+from loadtest.report.diff import diff_of_many
 from loadtest.report.files import read, write_results, write_series, write_summary
 from loadtest.report.series import Ran, series_of
 from tests.browser import browser_page, needs_browser
@@ -37,7 +38,8 @@ def series_in(folder: Path, ttft: float, users: tuple[int, ...] = (1, 2), repeat
 
 
 def page_of(*folders: Path) -> str:
-    return compared_page([read(folder) for folder in folders], [{} for _ in folders])
+    saved = [read(folder) for folder in folders]
+    return compared_page(saved, diff_of_many([one.series for one in saved]), [{} for _ in folders])
 
 
 def test_runs_are_columns_with_their_change_against_the_first(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from loadtest.report.compared_page import compared_page
-from loadtest.report.diff import Diff, colour, diff, figure_rows
+from loadtest.report.diff import Diff, colour, diff, diff_of_many, figure_rows
 from loadtest.report.files import Saved
 from loadtest.report.schema import Results
 from loadtest.report.series import FIGURES, Point, Series, Spread, series_of_one
@@ -121,7 +121,7 @@ def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
         Saved(name, Path(name), series_of_one(run), run, records_of(ttft))
         for name, run, ttft in (("<b>a", before, 0.1), ("b", after, 0.2))
     ]
-    html = compared_page(sides, [{}, {}], [f"rule {_HOSTILE}"])
+    html = compared_page(sides, diff_of_many([one.series for one in sides]), [{}, {}], [f"rule {_HOSTILE}"])
     assert_it_needs_nothing(html)
     assert "<b>a" not in html
     plots = {plot["title"]: plot for plot in plots_of(html)}
@@ -133,7 +133,7 @@ def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
 
 def test_the_page_of_two_series_has_their_batch_size_curves() -> None:
     before, after = (Saved(name, Path(name), curve_of({"gw": speed}), None, []) for name, speed in (("a", 1), ("b", 2)))
-    html = compared_page([before, after], [{}, {}])
+    html = compared_page([before, after], diff_of_many([before.series, after.series]), [{}, {}])
     assert_it_needs_nothing(html)
     first, per_user, *_ = plots_of(html)
     assert [line["name"] for line in first["lines"]] == ["a: gw", "b: gw"]
