@@ -3,7 +3,7 @@ import { askJson } from "./connection.js";
 import { bar, clock, h, keyed, milliseconds, number, put } from "./dom.js";
 
 // Columns with `more` are in the details of a row where the screen is narrow.
-const COLUMNS = [["Ended"], ["Model", "text name"], ["Tenant", "text name more", "by the tenant header, or the API key"], ["Engine", "text name more"], ["Outcome", "text"], ["Wait", "more"], ["TTFT", "more", "time to the first event of a stream"],
+const COLUMNS = [["Ended"], ["Model", "text name"], ["Tenant", "text name more", "by the tenant header, or the API key"], ["Engine", "text name more"], ["Outcome", "text outcome"], ["Wait", "more"], ["TTFT", "more", "time to the first event of a stream"],
   ["Duration"], ["Prompt", "more", "tokens"], ["Hit", "more", "prompt tokens found in the cache: predicted / actual"], ["Output", "more", "tokens"]];
 const PARTS = { ahead: "prefill ahead", prefill: "own prefill", cache: "cache taken", stall: "stall of others", steps: "steps waited for", slowdown: "slower decoding", slot: "wait for a slot", memory: "wait for KV cache" };
 
@@ -41,13 +41,12 @@ const line = (open) => (first) => {
   return { node, update: (row) => {
     if (node.dataset.done) return; // a request that has ended does not change
     node.dataset.done = "1";
-    const bad = row.outcome !== "completed";
     const texts = [clock(row.time), row.model || row.endpoint, tenantOf(row), row.backend || "–", row.outcome + (row.attempts > 1 ? ` (${row.attempts} attempts)` : ""),
       milliseconds(row.queue_ms), row.stream && row.first_byte_ms != null ? milliseconds(row.first_byte_ms) : "–", milliseconds(row.duration_ms), number(row.prompt_tokens || null),
       row.prompt_tokens ? `${number(row.predicted_hit_tokens)} / ${number(row.actual_hit_tokens)}` : "–", number(row.completion_tokens || null)];
     cells.forEach((cell, at) => put(cell, texts[at]));
     for (const at of [1, 2, 3]) cells[at].title = texts[at];
-    cells[4].className = bad ? "text bad" : "text";
+    cells[4].classList.toggle("bad", row.outcome !== "completed");
   } };
 };
 

@@ -65,7 +65,7 @@ export const timeline = () => {
       events.replaceChildren(table([{ name: "Time" }, { name: "What", className: "text" }, { name: "Backend", className: "text name" }, { name: "Why", className: "text" }],
         state.events.slice(-100).reverse().map((each) => [clock(each.time), { text: each.kind, className: each.bad ? "bad" : "" }, { text: each.subject || "–", title: each.subject }, { text: each.detail, className: "wide" }]), "Nothing has happened."));
       outcomes.replaceChildren(table([{ name: "Outcome" }, { name: "Requests" }], Object.entries(since).sort((one, other) => other[1] - one[1]).map(([name, each]) => [name, number(each)]), "No request has ended."));
-      failures.replaceChildren(table([{ name: "Time" }, { name: "Outcome", className: "text" }, { name: "Status", className: "more" }, { name: "Model", className: "text name more" }, { name: "Tenant", className: "text name more" }, { name: "Backend", className: "text name more" }, { name: "Message", className: "text" }],
+      failures.replaceChildren(table([{ name: "Time" }, { name: "Outcome", className: "text outcome" }, { name: "Status", className: "more" }, { name: "Model", className: "text name more" }, { name: "Tenant", className: "text name more" }, { name: "Backend", className: "text name more" }, { name: "Message", className: "text" }],
         folded(state.failed).slice(0, 100).map(({ row, count }) => [clock(row.time), { text: row.outcome + (count > 1 ? ` (${count} times)` : ""), className: "bad" }, row.status || "–", row.model || row.endpoint, tenantOf(row), row.backend || "–", { text: row.error || "–", className: "wide" }]), "No request has failed."));
     },
     close: () => failed.close(),

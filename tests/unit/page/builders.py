@@ -16,7 +16,8 @@ def record(request_id: str = "id", outcome: str = "completed", **more: Any) -> R
     made.parsed(Demand("m", streams=True, tenant=more.get("tenant", "")), more.get("model", "m"))
     if outcome == "completed":
         made.placed(more.get("model", "m"), more.get("backend", "a"), 0.25, 90)
-        made.attempted(10.5, 7)
+        for _ in range(more.get("attempts", 1)):
+            made.attempted(10.5, 7)
         made.answered(Usage(100, 7, more.get("hit", 80)), None, 0, client_was_slow=False)
     made.ended(outcome, 200 if outcome == "completed" else 503, 11.0, more.get("error", ""))
     return made

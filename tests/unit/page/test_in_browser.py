@@ -194,6 +194,8 @@ async def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path, scheme: str) 
         await shown.page.resize(390, 844, is_phone=True)
         shown.finish(20, backend="gpu-1", model="a-model-with-a-long-name-" * 4)
         shown.finish(20, outcome="queue_full", error="The queue is full: try again. " * 5)
+        shown.finish(1, outcome="deadline_exceeded_with_a_long_name")
+        shown.finish(1, attempts=12)
         for view in VIEWS:
             await shown.show(view)
             width = await shown.page.run("document.documentElement.scrollWidth")
