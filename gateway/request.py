@@ -23,14 +23,13 @@ class Kind(StrEnum):
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class OfflineLine:
     """A request of an offline batch: it may use idle capacity only, until its batch has little time left.
 
     `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
     left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
-    `continues`: what is generated until then is kept. `generated_tokens`: of the answer, before an earlier pause; they
-    are the end of the prompt.
+    `continues`: what is generated until then is kept. `generated_tokens`: before an earlier pause, now in the prompt.
     """
 
     expires_seconds: float
@@ -38,6 +37,9 @@ class OfflineLine:
     on_revoked: Callable[[], None]
     continues: bool = False
     generated_tokens: int = 0
+
+    def is_streamed(self, *, continues: bool, generated_tokens: int) -> None:
+        self.continues, self.generated_tokens = continues, generated_tokens
 
 
 @dataclass(slots=True, init=False)

@@ -199,7 +199,11 @@ class LineSender:
             with Holding(self._memory) as holding:
                 holding.add(len(body))
                 sink = LineSink(holding)
-                await self._fetch(self._incoming(endpoint, body, owner), route, record, sink, lines, stream)
+                incoming = self._incoming(endpoint, body, owner)
+                if self._idle_only:
+                    pace = lines.pace
+                    incoming.come_from_batch(OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke))
+                await self._fetch(incoming, route, record, sink, lines, stream)
                 status = sink.status
                 whole = sink.whole()
                 outcome = "completed" if status < 400 else "refused_by_backend"
@@ -249,7 +253,7 @@ class LineSender:
         lines: LinesInFlight,
         stream: _StreamedLine | None,
     ) -> None:
-        request_id, continues, generated_tokens = record.request_id, False, 0
+        request_id = record.request_id
         if len(incoming.body) <= SHORT_BYTES:
             request = self._reader.read(incoming, route, request_id, _no_model)
         else:
@@ -259,13 +263,10 @@ class LineSender:
         if stream is not None:
             partial = _partial_of(request, stream)
             sink.expect_stream(partial)
-            continues, generated_tokens = partial.continues, partial.tokens
+            if incoming.offline is not None:
+                incoming.offline.is_streamed(continues=partial.continues, generated_tokens=partial.tokens)
             if partial.tokens:
                 request = _continued(request, stream.document, partial)
-        if self._idle_only:
-            pace = lines.pace
-            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues, generated_tokens)
-            request = replace(request, demand=replace(request.demand, batch=True, offline=line))
         record.parsed(request.demand, request.demand.model)
         try:
             with lines.holding(record):

@@ -329,6 +329,7 @@ class RequestReader:
             divisible=pools,
             output_tokens=0,
             size_bytes=len(body),
+            offline=draft.incoming.offline,
         )
 
     def _tokens_with_media(self, draft: Draft, size: int) -> int:
@@ -369,8 +370,7 @@ class RequestReader:
             pinned = self._place_of(previous, incoming, "previous_response_id").backend
         client = incoming.key.name if incoming.key is not None else ""
         rank = incoming.headers.get(b"x-data-parallel-rank", b"")
-        named = document.get("prompt_cache_key")
-        application = named if type(named) is str else ""
+        application = named if type(named := document.get("prompt_cache_key")) is str else ""
         session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or application
         tenant, weight, batch, deadline_seconds = self.scheduling.read(incoming, streams=streams)
         demand = Demand(
@@ -397,6 +397,7 @@ class RequestReader:
             pinned=pinned,
             rank=int(rank) if rank and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
             hint=seed(client, session[:1024]) if session else 0,
+            offline=incoming.offline,
         )
         report = self._report if draft.is_sampled else None
         if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):

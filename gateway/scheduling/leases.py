@@ -151,7 +151,8 @@ class LeaseBroker:
         waiter: asyncio.Future[Lease] = loop.create_future()
         until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
-        self.scan_soon()
+        if not self._scheduler.offline.is_behind_others(ticket):  # they have looked for idle capacity in vain
+            self.scan_soon()
         # No `asyncio.timeout`: it is not compiled, and dear in a busy queue.
         is_late, limit_seconds = until_late < at_most_seconds, self.max_wait_seconds
         until_expiry = max(0.0, until_late if is_late else at_most_seconds)
@@ -235,11 +236,16 @@ class LeaseBroker:
         seconds = _TICK_SECONDS
         if self._scheduler.offline:
             seconds = self._scan_offline(now)
-        if self._tick is not None and seconds < _TICK_SECONDS:
-            self._tick.cancel()
-            self._tick = None
-        if self._tick is None and (self._waiters or self._scheduler.offline):
-            self._tick = asyncio.get_running_loop().call_later(seconds, self._ticked)
+        if self._waiters or self._scheduler.offline:
+            self._tick_within(seconds)
+
+    def _tick_within(self, seconds: float) -> None:
+        """Look again in so many seconds, or before."""
+        loop, tick = asyncio.get_running_loop(), self._tick
+        if tick is None or tick.when() > loop.time() + seconds:
+            if tick is not None:
+                tick.cancel()
+            self._tick = loop.call_later(seconds, self._ticked)
 
     def _scan_offline(self, now: float) -> float:
         """Revoke leases of offline lines that are in the way, and bind those that find idle capacity.

@@ -20,8 +20,9 @@ from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibrations, OutputLe
 from gateway.routing.policy import EngineVerdict, Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, choose, is_large_enough
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
+from gateway.scheduling.idle import IdleCapacity
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.offline import IdleCapacity, OfflineQueue, Pause, Urgency, interactive_lines, urgency
+from gateway.scheduling.offline import OfflineQueue, Pause, Urgency, has_most_interactive, urgency
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 
@@ -36,7 +37,6 @@ class ModelView:
 
 
 _IDLE_SHARE: Final = 0.5  # of the mean in flight: an engine with less is worth a longer scan
-_URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent offline lines as if they were interactive
 _PAUSED_FOR: Final = 16  # interactive requests for which offline lines are paused at once
 
 
@@ -284,12 +284,13 @@ class Scheduler:
         return self._queue.leave(ticket) or self.offline.leave(ticket)
 
     def _join_offline(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
-        """Offline lines always wait: scans find idle capacity for them."""
+        """Offline lines always wait: scans find idle capacity for them; or in the queue, if their batch is urgent."""
         with suppress(NoBackend):
             self._refuse_what_never_fits(demand, self.candidates(demand, avoid))
         model = self._calibrations.of(demand.model).model
         ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
         self.offline.join(ticket)
+        self._joins_queue(ticket, now)
         return ticket
 
     def scan_offline(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
@@ -297,7 +298,8 @@ class Scheduler:
         granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), self.offline.urgency_check.is_due(now)
         for model in self.offline.models():
             view = self._views.get(model)
-            if not is_due and view is not None and (self._queue.waiting(model) or view.idle.is_closed(now)):
+            is_open = [] if view is None else view.idle.are_open(view.engines, now)
+            if not is_due and view is not None and True not in is_open:
                 continue  # the usual case
             tickets = [*islice(self.offline.waiting(model), self._settings.scan)]
             tickets = [ticket for ticket in tickets if not is_due or not self._joins_queue(ticket, now)]
@@ -308,7 +310,7 @@ class Scheduler:
             self.offline.refused(refused)
             granted += refused
             if tickets:
-                granted += self._bind_idle(model, tickets, eligible, now)
+                granted += self._bind_idle(model, tickets, eligible, is_open, now)
         return granted
 
     def offline_opens_seconds(self, now: float) -> float:
@@ -319,7 +321,7 @@ class Scheduler:
         )
 
     def _bind_idle(
-        self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], now: float
+        self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], is_open: list[bool], now: float
     ) -> list[tuple[Ticket, Lease]]:
         view, tenants, granted = self._views[model], self.offline.tenants(model), list[tuple[Ticket, Lease]]()
 
@@ -329,7 +331,7 @@ class Scheduler:
             self.offline.hold(lease, now)
             granted.append((ticket, lease))
 
-        is_open = view.idle.are_open(view.engines, now)
+        is_open = is_open or view.idle.are_open(view.engines, now)
         QueueScan(view.engines, self._policy, view.idle, is_open, now, bind).run(tickets, eligible)
         return granted
 
@@ -339,7 +341,8 @@ class Scheduler:
         wanted = Urgency.IDLE if demand.offline is None else urgency(demand.offline.laxity_seconds(now))
         if wanted is Urgency.IDLE:
             return False
-        is_batch = wanted is Urgency.BATCH or self._has_most_interactive(demand.model)
+        view, waiting = self._views.get(demand.model), self._queue.of_model(demand.model) or ()
+        is_batch = wanted is Urgency.BATCH or has_most_interactive(waiting, [] if view is None else view.engines)
         ticket_turn = self._turn(ticket.prefill_seconds, now)
         self.offline.leave(ticket)
         ticket.enter(demand if demand.batch is is_batch else replace(demand, batch=is_batch), now, ticket_turn)
@@ -350,20 +353,16 @@ class Scheduler:
             return False
         return True
 
-    def _has_most_interactive(self, model: str) -> bool:
-        """Whether so many urgent offline lines run or wait as interactive requests as may."""
-        view, waiting = self._views.get(model), self._queue.of_model(model) or ()
-        engines = [] if view is None else view.engines
-        most = max(1, sum([engine.slots for engine in engines]) // _URGENT_SHARE)
-        return interactive_lines(waiting, engines) >= most
-
     def pause_offline(self, now: float) -> list[Lease]:
         """Revoke offline leases: for interactive requests that wait for what these hold, or that they slow down."""
         chosen, is_due = list[Lease](), self.offline.pause_check.is_due(now)
+        if not is_due and not self._queue.models():
+            return chosen
         for model, view in self._views.items():
             queue = self._queue.of_model(model)
-            engines = [it for it in view.engines if (is_due or queue is not None) and self.offline.held(it)]
-            if engines:
+            if not is_due and queue is None:
+                continue
+            if engines := [engine for engine in view.engines if self.offline.leases(engine).held]:
                 waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
                 chosen += Pause(engines, self._policy, view.capacity, view.idle, self.offline, now).run(waiting)
         return chosen

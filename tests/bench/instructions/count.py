@@ -80,14 +80,20 @@ ROWS = [
             ("event", "streamed event", 20 * (_LONG - _SHORT), _LONG, "stream_short"),
         )
     ],
-    Row(
-        "batch_line",
-        f"line of a batch, {lines.TOKENS} events",
-        96,
-        lambda counter: lines.batched(counter, 96),
-        unrouted=lambda counter: lines.asked(counter, 96, streams=True, through=False),
-        has_budget=False,
-    ),
+    *[
+        Row(
+            name,
+            title,
+            96,
+            lambda counter, streams=streams: lines.batched(counter, 96, streams=streams),
+            unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
+            has_budget=False,
+        )
+        for name, title, streams in (
+            ("batch_line", f"line of a batch, {lines.TOKENS} events", True),
+            ("batch_line_whole", "line of a batch that is sent whole", False),
+        )
+    ],
     *[
         Row(
             name,

@@ -104,14 +104,16 @@ def _answered(data: bytes) -> list[bytes]:
     return _STREAM if b'"stream": true' in data else _WHOLE
 
 
-def _documents(count: int) -> list[dict[str, object]]:
-    return [each | {"max_tokens": TOKENS} for each in islice(chats(SIZES["1k"], 3), count)]
+def _documents(count: int, *, streams: bool) -> list[dict[str, object]]:
+    """With a stop string, an answer is not continued after a pause, and so its line is not streamed."""
+    more: dict[str, object] = {} if streams else {"stop": ["a text that no answer has"]}
+    return [each | {"max_tokens": TOKENS} | more for each in islice(chats(SIZES["1k"], 3), count)]
 
 
 def asked(counter: Counter, units: int, *, streams: bool, through: bool = True) -> None:
     """The requests of clients, streamed or not; `through` a gateway, or without one."""
     more = {"stream": True} if streams else {}
-    bodies = [request(_PATH, each | more) for each in _documents(_WARM_UPS + units)]
+    bodies = [request(_PATH, each | more) for each in _documents(_WARM_UPS + units, streams=streams)]
 
     async def work(client: Client, own: Iterator[bytes]) -> None:
         for body in own:
@@ -135,8 +137,8 @@ def asked(counter: Counter, units: int, *, streams: bool, through: bool = True) 
     _run(run())
 
 
-def batched(counter: Counter, units: int) -> None:
-    """A batch from its creation to its end."""
+def batched(counter: Counter, units: int, *, streams: bool) -> None:
+    """A batch from its creation to its end, whose lines are sent as streams, or whole."""
 
     async def run(folder: Path) -> None:
         settings = {"path": str(folder), "lines_in_flight": _LINES_IN_FLIGHT}
@@ -144,7 +146,7 @@ def batched(counter: Counter, units: int) -> None:
             batches = gateway.batches
             assert batches is not None
             await batches.open()
-            documents = _documents(_WARM_UPS + units)
+            documents = _documents(_WARM_UPS + units, streams=streams)
             parts = documents[:_WARM_UPS], documents[_WARM_UPS:]
             files = [await _uploaded(each, part) for each, part in zip(uploading, parts, strict=True)]
 

@@ -11,8 +11,8 @@ from gateway.batches.input import Line, LineRequest
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineDispatchers, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
-from gateway.config import Config
-from gateway.config.backends import BackendConfig
+from gateway.config.file import parse
+from gateway.front.json_body import in_turns
 from gateway.front.read import RequestReader
 from gateway.front.stored_responses import StoredResponses
 from gateway.observe.record import Record
@@ -63,9 +63,9 @@ class Backend:
 class Desk:
     """Sends a line until it has its answer, and learns as the gateway does of each request."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, **sections: Any) -> None:
         self.lengths = OutputLengths()
-        config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
+        config = parse({"backends": [{"url": "http://10.0.0.1:8000"}], **sections})
         plain = cast(Any, backend)
         numbers = iter(range(100))
         self.sender = LineSender(
@@ -173,3 +173,22 @@ def test_lines_of_pooled_endpoints_use_idle_capacity_only(endpoint: str) -> None
     [demand] = [request.demand for request in asked]
     assert demand.offline is not None
     assert (demand.batch, demand.divisible, demand.sequences) == (True, True, 2)
+
+
+def test_a_line_of_a_fallback_uses_idle_capacity_only() -> None:
+    asked: list[InferenceRequest] = []
+
+    class NoneServesIt:
+        async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
+            assert request.model_choice is not None
+            assert request.model_choice.remade is not None
+            asked.append(await in_turns(request.model_choice.remade(request, "small")))
+            reply.send(200, b"application/json", b"", b"{}")
+            return UpstreamResult(200, None, 0.0)
+
+    desk = Desk(cast(Backend, NoneServesIt()), models={"m": {"fallback": ["small"]}})
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+    assert run(desk.sender.send(CHAT, line_of(body), OWNER, LinesInFlight(PACE))).status == 200
+    [demand] = [request.demand for request in asked]
+    assert (demand.model, demand.batch) == ("small", True)
+    assert demand.offline is not None

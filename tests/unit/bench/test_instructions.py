@@ -59,7 +59,8 @@ def test_every_workload_has_a_budget(build: str) -> None:
     [
         lambda counter: workloads.chat(counter, "1k", 5),
         lambda counter: workloads.streamed(counter, 3, 5),
-        lambda counter: lines.batched(counter, 5),
+        lambda counter: lines.batched(counter, 5, streams=True),
+        lambda counter: lines.batched(counter, 5, streams=False),
         lambda counter: lines.asked(counter, 5, streams=True),
         lambda counter: lines.asked(counter, 5, streams=False, through=False),
         lambda counter: workloads.chat(counter, "1k", 5, through=False),
@@ -70,6 +71,7 @@ def test_every_workload_has_a_budget(build: str) -> None:
         "chat",
         "stream",
         "batch",
+        "batch sent whole",
         "like a line",
         "unrouted, like a line",
         "unrouted chat",

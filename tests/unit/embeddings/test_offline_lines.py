@@ -158,9 +158,10 @@ def test_a_call_of_lines_whose_lease_is_revoked_ends_by_itself() -> None:
         revoked: list[int] = []
         line = OfflineLine(DAY_SECONDS, lambda _: DAY_SECONDS, lambda: revoked.append(1))
         lines = [asyncio.create_task(scene.line(number, line)) for number in range(40)]
-        while not scene.scheduler.offline.held(scene.fleet.candidates("m")[0]):
+        [engine, *_] = scene.fleet.candidates("m")
+        while not scene.scheduler.offline.leases(engine).held:
             await asyncio.sleep(0.001)
-        held = list(scene.scheduler.offline.held(scene.fleet.candidates("m")[0]))
+        held = list(scene.scheduler.offline.leases(engine).held)
         scene.scheduler.offline.revoke(held)
         for lease in held:
             assert lease.demand.offline is not None

@@ -192,10 +192,33 @@ def test_a_line_of_an_urgent_batch_waits_as_a_batch_request() -> None:
     here = hall(1)
     run(here, ask())
     waiting = wait(here, line(laxity_seconds=1000.0))
-    assert scan(here) == []
     assert here.queue.requests == 1
     assert waiting.demand.batch
-    assert waiting.arrived_seconds == here.now
+    assert not here.scheduler.offline.is_behind_others(waiting)
+    assert scan(here) == []
+
+
+def test_lines_that_wait_become_batch_requests_when_their_batch_becomes_urgent() -> None:
+    here, laxity_seconds = hall(1), [DAY_SECONDS]
+    run(here, ask())
+    urgent = OfflineLine(DAY_SECONDS, lambda _: laxity_seconds[0], lambda: None)
+    waiting = [wait(here, line(offline=urgent)) for _ in range(2)]
+    assert scan(here) == []
+    assert here.queue.requests == 0
+    laxity_seconds[0] = 1000.0
+    assert scan(here) == []
+    assert here.queue.requests == 2
+    assert {ticket.arrived_seconds for ticket in waiting} == {here.now}
+
+
+def test_a_line_waits_behind_others_until_they_leave() -> None:
+    here = hall(1)
+    run(here, ask())
+    first, second = wait(here, line()), wait(here, line())
+    assert not here.scheduler.offline.is_behind_others(first)
+    assert here.scheduler.offline.is_behind_others(second)
+    assert here.scheduler.leave(first)
+    assert not here.scheduler.offline.is_behind_others(second)
 
 
 def test_a_few_lines_of_a_late_batch_wait_as_interactive_requests() -> None:

@@ -82,8 +82,12 @@ class OfflineMachine(RuleBasedStateMachine):
         offline = self.here.scheduler.offline
         of_lines = [ticket for ticket in self.waiting if ticket not in set(self.here.queue)]
         assert set(offline.waiting("m")) == set(of_lines)
-        held = [lease for site in self.here.sites for lease in (*offline.held(site), *offline.revoked(site))]
+        of_sites = [offline.leases(site) for site in self.here.sites]
+        held = [lease for own in of_sites for lease in (*own.held, *own.revoked)]
         assert len(offline) == len(of_lines) + len(held)
+        for own in of_sites:
+            assert own.held_sequences == sum(lease.sequences for lease in own.held)
+            assert own.revoked_sequences == sum(lease.sequences for lease in own.revoked)
         assert set(held) <= set(self.bound)
         assert set(self.revoked) <= set(self.bound)
 
