@@ -10,17 +10,17 @@ parsed by itself, and those like it in one go.
 
 import re
 from array import array
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import orjson
 
-_DATA = b"data:"
-_DONE = b"[DONE]"
-_MESSAGE_FIELDS = frozenset(("role", "content", "reasoning", "reasoning_content"))
-_PIECE_BYTES = 64  # of memory, besides its letters
-_MOST_ID = 2**32 - 1
+_DATA: Final = b"data:"
+_DONE: Final = b"[DONE]"
+_MESSAGE_FIELDS: Final = frozenset(("role", "content", "reasoning", "reasoning_content"))
+_PIECE_BYTES: Final = 64  # of memory, besides its letters
+_MOST_ID: Final = 2**32 - 1
 # An event of text: up to the text, up to the ids, and what follows these.
-_TEXT_EVENT = re.compile(
+_TEXT_EVENT: Final = re.compile(
     rb'(.*?"(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*"token_ids": ?)\[[0-9, ]*(\][^\[]*)', re.DOTALL
 )
 
@@ -79,43 +79,58 @@ class PartialAnswer:
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamUnusable."""
         *lines, self._rest = (self._rest + data).split(b"\n")
-        alike: list[tuple[bytes, bytes, bytes]] = []  # events, and in them text and ids
-        for line in lines:
-            if len(line) <= len(_DATA):
-                continue
-            frame = self._frame
-            if frame is not None and line.startswith(frame.before) and line.endswith(frame.after):
-                text, _, ids = line[len(frame.before) : -len(frame.after)].rpartition(b"[")
-                if text.endswith(frame.between):
-                    alike.append((line, text[: -len(frame.between)], ids))
-                    continue
-            if line.startswith(_DATA):
-                if alike:
-                    self._take_alike(alike)
-                    alike = []
-                self._take_line(line)
-        if alike:
-            self._take_alike(alike)
+        events = [line for line in lines if len(line) > len(_DATA)]
+        at, are_alike = 0, True
+        while at < len(events):
+            if self._frame is not None and are_alike and not self._finish:
+                count = self._take_alike(events[at:], self._frame)
+                are_alike = count > 0
+                at += count
+            if at < len(events):
+                self._take_line(events[at])
+                at += 1
 
-    def _take_alike(self, events: list[tuple[bytes, bytes, bytes]]) -> None:
-        """Take events that differ in text and ids only, which are given apart as JSON without its ends."""
+    def _take_alike(self, events: list[bytes], frame: _Frame) -> int:
+        """Take the first of these events, as far as they differ in text and ids only. Returns how many that were."""
+        before, between, after = frame
+        count, start, end = len(events), len(before), -len(after)
+        while count and not (events[count - 1].startswith(before) and between in events[count - 1]):
+            count -= 1  # the one with the finish reason, and those after it
+        events = events[:count]
+        if not count or min([len(event) for event in events]) < start - end:
+            return 0
+        alike = [event[start:end] for event in events]  # from the text up to the last id
+        if b"\n".join(events)[start:end] != (after + b"\n" + before).join(alike):
+            return 0
+        rows = b',"'.join(alike).replace(between + b"[", b'",')  # the text of each, and its ids
         try:
-            texts = orjson.loads(b'["%b"]' % b'","'.join([text for _, text, _ in events]))
-            ids = orjson.loads(b"[%b]" % b",".join([ids for _, _, ids in events]))
+            found: list[Any] = orjson.loads(b'["%b]' % rows)
         except orjson.JSONDecodeError:
-            texts = ids = []
-        if len(ids) == len(texts) == len(events) and texts[-1] and not self._finish:
-            _extend(self._ids, ids)
-            self._texts.append("".join(texts))
-            self._size_bytes += len(self._texts[-1])
+            return 0
+        sure = len(found)  # after the last event of one token that had text
+        while sure and (type(found[sure - 2]) is not str or not found[sure - 2]):
+            sure -= 1
+            while type(found[sure]) is not str:
+                sure -= 1
+        if len([each for each in found if type(each) is str]) != count:
+            return 0
+        self._add_rows(found[:sure])
+        if sure:
             self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
-        else:  # several tokens in an event, or none
-            for line, _, _ in events:
-                self._take_line(line)
+        self._add_rows(found[sure:])
+        return count
+
+    def _add_rows(self, rows: list[Any]) -> None:
+        """The text of each event, and the ids of its tokens."""
+        _extend(self._ids, [each for each in rows if type(each) is not str])
+        if text := "".join([each for each in rows if type(each) is str]):
+            self._texts.append(text)
+            self._size_bytes += len(text)
 
     def _take_line(self, line: bytes) -> None:
+        """Take an event by itself; other lines are framing of chunks, or comments."""
         event = line[len(_DATA) :].strip()
-        if event != _DONE:
+        if line.startswith(_DATA) and event != _DONE:
             self._take(_object(event), line)
 
     def cut(self) -> bool:

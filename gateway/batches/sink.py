@@ -55,11 +55,10 @@ class LineSink:
             return True
         self._parts.append(data)
         self._kept_bytes += len(data)
-        if self._kept_bytes > self._room_bytes:
-            self._make_room()
-        return self.error is not None
+        return self._kept_bytes > self._room_bytes and not self._makes_room()
 
-    def _make_room(self) -> None:
+    def _makes_room(self) -> bool:
+        """Whether there is memory for what is kept; else the request ends."""
         try:
             if self._kept_bytes + self._read_bytes > _MOST_ANSWER_BYTES:
                 raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
@@ -69,6 +68,8 @@ class LineSink:
         except (WrongAnswer, MemoryFull) as error:
             self.error = error
             self._end_request()
+            return False
+        return True
 
     def _reserve(self, size_bytes: int) -> None:
         """Have memory for so many bytes as they come. Raises MemoryFull."""
