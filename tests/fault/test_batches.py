@@ -19,7 +19,7 @@ from openai.types import Batch
 from tests.fault.restartable import Restartable, restartable
 from tests.fault.rig import holds
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import answer, echo, one_of, pause, until
+from tests.scripts import allow, answer, echo, one_of, pause, until
 
 KILLS = int(os.environ.get("BATCH_KILLS", "10"))
 LINES = 300 * KILLS
@@ -34,12 +34,6 @@ def sdk_of(gateway: Restartable) -> AsyncOpenAI:
 def sections(folder: Path, **more: Any) -> dict[str, Any]:
     batches = {"path": str(folder / "batches"), "lines_in_flight": IN_FLIGHT, "idle_only": False}
     return {"batches": batches, "cap": IN_FLIGHT, **more}
-
-
-def allow(allowed: asyncio.Semaphore, count: int) -> None:
-    """Let the backend give so many answers more. Few between kills, so that there are lines left for the next."""
-    for _ in range(count):
-        allowed.release()
 
 
 async def submit(sdk: AsyncOpenAI, names: Iterable[str], window: Any = "24h") -> Batch:

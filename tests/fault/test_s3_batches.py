@@ -12,12 +12,12 @@ import pytest
 from tests.clients import Answer, Client, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import FILES, FORM, batch_of, ended, form, get, lines, upload
-from tests.fault.test_batches import IN_FLIGHT, allow
+from tests.fault.test_batches import IN_FLIGHT
 from tests.fault.test_shared_batches import answers, no_line_is_lost_when_gateways_are_killed, ran
 from tests.postgres import PostgresServer
 from tests.s3_server import S3Server
 from tests.scripted import ScriptedBackend
-from tests.scripts import echo, one_of, pause, until
+from tests.scripts import allow, echo, one_of, pause, until
 
 GROUP_LINES = 512  # that are put together
 

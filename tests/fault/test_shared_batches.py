@@ -17,11 +17,11 @@ from gateway.batches.batch import Batch, Owner, StoredFile
 from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import CHAT, batch_of, ended, get, lines
-from tests.fault.test_batches import IN_FLIGHT, allow, lines_of, reaches, sdk_of, sections, submit
+from tests.fault.test_batches import IN_FLIGHT, lines_of, reaches, sdk_of, sections, submit
 from tests.fault.test_batches import ended as sdk_ended
 from tests.postgres import PostgresServer
 from tests.scripted import ScriptedBackend
-from tests.scripts import echo, one_of, pause, until
+from tests.scripts import allow, echo, one_of, pause, until
 
 SEED = int(os.environ.get("BATCH_SEED", "7"))
 

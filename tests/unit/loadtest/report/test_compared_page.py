@@ -10,12 +10,13 @@ from typer.testing import CliRunner
 from loadtest.__main__ import app
 from loadtest.report.compared_page import compared_page
 from loadtest.report.diff import diff_of_many
-from loadtest.report.files import read, write_results, write_series, write_summary
-from loadtest.report.series import Ran, series_of
+from loadtest.report.files import Saved, read, write_results, write_series, write_summary
+from loadtest.report.series import Ran, series_of, series_of_one
 from tests.browser import browser_page, needs_browser
 from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
-from tests.unit.loadtest.report.runs import ENVIRONMENT, records_of, run_of
+from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
 
+HOSTILE = "</script><b>a"
 TTFTS = {"a": 0.1, "b": 0.12, "c": 0.08}
 
 
@@ -82,6 +83,32 @@ def test_the_command_writes_the_page_and_checks_rules_against_the_first(tmp_path
     assert "b: ttft_p95 went from 100 to 120 ms" in done.output
     assert "c: " not in done.output
     assert "3 load tests compared" in out.read_text()
+
+
+def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
+    before, after = run_of(records_of(0.1), url=f"http://{HOSTILE}"), run_of(records_of(0.2))
+    sides = [
+        Saved(name, Path(name), series_of_one(run), run, records_of(ttft))
+        for name, run, ttft in (("<b>a", before, 0.1), ("b", after, 0.2))
+    ]
+    html = compared_page(sides, diff_of_many([one.series for one in sides]), [{}, {}], [f"rule {HOSTILE}"])
+    assert_it_needs_nothing(html)
+    assert "<b>a" not in html
+    plots = {plot["title"]: plot for plot in plots_of(html)}
+    assert {"TTFT p95 over time", "Output tokens per second", "Distribution of TTFT"} <= set(plots)
+    assert [line["name"] for line in plots["TTFT p95 over time"]["lines"]] == ["<b>a", "b"]
+    assert "Rules are broken." in html
+    assert html.index("All in one") < html.index("Figures") < html.index("How they were made")
+
+
+def test_the_page_of_two_series_has_their_batch_size_curves() -> None:
+    before, after = (Saved(name, Path(name), curve_of({"gw": speed}), None, []) for name, speed in (("a", 1), ("b", 2)))
+    html = compared_page([before, after], diff_of_many([before.series, after.series]), [{}, {}])
+    assert_it_needs_nothing(html)
+    first, per_user, *_ = plots_of(html)
+    assert [line["name"] for line in first["lines"]] == ["a: gw", "b: gw"]
+    assert first["data"][2][0] > 1.9 * first["data"][1][0]
+    assert per_user["title"] == "Output tokens per second and user"
 
 
 @needs_browser

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from random import Random
 from statistics import median
 
 import pytest
 
-from loadtest.report.compared_page import compared_page
-from loadtest.report.diff import Diff, colour, diff, diff_of_many, figure_rows
-from loadtest.report.files import Saved
+from loadtest.report.diff import Diff, colour, diff, figure_rows
 from loadtest.report.schema import Results
 from loadtest.report.series import FIGURES, Point, Series, Spread, series_of_one
-from tests.unit.loadtest.report.pages import assert_it_needs_nothing, plots_of
 from tests.unit.loadtest.report.runs import ENVIRONMENT, curve_of, records_of, run_of
-
-_HOSTILE = "</script><b>a"
 
 
 def _diff(before: Series, after: Series) -> Diff:
@@ -113,29 +107,3 @@ def test_series_are_paired_by_target_and_load_and_what_is_left_is_named() -> Non
     assert "only after: c c8" in found.unmatched
     (first, *_) = _diff(curve_of({"old": 1}), curve_of({"new": 1})).pairs
     assert first.label == "old c1, then new c1"
-
-
-def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
-    before, after = _run(0.1, url=f"http://{_HOSTILE}"), _run(0.2)
-    sides = [
-        Saved(name, Path(name), series_of_one(run), run, records_of(ttft))
-        for name, run, ttft in (("<b>a", before, 0.1), ("b", after, 0.2))
-    ]
-    html = compared_page(sides, diff_of_many([one.series for one in sides]), [{}, {}], [f"rule {_HOSTILE}"])
-    assert_it_needs_nothing(html)
-    assert "<b>a" not in html
-    plots = {plot["title"]: plot for plot in plots_of(html)}
-    assert {"TTFT p95 over time", "Output tokens per second", "Distribution of TTFT"} <= set(plots)
-    assert [line["name"] for line in plots["TTFT p95 over time"]["lines"]] == ["<b>a", "b"]
-    assert "Rules are broken." in html
-    assert html.index("All in one") < html.index("Figures") < html.index("How they were made")
-
-
-def test_the_page_of_two_series_has_their_batch_size_curves() -> None:
-    before, after = (Saved(name, Path(name), curve_of({"gw": speed}), None, []) for name, speed in (("a", 1), ("b", 2)))
-    html = compared_page([before, after], diff_of_many([before.series, after.series]), [{}, {}])
-    assert_it_needs_nothing(html)
-    first, per_user, *_ = plots_of(html)
-    assert [line["name"] for line in first["lines"]] == ["a: gw", "b: gw"]
-    assert first["data"][2][0] > 1.9 * first["data"][1][0]
-    assert per_user["title"] == "Output tokens per second and user"
