@@ -97,8 +97,6 @@ class PartialAnswer:
         while count and not (events[count - 1].startswith(before) and between in events[count - 1]):
             count -= 1  # the one with the finish reason, and those after it
         events = events[:count]
-        if not count or min([len(event) for event in events]) < start - end:
-            return 0
         alike = [event[start:end] for event in events]  # from the text up to the last id
         if b"\n".join(events)[start:end] != (after + b"\n" + before).join(alike):
             return 0

@@ -36,7 +36,7 @@ from gateway.errors import (
     QuotaExceeded,
 )
 from gateway.observe.metrics import BatchMetrics
-from gateway.scheduling.offline import BatchPace, Urgency, urgency
+from gateway.scheduling.pace import BatchPace, Urgency, urgency
 
 _READ_LINES, _READ_BYTES = 32, 4194304  # at once
 _LOOK_SECONDS = 5.0  # between looks at the urgency

@@ -22,7 +22,7 @@ from gateway.front.routes import Route, find_route
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
-from gateway.scheduling.offline import BatchPace
+from gateway.scheduling.pace import BatchPace
 
 _MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
 _PRIORITY = b"x-gateway-priority"

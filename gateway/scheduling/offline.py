@@ -1,80 +1,183 @@
 """Offline batches: lines that use capacity which is idle, and give it back when interactive requests need it. Pure.
 
-Offline lines wait apart from the queue and never age. The less laxity a batch has, the more its lines may use.
+Offline lines wait apart from the queue and never age. An engine has capacity for one more while nothing else waits for
+the model, slots and KV cache are left beyond the guarded ones, no prompt is in prefill there, and the predicted
+time between tokens stays below the objective. The less laxity a batch has, the more its lines may use.
+
+Lines of embeddings, scores and reranking only have a prefill, whose end is their answer. They are sent in short calls,
+which are not worth aborting.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
 from math import exp, inf
 from typing import Final
 
 from gateway.errors import GatewayError
-from gateway.routing.engine import Engine
+from gateway.request import Demand
+from gateway.routing.engine import MEMORY_SECONDS, CostModel, Engine, prefill_seconds
 from gateway.routing.policy import Policy
 from gateway.scheduling.admission import Capacity, slots_of
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.idle import IdleCapacity, Prefills
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.wait_queue import Ticket
-
-
-class Urgency(IntEnum):
-    """What lines of a batch may use: idle capacity, the share of batch requests, or a part of the interactive one."""
-
-    IDLE = 0
-    BATCH = 1
-    INTERACTIVE = 2
-
-
-_BATCH_LAXITY_SECONDS: Final = 1800.0
-_INTERACTIVE_LAXITY_SECONDS: Final = 300.0
-
-
-def urgency(laxity_seconds: float) -> Urgency:
-    """By the time left beyond what the remaining lines need at the measured pace."""
-    if laxity_seconds > _BATCH_LAXITY_SECONDS:
-        return Urgency.IDLE
-    return Urgency.BATCH if laxity_seconds > _INTERACTIVE_LAXITY_SECONDS else Urgency.INTERACTIVE
-
 
 _URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent lines as if they were interactive
 _URGENCY_SECONDS: Final = 0.25  # between two looks at lines that wait; one that comes is looked at, too
 _PAUSE_SECONDS: Final = 0.02
-_PACE_SECONDS: Final = 600.0  # over which the pace is averaged: longer than bursts of interactive requests
-_LEAST_PACE_SECONDS: Final = 60.0  # before, the pace is unknown
+OBJECTIVE_SHARE: Final = 0.92  # of the objective: the adaptive limit grows only while streams are faster than it
+_MOST_SLOWDOWN: Final = 2.0  # of a decode step, compared with an empty engine: without an objective
+_ENOUGH_SHARE: Final = 0.2  # of an engine's time, to be free for any prefill that others wait for
+_FADING: Final = 0.98  # of earlier lines, with each that ends
+_MOST_PREFILL_SHARE: Final = 0.9
+_BURST_SECONDS: Final = 1.0  # of one engine's requests show that a burst has begun
+_LEAST_BURST_SECONDS: Final = 0.2
+_MOST_POOLED: Final = 2  # calls of pooled lines on an engine: one computes, and the next is there when it ends
 
 
-class BatchPace:
-    """The pace of one batch, and its laxity. Times are on one clock; `expires_seconds` is the end of its window."""
+class Prefills:
+    """The prefills of one model's requests: the last offline one on each engine, the share of others, and what lines
+    cost for a token; and how many calls of pooled lines are in flight on each engine.
 
-    __slots__ = ("_at", "_began", "_done", "expires_seconds", "left")
+    That share of time is a mean over a short time, because bursts begin suddenly, and over all engines, to be steady.
+    """
 
-    def __init__(self, began_seconds: float, expires_seconds: float, lines: int) -> None:
-        self._began = self._at = began_seconds
-        self.expires_seconds = expires_seconds
-        self.left = lines
-        self._done = 0.0  # fades with time
+    __slots__ = (
+        "_added", "_at", "_last", "_others", "_others_share", "_pooled", "_spent_seconds", "_tokens", "_total",
+    )  # fmt: skip
 
-    def done(self, now: float) -> None:
-        """A line has got its answer."""
-        self._done = self._done * exp((self._at - now) / _PACE_SECONDS) + 1
-        self._at = now
-        self.left -= 1
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[float, float]] = {}  # by the engine's index: when it was sent, and its length
+        self._pooled: dict[int, int] = {}
+        self._added = 0.0  # by offline lines, since the last look
+        self._at = self._total = self._others = self._others_share = 0.0  # at the last look
+        self._spent_seconds = self._tokens = 0.0  # of the last lines: for their prefills, and what they generated then
 
-    def remain(self, lines: int) -> None:
-        """So many lines are left: other gateways have run some."""
-        self.left = lines
+    def started(self, lease: Lease, now: float) -> None:
+        """An offline line is sent: note its prefill, apart from those of others."""
+        self._added += lease.prefill_seconds
+        self._last[lease.engine_index] = now, lease.prefill_seconds
+        self._count_pooled(lease, 1)
 
-    def laxity_seconds(self, now: float) -> float:
-        """Time left less the remaining work; the work counts as nothing until the pace is known."""
-        left_seconds, passed = self.expires_seconds - now, now - self._began
-        if passed < _LEAST_PACE_SECONDS or not self.left:
-            return left_seconds
-        faded_seconds = _PACE_SECONDS * (1 - exp(-passed / _PACE_SECONDS))
-        lines = self._done * exp((self._at - now) / _PACE_SECONDS)
-        return left_seconds - self.left * faded_seconds / lines if lines else -inf
+    def ended(self, lease: Lease) -> None:
+        """An offline line is answered or paused: note what its prefill was good for."""
+        self._count_pooled(lease, -1)
+        if not lease.demand.divisible:
+            tokens = max(lease.streamed_tokens, (lease.served_tokens or 0) - lease.uncached_tokens)
+            model, engine = lease.calibration.model, lease.engine
+            spent_seconds = prefill_seconds(model, engine.slowness, lease.demand.prompt_tokens, lease.hit_tokens)
+            self._spent_seconds = _FADING * self._spent_seconds + spent_seconds
+            self._tokens = _FADING * self._tokens + tokens
+
+    def least_share(self, sequences: int, step_seconds: float) -> float:
+        """The share of an engine's time to be free for one more prefill: what prefills of lines take while so many
+        sequences are kept running, each for as many tokens as the last lines. With less, they would only replace each
+        other. Of the first lines, nothing is known: any share will do.
+        """
+        return min(_ENOUGH_SHARE, sequences * self._spent_seconds / (max(1.0, self._tokens) * step_seconds))
+
+    def has_most_pooled(self, engine: Engine) -> bool:
+        """Whether so many calls of pooled lines are in flight there as may be, however long they were predicted."""
+        return self._pooled.get(engine.index, 0) >= _MOST_POOLED
+
+    def _count_pooled(self, lease: Lease, more: int) -> None:
+        if lease.demand.divisible:
+            self._pooled[lease.engine_index] = self._pooled.get(lease.engine_index, 0) + more
+
+    def next_seconds(self, engine: Engine, share: float) -> float:
+        """When the next offline line may be sent there, so that they take this share of the time."""
+        at, length = self._last.get(engine.index, (0.0, 0.0))
+        return at + length / share
+
+    def others_share(self, engines: list[Engine], now: float) -> float:
+        """The share of the engines' time that prefills of other requests take."""
+        passed = now - self._at
+        if passed > 0 or self._added:
+            count = len(engines)
+            window_seconds = max(_BURST_SECONDS / count, _LEAST_BURST_SECONDS)
+            total = MEMORY_SECONDS * sum([engine.load.prefill_share(now) for engine in engines])
+            added = total - self._total * exp(-passed / MEMORY_SECONDS) - self._added
+            self._others = self._others * exp(-passed / window_seconds) + added / (window_seconds * count)
+            self._others_share = min(_MOST_PREFILL_SHARE, max(0.0, self._others))
+            self._at, self._total, self._added = now, total, 0.0
+        return self._others_share
+
+
+@dataclass(frozen=True, slots=True)
+class IdleCapacity(Capacity):
+    """Checks engines for offline lines of one model."""
+
+    prefills: Prefills = field(default_factory=Prefills)
+    engines: list[Engine] = field(default_factory=list)  # of the model
+    itl_objective_seconds: float | None = None
+
+    def is_open(self, engine: Engine, now: float, *, guarded: bool = True) -> bool:  # noqa: ARG002
+        if self._is_busy(engine, now):  # first: it is the usual case, and cheap
+            return False
+        return Capacity.is_open(self, engine, now, guarded=True) and self._has_no_effect(engine, 0, 0, now)
+
+    def admits(self, engine: Engine, demand: Demand, now: float, *, guarded: bool = True) -> bool:  # noqa: ARG002
+        if self._is_busy(engine, now) or not Capacity.admits(self, engine, demand, now, guarded=True):
+            return False
+        if demand.divisible:
+            return self._has_no_effect(engine, 0, 0, now)
+        return self._has_no_effect(engine, demand.sequences, demand.prompt_tokens, now)
+
+    def opens_seconds(self, engine: Engine, now: float) -> float:
+        """When it may be open to the next line by time alone: a prefill ends, and its share of the time has passed."""
+        ahead_seconds = engine.load.prefill_ahead_seconds(now)
+        if self.prefills.has_most_pooled(engine) or (engine.load.pending and ahead_seconds <= 0):
+            return inf
+        free_share, least_share = self._shares(engine, 0, 0, now)
+        opens = now + ahead_seconds
+        if free_share > least_share:
+            opens = max(opens, self.prefills.next_seconds(engine, free_share))
+        return opens if opens > now else inf
+
+    def excess(self, engine: Engine, now: float) -> int:
+        """Sequences that are too many there for the time between tokens; about."""
+        model, load = self.calibration.model, engine.load
+        most = self._most_seconds(engine) * (1 - self.prefills.others_share(self.engines, now))
+        over = step_seconds(model, engine) - most
+        if over <= 0 or not load.in_flight:
+            return 0
+        return 1 + int(over / (engine.slowness * (model.c + model.d * load.context_tokens / load.in_flight)))
+
+    def _is_busy(self, engine: Engine, now: float) -> bool:
+        """Whether a prompt is in prefill there, or as many pooled lines are in flight as may be."""
+        load = engine.load
+        if load.pending:
+            load.prefill_ahead_seconds(now)  # it ends prefills that are not seen
+        return bool(load.pending) or self.prefills.has_most_pooled(engine)
+
+    def _has_no_effect(self, engine: Engine, sequences: int, tokens: int, now: float) -> bool:
+        """Whether interactive requests there, and those that may come, would not feel so many more sequences."""
+        if not engine.load.in_flight:
+            return True
+        free_share, least_share = self._shares(engine, sequences, tokens, now)
+        return free_share > least_share and now >= self.prefills.next_seconds(engine, free_share)
+
+    def _shares(self, engine: Engine, sequences: int, tokens: int, now: float) -> tuple[float, float]:
+        """The share of the engine's time that is left with so many more sequences and tokens, and the least one."""
+        step, most = step_seconds(self.calibration.model, engine, sequences, tokens), self._most_seconds(engine)
+        prefills, running = self.prefills, engine.load.in_flight - engine.load.pooled
+        return 1 - step / most - prefills.others_share(self.engines, now), prefills.least_share(running, most)
+
+    def _most_seconds(self, engine: Engine) -> float:
+        objective = self.itl_objective_seconds
+        if objective is not None:
+            return OBJECTIVE_SHARE * objective
+        return _MOST_SLOWDOWN * engine.slowness * self.calibration.model.a
+
+
+def step_seconds(model: CostModel, engine: Engine, sequences: int = 0, tokens: int = 0) -> float:
+    """A step without prefill, with so many more sequences and tokens in the KV cache; 0 = none generates tokens."""
+    load = engine.load
+    generating = load.in_flight - load.pooled + sequences
+    if generating <= 0:
+        return 0.0
+    return engine.slowness * (model.a + model.c * generating + model.d * (load.context_tokens + tokens))
 
 
 def victims(leases: Iterable[Lease], slots: int, tokens: int, now: float) -> list[Lease]:

@@ -20,9 +20,9 @@ from gateway.routing.estimates import LEAST_PACED_TOKENS, Calibrations, OutputLe
 from gateway.routing.policy import EngineVerdict, Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, choose, is_large_enough
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
-from gateway.scheduling.idle import IdleCapacity
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.offline import OfflineQueue, Pause, Urgency, has_most_interactive, urgency
+from gateway.scheduling.offline import IdleCapacity, OfflineQueue, Pause, has_most_interactive
+from gateway.scheduling.pace import Urgency, urgency
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 
@@ -298,7 +298,7 @@ class Scheduler:
         granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), self.offline.urgency_check.is_due(now)
         for model in self.offline.models():
             view = self._views.get(model)
-            is_open = [] if view is None else view.idle.are_open(view.engines, now)
+            is_open = [] if view is None or self._queue.waiting(model) else view.idle.are_open(view.engines, now)
             if not is_due and view is not None and True not in is_open:
                 continue  # the usual case
             tickets = [*islice(self.offline.waiting(model), self._settings.scan)]

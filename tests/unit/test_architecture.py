@@ -123,7 +123,7 @@ LAYERS: dict[str, set[str]] = {
         "front.routes",
         "observe",
         "routing.prompt_blocks",
-        "scheduling.offline",
+        "scheduling.pace",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},

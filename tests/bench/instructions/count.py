@@ -85,27 +85,15 @@ ROWS = [
             name,
             title,
             96,
-            lambda counter, streams=streams: lines.batched(counter, 96, streams=streams),
+            lambda counter, run=run, streams=streams: run(counter, 96, streams=streams),
             unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
             has_budget=False,
         )
-        for name, title, streams in (
-            ("batch_line", f"line of a batch, {lines.TOKENS} events", True),
-            ("batch_line_whole", "line of a batch that is sent whole", False),
-        )
-    ],
-    *[
-        Row(
-            name,
-            title,
-            96,
-            lambda counter, streams=streams: lines.asked(counter, 96, streams=streams),
-            unrouted=lambda counter, streams=streams: lines.asked(counter, 96, streams=streams, through=False),
-            has_budget=False,
-        )
-        for name, title, streams in (
-            ("like_line_streamed", "the same request, streamed", True),
-            ("like_line_plain", "the same request, not streamed", False),
+        for name, title, run, streams in (
+            ("batch_line", f"line of a batch, {lines.TOKENS} events", lines.batched, True),
+            ("batch_line_whole", "line of a batch that is sent whole", lines.batched, False),
+            ("like_line_streamed", "the same request, streamed", lines.asked, True),
+            ("like_line_plain", "the same request, not streamed", lines.asked, False),
         )
     ],
     Row("input_line", "1.5 KB line of an input file, checked", 2000, lambda counter: lines.checked(counter, 2000)),

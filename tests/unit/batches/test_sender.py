@@ -19,7 +19,7 @@ from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import MemoryBudget
 from gateway.routing.estimates import Estimates, OutputLengths
-from gateway.scheduling.offline import BatchPace
+from gateway.scheduling.pace import BatchPace
 from tests.unit.batches.test_partial import Engine
 from tests.unit.scheduling.virtual_time import run
 

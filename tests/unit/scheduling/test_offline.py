@@ -10,7 +10,8 @@ from gateway.errors import GatewayError
 from gateway.request import Demand, OfflineLine
 from gateway.routing.engine import prefill_seconds
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.offline import BatchPace, Urgency, urgency, victims
+from gateway.scheduling.offline import victims
+from gateway.scheduling.pace import BatchPace, Urgency, urgency
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall, ask, hall
 
