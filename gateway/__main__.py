@@ -308,8 +308,6 @@ def reload(
             before, after = each["before"], each["after"]
             values = after or before if None in each.values() else f"{before} -> {after}"
             typer.echo(f"{title}: {each['path']}: {values}")
-    for warning in done["deprecated"]:
-        typer.echo(warning)
     if not done["changed"] and not done["needs_restart"]:
         typer.echo("nothing has changed")
 

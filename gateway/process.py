@@ -161,8 +161,6 @@ class Life:
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log
-        for warning in config.deprecated:
-            log.warning("deprecated_key", hint=warning)
         for warning in config.upstream.warnings:
             log.warning("risky_setting", hint=warning)
         budgets = [key.name for key in gateway.client_keys.keys if key.has_budget]
@@ -343,8 +341,6 @@ async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
     else:
         changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
         log.info("reloaded", changed=changed, needs_restart=restart)
-        for warning in done["deprecated"]:
-            log.warning("deprecated_key", hint=warning)
 
 
 def serve(config: Config, load_config: Callable[[], Config], file: Path | None = None) -> None:

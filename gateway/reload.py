@@ -160,6 +160,5 @@ class Reloads:
         changes = {
             "changed": [each.as_dict() for each in found if each.applies],
             "needs_restart": [each.as_dict() for each in found if not each.applies],
-            "deprecated": read.deprecated,
         }
         return applicable(self.config, read), changes

@@ -184,7 +184,7 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
 
 
 def fleet_warnings(config: Config, reports: Sequence[Report]) -> list[str]:
-    found = [*config.deprecated, *config.upstream.warnings]
+    found = list(config.upstream.warnings)
     with_models = [report for report in reports if report["models"]]
     if with_models:
         found += config.models.unserved([model for report in with_models for model in report["models"]])

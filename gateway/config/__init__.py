@@ -10,7 +10,7 @@ from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.config.batches import BatchesConfig
 from gateway.config.coordination import CoordinationConfig
 from gateway.config.keys import AuthConfig
-from gateway.config.models import ModelEmbeddingsConfig, ModelsConfig
+from gateway.config.models import ModelsConfig
 from gateway.config.tracing import TracingConfig
 from gateway.config.values import (
     Count,
@@ -199,7 +199,6 @@ class EmbeddingsConfig(Section):
     max_batch_items: Count = default(64, "Maximum inputs or documents in one batch; longer lists are split.")
     max_batch_tokens: Count = default(8192, "Maximum estimated tokens in one batch.")
     max_delay_seconds: SecondsOrZero = default(0.005, "Maximum wait for more inputs while batches are in flight.")
-    deduplicate: bool = default(False, "Deprecated: no effect. Version 0.3 will refuse it.", exclude=True)
     cache: bool = default(True, "Cache embedding vectors, up to `cache_bytes`.")
     cache_bytes: int = default(0, "Memory for cached vectors of all models; 0 = no cache.", ge=0)
 
@@ -316,21 +315,6 @@ class Config(Section):
     def named_models(self) -> frozenset[str]:
         """Models that the configuration names: backends are expected to have them."""
         return self.models.named
-
-    @property
-    def deprecated(self) -> list[str]:
-        """A sentence on each deprecated key that is used: its new name, or that it does nothing."""
-        sections: dict[str, EmbeddingsConfig | ModelEmbeddingsConfig] = {"embeddings": self.embeddings}
-        sections |= {f"models.{name}.embeddings": model.embeddings for name, model in self.models.by_name.items()}
-        return [
-            f"backends.{number}.speed is deprecated: rename it to relative_cost. Version 0.3 will refuse it."
-            for number, backend in enumerate(self.backends)
-            if backend.speed is not None
-        ] + [
-            f"{at}.deduplicate is deprecated and has no effect: remove it. Version 0.3 will refuse it."
-            for at, section in sections.items()
-            if "deduplicate" in section.model_fields_set
-        ]
 
     @model_validator(mode="after")
     def _has_distinct_backends(self) -> Self:

@@ -1,7 +1,7 @@
 """The configuration of backends: those that are listed, and where others are found."""
 
 import re
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -66,16 +66,6 @@ class BackendConfig(DiscoveredBackend):
 
     url: BackendUrl = Field(description="URL of the vLLM server: scheme, host and port only.")
     name: str = default("", "Unique name in metrics, logs and response headers; empty = host:port of `url`.")
-    speed: float | None = default(None, "Deprecated: former name of `relative_cost`.", gt=0, exclude=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accepts_the_former_name(cls, document: Any) -> Any:
-        if not isinstance(document, dict) or document.get("speed") is None:
-            return document
-        if "relative_cost" in document:
-            raise ValueError("speed is the former name of relative_cost: remove it")
-        return document | {"relative_cost": document["speed"]}
 
     @model_validator(mode="after")
     def _has_a_name(self) -> Self:

@@ -32,7 +32,6 @@ class ModelEmbeddingsConfig(Section):
     """Batching of embeddings requests for one model."""
 
     coalesce: bool | None = default(None, "Overrides `embeddings.coalesce`; null = no override.")
-    deduplicate: bool | None = default(None, "Deprecated: no effect. Version 0.3 will refuse it.", exclude=True)
     cache: bool | None = default(None, "Overrides `embeddings.cache`; null = no override.")
 
 

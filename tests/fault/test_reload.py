@@ -63,7 +63,7 @@ async def test_keys_aliases_and_backends_follow_the_file(
         assert await status(gateway, "sk-alice-1") == 401
         assert await status(gateway, "sk-bob-1", "gpt") == 200
         assert len(other.ledger) == 1
-        assert await asks_admin(gateway) == {"changed": [], "needs_restart": [], "deprecated": []}
+        assert await asks_admin(gateway) == {"changed": [], "needs_restart": []}
 
 
 async def test_a_file_that_is_wrong_changes_nothing_and_names_the_line(
@@ -115,10 +115,9 @@ async def test_sighup_reloads_and_the_stream_that_runs_does_not_notice(
         async with gateway_process(tmp_path, backend, stderr=log) as gateway, await gateway.client() as client:
             await client.send(request(chat(stream=True)))
             await holds(lambda: len(backend.ledger) == 1, "it runs")
-            rewrite(tmp_path, backends=[{"url": other.url, "speed": 1.0}])
+            rewrite(tmp_path, backends=[{"url": other.url}])
             gateway.process.send_signal(signal.SIGHUP)
             await holds(lambda: b'"event": "reloaded"' in (tmp_path / "log").read_bytes(), "it was reloaded")
-            await holds(lambda: b"rename it to relative_cost" in (tmp_path / "log").read_bytes(), "a key is deprecated")
             async with await gateway.client() as second:
                 await second.send(request(chat(stream=True)))
                 assert (await second.answer()).is_done

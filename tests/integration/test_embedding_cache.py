@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from loadtest.servers.processes import free_ports
 from tests.integration.conftest import StartGateway, whole_fleet_is_up
 from tests.integration.fleet import EMBEDDING_MODEL, Fleet, simulated_engine
-from tests.integration.gateway_process import config_for, running_gateway
+from tests.integration.gateway_process import running_gateway
 from tests.integration.observed import eventually, read, samples, total
 from tests.integration.test_embeddings import LONG_IN_TOKENS, Told, check_equal, post, vectors
 
@@ -125,15 +125,3 @@ async def test_after_a_restart_of_the_engine_nothing_is_known(tmp_path: Path) ->
 
                 await eventually(is_up, "it is back")
                 assert await reused(sdk) == "0"
-
-
-def test_deprecated_keys_are_accepted_with_a_warning_each(tmp_path: Path, fleet: Fleet) -> None:
-    model = {"embeddings": {"deduplicate": True}}
-    sections = {"embeddings": {"deduplicate": False}, "models": {EMBEDDING_MODEL: model}}
-    with running_gateway(tmp_path, config_for(fleet, sections, {})):
-        pass
-    [log] = tmp_path.glob("gateway-*.log")
-    warnings = [line for line in log.read_text().splitlines() if "deprecated_key" in line]
-    assert len(warnings) == 2
-    assert "embeddings.deduplicate is deprecated" in warnings[0]
-    assert f"models.{EMBEDDING_MODEL}.embeddings.deduplicate is deprecated" in warnings[1]

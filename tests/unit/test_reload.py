@@ -110,17 +110,6 @@ def test_a_reload_applies_once_and_lists_what_it_could_not() -> None:
     asyncio.run(main())
 
 
-def test_a_reload_and_its_preview_name_deprecated_keys_also_if_nothing_changed() -> None:
-    async def main() -> None:
-        file = config(embeddings={"deduplicate": False})
-        reloads = Reloads(file, lambda: file, lambda _: None)
-        for changes in (await reloads.preview(), await reloads.reload()):
-            assert changes["changed"] == []
-            assert [each.split()[0] for each in changes["deprecated"]] == ["embeddings.deduplicate"]
-
-    asyncio.run(main())
-
-
 def test_a_configuration_that_is_wrong_changes_nothing() -> None:
     def load() -> Config:
         raise ConfigError("backends: is missing")

@@ -232,12 +232,6 @@ def test_a_keep_alive_as_long_as_the_backends_is_a_warning() -> None:
     assert "keep_alive_seconds" in fleet_warnings(config, [])[0]
 
 
-def test_a_deprecated_key_is_a_warning_with_its_new_name() -> None:
-    [warning] = fleet_warnings(parse({"backends": [{"url": "http://a:1", "speed": 2.0}]}), [])
-    assert "backends.0.speed" in warning
-    assert "relative_cost" in warning
-
-
 async def test_a_fleet_is_examined_whatever_state_its_backends_are_in() -> None:
     async with Scripted() as good, Scripted() as strange, Scripted() as hanging:
         strange.answers.update({"/metrics": json_answer({}), "/v1/models": json_answer([]), "/version": json_answer(7)})

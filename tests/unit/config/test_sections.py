@@ -264,28 +264,6 @@ def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:
     assert found == [[False, True, True], [True, False, True]]
 
 
-def test_the_former_name_of_a_relative_cost_is_accepted_and_reported() -> None:
-    old, new = ({"url": "http://a:1", key: 2.0} for key in ("speed", "relative_cost"))
-    assert [parse({"backends": [each]}).backends[0].relative_cost for each in (old, new)] == [2.0, 2.0]
-    assert parse({"backends": [new]}).deprecated == []
-    [warning] = parse({"backends": [old]}).deprecated
-    assert warning.startswith("backends.0.speed is deprecated: rename it to relative_cost.")
-    with pytest.raises(ConfigError, match="speed is the former name of relative_cost: remove it"):
-        parse({"backends": [old | new]})
-
-
-def test_a_deprecated_key_is_accepted_and_named_whatever_its_value() -> None:
-    def named(config: Config) -> list[str]:
-        return [warning.split()[0] for warning in config.deprecated]
-
-    assert named(parse({"backends": BACKENDS})) == []
-    assert named(with_section("embeddings", cache_bytes=1)) == []
-    assert named(with_section("embeddings", deduplicate=False)) == ["embeddings.deduplicate"]
-    config = with_section("models", m={"embeddings": {"deduplicate": True}}, n={"embeddings": {"cache": True}})
-    assert named(config) == ["models.m.embeddings.deduplicate"]
-    assert "deduplicate" not in str(config.model_dump())
-
-
 def test_the_schema_has_the_keys_of_a_models_section() -> None:
     definitions = Config.model_json_schema()["$defs"]
     assert definitions["ModelsConfig"]["additionalProperties"] == {"$ref": "#/$defs/ModelConfig"}
