@@ -35,6 +35,7 @@ from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
+from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
@@ -168,6 +169,8 @@ class Gateway:
         ]
         self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
+        counted = self.usage.counted, self.metrics.counted
+        self.ledger = KeyLedger(cache_state.estimates, clock, self._unix_seconds, self.finished.add, *counted)
 
     def _offset_seconds(self) -> float:
         return self._unix_seconds() - self.clock()
@@ -209,7 +212,8 @@ class Gateway:
         broker, holds = self.lease_broker, config.admission.hold_without_backend
         send, retries = self.relay.send, RetryBudget(config.upstream)
         self.retry_budget = retries
-        background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor)
+        over = self.ledger.over
+        background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor, over)
         dispatcher = self.dispatcher = Dispatcher(
             fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
         )
@@ -228,7 +232,7 @@ class Gateway:
         self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, self.finished.add, clock, new_id, tokenization.complete, self.random,
+            config, fleet, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete, self.random,
             self._unix_seconds, self.tracing.tracer, self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
@@ -249,7 +253,7 @@ class Gateway:
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
-        learned = cache_state, self.calibrations, queue, self.handler, self._stored_responses, self.usage
+        learned = cache_state, self.calibrations, queue, self.ledger, self._stored_responses, self.usage
         sources, secret = lambda: self.discovery.names, lambda: self._random_secret
         self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
 
@@ -260,7 +264,7 @@ class Gateway:
         opener = self.session_dispatcher = Dispatcher(
             fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
         )
-        return RealtimeSessions(fleet, opener, new_id, self._unix_seconds)
+        return RealtimeSessions(fleet, opener, new_id, self._unix_seconds, self.ledger.spend)
 
     def _build_dashboard(self) -> None:
         fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
@@ -290,17 +294,12 @@ class Gateway:
 
     def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
-        from gateway.batches.budgets import within_budgets
         from gateway.batches.sender import LineDispatchers, LineSender
         from gateway.batches.service import Batches, BatchSetting
 
-        dispatchers = within_budgets(
-            LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks),
-            lambda key: self.handler.budgets_of(key),
-            lambda request: self.reader.expected_tokens(request),
-        )
-        complete, finished = self.tokenization.complete, self.finished.add
-        sender = LineSender(dispatchers, complete, finished, self.clock, self._unix_seconds, new_id, self.memory)
+        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
+        complete = self.tokenization.complete
+        sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id, self.memory)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
         setting = BatchSetting(sender, *parts, self._knows_model, self._engines_of)
         return Batches(path, self.config, self.reader, setting)

@@ -16,9 +16,10 @@ from gateway.backends.backend import Backend
 from gateway.config import UpstreamConfig
 from gateway.errors import GatewayError
 from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
-from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind
+from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
 from gateway.supervisor import Supervisor
@@ -34,10 +35,13 @@ _ANY_TOKENS = 1 << 30
 
 
 class _Response:
-    """One response that runs on. `looks` is set when its status should be asked at once."""
+    """One response that runs on. `looks` is set when its status should be asked at once. `record`: of what it uses."""
 
-    def __init__(self, request: InferenceRequest, background: BackgroundRun, backend: Backend, kept: KeptLease) -> None:
+    def __init__(
+        self, request: InferenceRequest, background: BackgroundRun, backend: Backend, kept: KeptLease, record: Record
+    ) -> None:
         self.request = request
+        self.record = record
         self.background = background
         self.backend = backend
         self.kept = kept
@@ -61,7 +65,7 @@ class _Response:
 
 
 class BackgroundResponses:
-    """Owner of the leases of responses that run on."""
+    """Owner of the leases of responses that run on. `over` gets the record of each, once, with what it used."""
 
     def __init__(
         self,
@@ -70,7 +74,9 @@ class BackgroundResponses:
         config: UpstreamConfig,
         clock: Callable[[], float],
         supervisor: Supervisor,
+        over: Callable[[Record], None],
     ) -> None:
+        self._over = over
         self._lease_broker = lease_broker
         self._send = send
         self._clock = clock
@@ -93,13 +99,14 @@ class BackgroundResponses:
         """Take over another limit, for those that run, too."""
         self._most_seconds = config.background_timeout_seconds
 
-    def keep(self, request: InferenceRequest, lease: Lease, backend: Backend) -> None:
+    def keep(self, request: InferenceRequest, lease: Lease, backend: Backend, record: Record) -> None:
         """Take over the lease of a request whose attempt ends, if its engine has begun a response and goes on."""
         run = request.background
         if run is None or not run.response_id or run.ended or run.response_id in self._running:
             return
-        response = _Response(request, run, backend, self._lease_broker.keep(lease))
-        run.go_on()
+        if record.completion_tokens:
+            return  # the answer had the whole response
+        response = _Response(request, run, backend, self._lease_broker.keep(lease), record.go_on())
         self._running[run.response_id] = response
         response.run(self._hold(response))
 
@@ -128,7 +135,7 @@ class BackgroundResponses:
                 await self._until_over(response, lease)
         finally:
             del self._running[response.background.response_id]
-            response.background.over()
+            self._over(response.record)
 
     async def _until_over(self, response: _Response, lease: Lease) -> None:
         since = self._clock()
@@ -162,11 +169,14 @@ class BackgroundResponses:
             response.asked(is_answered=False)
             return response.backend.health.gone or response.failures >= _MAX_FAILURES
         response.asked(is_answered=True)
-        if answer.status_of_response in _RUNS:
+        status, usage = answer.read()
+        if status in _RUNS:
             return False
-        usage = read_usage(answer.tail)
-        if usage is not None:
-            lease.on_usage(usage)
+        found = UpstreamResult(200, usage, None)
+        found.limit_usage(asked.demand, response.backend.context_tokens.get(asked.demand.model))
+        if found.usage is not None:
+            lease.on_usage(found.usage)
+            response.record.answered(found.usage, None, lease.engine_index, client_was_slow=False)
         return True
 
 
@@ -187,19 +197,22 @@ class _Answer:
         self.begun = False
         self._status = 0
         self._body = bytearray()
-        self.tail = b""
+        self._tail = b""
 
-    @property
-    def status_of_response(self) -> str:
-        """The status that the answer states; empty if it states none."""
-        if self._status != 200 or len(self._body) > _MAX_BYTES:
-            return ""
+    def read(self) -> tuple[str, Usage | None]:
+        """The status of the response, empty if none is stated; and its usage."""
+        if self._status != 200:
+            return "", None
+        if len(self._body) > _MAX_BYTES:
+            return "", read_usage(self._tail)
         try:
             document = orjson.loads(self._body)
         except orjson.JSONDecodeError:
-            return ""
-        status = document.get("status") if isinstance(document, dict) else None
-        return status if isinstance(status, str) else ""
+            return "", None
+        if not isinstance(document, dict):
+            return "", None
+        status, usage = document.get("status"), document.get("usage")
+        return status if isinstance(status, str) else "", read_usage(orjson.dumps({"usage": usage}))
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         self.begin(status, content_type, extra)
@@ -212,7 +225,7 @@ class _Answer:
     def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
         if len(self._body) <= _MAX_BYTES:
             self._body += data
-        self.tail = (self.tail + data)[-4096:]
+        self._tail = (self._tail + data)[-4096:]
         return False
 
     def set_backend_headers(self, lines: bytes) -> None: ...

@@ -130,7 +130,7 @@ class Dispatcher:
         metrics: Metrics,
         *,
         response_headers: bool,
-        keep: Callable[[InferenceRequest, Lease, Backend], None] | None = None,
+        keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None,
         holds: bool = True,
     ) -> None:
         """`keep` may take over the lease of a request that its engine goes on with after the answer."""
@@ -200,9 +200,9 @@ class Dispatcher:
                 else:
                     return self._succeeded(request, lease, backend, answer, record)
                 finally:
-                    record.attempted(lease.first_token_seconds, lease.streamed_tokens)
+                    record.attempted(lease.first_token_seconds, lease.streamed_tokens, reply.begun)
                     if request.background is not None and self._keep is not None:
-                        self._keep(request, lease, backend)
+                        self._keep(request, lease, backend, record)
             if may_be_back:
                 await self._lease_broker.change(_PAUSE_SECONDS)
             waited = self._lease_broker.now() - since
@@ -230,7 +230,7 @@ class Dispatcher:
             request.background.end()  # its stream ends with the response
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, "ok"))
-        if answer.usage is not None:
+        if answer.usage is not None and demand.sequences:  # a stored response repeats what another request used
             plausible = answer.limit_usage(demand, backend.context_tokens.get(demand.model))
             record.answered(
                 answer.usage, demand if plausible else None, lease.engine_index, client_was_slow=answer.client_was_slow

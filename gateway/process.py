@@ -156,6 +156,7 @@ class Life:
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
+                await gateway.background.stop()  # so that the snapshot has what they cost
                 await handover.wait_for_before()
                 await _save(gateway)
 
@@ -222,7 +223,7 @@ class Handover:
             raise TakeoverRefused("this process was told to stop before it took over")
 
         def heard(news: dict[str, Any]) -> None:
-            gateway.handler.run_elsewhere(news["running"])
+            gateway.ledger.run_elsewhere(news["running"])
             gateway.knowledge.restore_stored(news["stored"])
             if "membership" in news:
                 gateway.membership.restore(news["membership"], ())
@@ -276,6 +277,7 @@ class Handover:
             with suppress(TimeoutError):
                 async with asyncio.timeout(server.config.drain_timeout_seconds):
                     await self._gateway.background.all_over()  # they hold slots that this process was lent
+            await self._gateway.background.stop()  # so that what the rest has cost is passed on
             await self.wait_for_before()
             with suppress(TimeoutError):
                 self._gateway.finished.settle()

@@ -260,35 +260,20 @@ class BodyStream(Protocol):
 class BackgroundRun:
     """What becomes of a request with `background: true`, which its engine goes on with after the answer.
 
-    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response. `goes_on`: its
-    lease is kept, until `over` is called.
+    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response.
     """
 
-    __slots__ = ("_when_over", "ended", "goes_on", "response_id")
+    __slots__ = ("ended", "response_id")
 
     def __init__(self) -> None:
         self.response_id = ""
-        self.ended = self.goes_on = False
-        self._when_over: Callable[[], None] | None = None
+        self.ended = False
 
     def began(self, response_id: str) -> None:
         self.response_id = response_id
 
     def end(self) -> None:
         self.ended = True
-
-    def go_on(self) -> None:
-        self.goes_on = True
-
-    def when_over(self, call: Callable[[], None]) -> None:
-        """Call this when the response that goes on is over."""
-        self._when_over = call
-
-    def over(self) -> None:
-        """The response is finished, and its lease was released."""
-        self.goes_on = False
-        if self._when_over is not None:
-            self._when_over()
 
 
 @dataclass(slots=True)
@@ -443,6 +428,9 @@ class Tunnel(Sink, Protocol):
 
     def resume_reading(self) -> None: ...
 
+    def spend(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """The session has used so many tokens so far. Raises QuotaExceeded if its API key has none left."""
+
 
 @dataclass(slots=True, init=False)
 class UpstreamResult:
@@ -473,12 +461,6 @@ class UpstreamResult:
         self.content_type = content_type
         self.extra = extra
         self.client_was_slow = client_was_slow
-
-    def used_tokens(self, unreported: int) -> int:
-        """Of prompt and answer, as reported. `unreported`: of an answer without a report; a refusal used none."""
-        usage = self.usage
-        used = 0 if usage is None else usage.prompt_tokens + usage.completion_tokens
-        return used or (unreported if self.status < 400 else 0)
 
     def limit_usage(self, demand: Demand, context_tokens: int | None) -> bool:
         """Limit the reported usage to what the request can have used. True = it was possible as it was.

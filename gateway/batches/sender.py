@@ -16,6 +16,7 @@ from gateway.config.keys import KeyConfig
 from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, Unauthorized
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import SHORT_BYTES, at_once, in_turns, with_fields
+from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
@@ -113,13 +114,13 @@ class LineDispatchers(NamedTuple):
 
 
 class LineSender:
-    """Sends lines for the owners of batches. Their keys' permissions apply, their rate limits do not."""
+    """Sends lines for the owners of batches. Their keys' permissions and budgets apply, their rate limits do not."""
 
     def __init__(
         self,
         dispatchers: LineDispatchers,
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
-        finished: Callable[[Record], None],
+        ledger: KeyLedger,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
         new_id: Callable[[], str],
@@ -127,7 +128,7 @@ class LineSender:
     ) -> None:
         self._dispatchers = dispatchers
         self._complete = complete
-        self._finished = finished
+        self._ledger = ledger
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._new_id = new_id
@@ -224,7 +225,7 @@ class LineSender:
             raise
         finally:
             record.ended(outcome, status, self._clock(), message)
-            self._finished(record)
+            self._ledger.finished(record)
 
     def _incoming(self, endpoint: str, body: bytes, owner: Owner) -> HttpRequest:
         """The request as if the owner had sent it, in the class of batch requests. Raises Unauthorized."""
@@ -268,6 +269,7 @@ class LineSender:
             if partial.tokens:
                 request = _continued(request, stream.document, partial)
         record.parsed(request.demand, request.demand.model)
+        self._ledger.open_line(request, record)
         try:
             with lines.holding(record):
                 async with sink.fetching:

@@ -111,15 +111,22 @@ class Budgets:
 
     def charge(self, tokens: int) -> int:
         """Charge what a request is expected to need, and return the day, for `correct`. Raises QuotaExceeded."""
-        now = self._unix_seconds()
-        day = today = int(now // _DAY_SECONDS)
-        for budget in self._budgets.values():
-            budget.at(today)
-            budget.check(tokens, now)
-            day = max(day, budget.first_day)  # later than today where the clock was set back
+        self.check(tokens)
+        return self.spend(tokens)
+
+    def spend(self, tokens: int) -> int:
+        """Charge what a request that runs has used beyond that, and return the day, which is today."""
+        day = self._turn()
         for budget in self._budgets.values():
             budget.add(tokens, day)
         return day
+
+    def check(self, tokens: int) -> None:
+        """Raises QuotaExceeded if so many more tokens would be above a limit."""
+        self._turn()
+        now = self._unix_seconds()
+        for budget in self._budgets.values():
+            budget.check(tokens, now)
 
     def correct(self, day: int, charged_tokens: int, used_tokens: int) -> None:
         """A request ended that was charged on this day: replace what it was charged by what it used.
@@ -144,6 +151,14 @@ class Budgets:
                 budget.at(today)
                 if first_day == budget.first_day:
                     budget.add(used, first_day)
+
+    def _turn(self) -> int:
+        """Begin the periods of today. Returns the day; a later one where the clock was set back."""
+        day = today = self._today()
+        for budget in self._budgets.values():
+            budget.at(today)
+            day = max(day, budget.first_day)
+        return day
 
     def _today(self) -> int:
         return int(self._unix_seconds() // _DAY_SECONDS)

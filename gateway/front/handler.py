@@ -28,20 +28,20 @@ from gateway.errors import (
     RouteNotFound,
 )
 from gateway.front.body import Upload
-from gateway.front.budgets import Budgets, Spent
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES, in_turns
+from gateway.front.ledger import KeyLedger
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
-from gateway.front.read import RequestReader, upload_tokens, upstream_headers
+from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
 from gateway.front.routes import Route
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
-from gateway.request import Demand, InferenceRequest, UpstreamResult
+from gateway.request import Demand, InferenceRequest
 
 
 def answer_local(
@@ -159,7 +159,7 @@ class Handler(RequestHandler):
         fallbacks: RequestDispatcher,
         realtime: RealtimeSessions,
         reader: RequestReader,
-        finished: Callable[[Record], None],
+        ledger: KeyLedger,
         clock: Callable[[], float],
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
@@ -176,13 +176,12 @@ class Handler(RequestHandler):
         self._fallbacks = fallbacks
         self._realtime = realtime
         self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
-        self._finished = finished
+        self._ledger = ledger
         self._clock = clock
         self._new_id = new_id
         self._complete = complete
         self._random = random
         self._unix_seconds = unix_seconds
-        self._rate_limits: dict[str, KeyLimits] = {}
         self._log = structlog.get_logger("gateway")
         self._draining = False
         self.follow(config, reader, tracer)
@@ -209,13 +208,7 @@ class Handler(RequestHandler):
     def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
         """Take over other API keys and their limits. What keys have used counts on."""
         self.check_key: KeyCheck | None = ApiKeys(keys, self._unix_seconds).check if are_needed else None
-        limits: dict[str, KeyLimits] = {}
-        for key in keys:
-            if key.is_limited:
-                known = self._rate_limits.get(key.name)
-                limits[key.name] = known or KeyLimits(key, self._clock, self._unix_seconds)
-                limits[key.name].follow(key)
-        self._rate_limits = limits
+        self._ledger.follow(keys)
 
     def use_batches(self, batches: BatchApi) -> None:
         """Let another part answer requests for files and batches."""
@@ -224,42 +217,6 @@ class Handler(RequestHandler):
     def use(self, dispatcher: RequestDispatcher) -> None:
         """Give this dispatcher the requests that need no batches or pieces."""
         self._dispatcher = dispatcher
-
-    def accounts(self) -> dict[str, dict[str, float]]:
-        """What each key with limits used lately; `restore` takes it."""
-        return {name: limits.account() for name, limits in self._rate_limits.items()}
-
-    def restore(self, accounts: dict[str, dict[str, float]], ago_seconds: float) -> None:
-        """Count what another process had counted so long ago."""
-        for name, account in accounts.items():
-            if name in self._rate_limits:
-                self._rate_limits[name].restore(account, ago_seconds)
-
-    def spent(self) -> dict[str, Spent]:
-        """What each key used of its budgets; `restore_spent` takes it."""
-        spent = {name: limits.spent() for name, limits in self._rate_limits.items()}
-        return {name: periods for name, periods in spent.items() if periods}
-
-    def restore_spent(self, spent: dict[str, Spent]) -> None:
-        """Count what another process had counted on budgets."""
-        for name, periods in spent.items():
-            if name in self._rate_limits:
-                self._rate_limits[name].restore_spent(periods)
-
-    def budgets_of(self, name: str) -> Budgets | None:
-        """The token budgets of this key, if it has any."""
-        limits = self._rate_limits.get(name)
-        return None if limits is None else limits.budgets
-
-    def running(self) -> dict[str, int]:
-        """Requests that run and wait, by key with limits."""
-        running = {name: limits.running + limits.running_elsewhere for name, limits in self._rate_limits.items()}
-        return {name: count for name, count in running.items() if count}
-
-    def run_elsewhere(self, running: dict[str, int]) -> None:
-        """So many requests of these keys, and none of others, run in another process."""
-        for name, limits in self._rate_limits.items():
-            limits.run_elsewhere(running.get(name, 0))
 
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
@@ -282,7 +239,7 @@ class Handler(RequestHandler):
             self._add_extras(incoming, route, reply, record)
         outcome = message = ""
         try:
-            limits = self._rate_limits.get(client) if key is not None else None
+            limits = self._ledger.limits.get(client) if key is not None else None
             if limits is not None:
                 reply.set_headers(limits.headers())
             if incoming.error is not None:
@@ -305,7 +262,7 @@ class Handler(RequestHandler):
             if self._counts_bytes:
                 record.sent(reply.sent_bytes)
             if not route.public:
-                self._finished(record)
+                self._ledger.finished(record)
 
     def _add_extras(self, incoming: HttpRequest, route: Route, reply: ClientResponse, record: Record) -> None:
         """What is off by default: headers for web pages, clients behind proxies, traces, fields of the access log."""
@@ -371,10 +328,10 @@ class Handler(RequestHandler):
             record.renamed(choice.alias, "")
             if choice.fallbacks:
                 dispatcher = self._fallbacks
-        if limits is None:
-            answer = await dispatcher.dispatch(request, reply, record)
-        else:
-            answer = await self._dispatch_within(limits, dispatcher, request, reply, record)
+        if limits is not None:
+            self._ledger.open(request, record, limits)
+            reply.set_headers(limits.headers())
+        answer = await dispatcher.dispatch(request, reply, record)
         return "completed" if answer.status < 400 else "refused_by_backend"
 
     async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
@@ -382,37 +339,6 @@ class Handler(RequestHandler):
             method, path = incoming.method.decode("ascii", "replace"), incoming.path[:200].decode("ascii", "replace")
             raise RouteNotFound(f"{method} {path}: files and batches are off; set batches.path in the configuration.")
         await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
-
-    async def _dispatch_within(
-        self,
-        limits: KeyLimits,
-        dispatcher: RequestDispatcher,
-        request: InferenceRequest,
-        reply: ClientResponse,
-        record: Record,
-    ) -> UpstreamResult:
-        """Dispatch within the limits of a key: charged the expected tokens, corrected when the request ends."""
-        expected, most, used = self._reader.expected_tokens(request), limits.most_tokens, 0
-        upload = request.upload if isinstance(request.upload, Upload) else None
-        if upload is not None and most is not None:
-            expected = min(expected, most)  # too rough an estimate to reject an upload as too large
-        day = limits.charge(expected)
-        try:
-            reply.set_headers(limits.headers())
-            answer = await dispatcher.dispatch(request, reply, record)
-            used = answer.used_tokens(expected if upload is None else upload_tokens(upload.came_bytes))
-            return answer
-        except (asyncio.CancelledError, GatewayError) as error:
-            if record.attempts if isinstance(error, asyncio.CancelledError) else reply.begun:  # it cost something
-                demand = request.demand
-                used = demand.prompt_tokens + record.streamed_tokens if demand.streams else expected
-            raise
-        finally:
-            # an answer may need no backend
-            limits.correct(expected, used, counts=record.attempts > 0 or reply.begun, day=day)
-            if (run := request.background) is not None and run.goes_on:
-                limits.go_on()
-                run.when_over(limits.over)
 
     async def _read_upload(
         self, incoming: HttpRequest, upload: Upload, route: Route, request_id: str

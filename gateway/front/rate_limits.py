@@ -162,14 +162,24 @@ class KeyLimits:
         if self._budgets is not None:
             self._budgets.correct(day, charged_tokens, used_tokens)
 
-    def go_on(self) -> None:
-        """A request that ended counts as running until `over` is called: its response is made in the background."""
-        self.running += 1
+    def charge_line(self, tokens: int) -> int:
+        """The same for a line of an offline batch, to which the budgets alone apply; `correct_line` must follow."""
+        return 0 if self._budgets is None else self._budgets.charge(tokens)
 
-    def over(self) -> None:
-        """A response that was made in the background is finished."""
-        self.running -= 1
-        self._ended.left(self._clock())
+    def correct_line(self, charged_tokens: int, used_tokens: int, *, day: int) -> None:
+        if self._budgets is not None:
+            self._budgets.correct(day, charged_tokens, used_tokens)
+
+    def spend(self, tokens: int) -> int:
+        """Charge a request that runs what was not expected, into debt if need be. Returns the day, for `correct`."""
+        if (bucket := self._buckets.get("tokens")) is not None:
+            bucket.take(tokens, self._clock())
+        return 0 if self._budgets is None else self._budgets.spend(tokens)
+
+    def check_left(self) -> None:
+        """Raises QuotaExceeded if a budget is used up."""
+        if self._budgets is not None:
+            self._budgets.check(1)
 
     def headers(self) -> bytes:
         """The x-ratelimit header lines of every response."""

@@ -45,7 +45,6 @@ from gateway.routing.prompt_blocks import (
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
 _MOST_MEDIA = 1024
-_UPLOAD_BYTES_A_TOKEN = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
 _PROMPT_FIELDS: Final = {
     **dict.fromkeys(("chat", "chat_batch", "messages"), "messages"),
     "completions": "prompt",
@@ -301,14 +300,6 @@ class RequestReader:
     def _noting(self, draft: Draft, run: BackgroundRun | None) -> Callable[[str, bytes], None]:
         return self._stored.noting(draft.model, self.scheduling.owner(draft.incoming), run, draft.alias)
 
-    def expected_tokens(self, request: InferenceRequest) -> int:
-        """What a request is expected to need: its prompt and its answers."""
-        demand = request.demand
-        if request.kind is Kind.UPLOAD:
-            return upload_tokens(request.worked_bytes)
-        output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
-        return demand.prompt_tokens + round(demand.sequences * output_tokens)
-
     def _other(self, draft: Draft, *, pools: bool) -> Demand:
         tenant, weight, batch, deadline_seconds = self.scheduling.read(draft.incoming, streams=False)
         body, sequences, tokens = draft.body, 0, 1
@@ -422,11 +413,6 @@ class RequestReader:
         if not salt and len(self._seeds) < _MAX_SEEDS:
             self._seeds[model] = made
         return made
-
-
-def upload_tokens(size_bytes: int) -> int:
-    """The expected tokens of an upload of this size."""
-    return max(1, size_bytes // _UPLOAD_BYTES_A_TOKEN)
 
 
 def _reads_cache(rare: dict[str, Any]) -> bool:

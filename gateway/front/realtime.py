@@ -8,6 +8,7 @@ session itself, and drops that event of the backend.
 import asyncio
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 from urllib.parse import parse_qs
 
@@ -65,6 +66,7 @@ class ClientTunnel(Tunnel):
         self._frames = FrameScanner()
         self._first = bytearray()  # what a greeted client sent until its model was known
         self._model: asyncio.Future[str] | None = None
+        self._spend: Callable[[int, int], None] = _spend_nothing
         offered = {each.strip() for each in incoming.headers.get(b"sec-websocket-protocol", b"").split(b",")}
         protocol = b"sec-websocket-protocol: realtime\r\n" if _PROTOCOL in offered else b""
         accept = accept_of(incoming.headers[b"sec-websocket-key"])
@@ -119,6 +121,13 @@ class ClientTunnel(Tunnel):
     def resume_reading(self) -> None:
         self._connection.read_more(True)
 
+    def when_spent(self, spend: Callable[[int, int], None]) -> None:
+        """Call this with the tokens of prompt and output that the session has used so far."""
+        self._spend = spend
+
+    def spend(self, prompt_tokens: int, completion_tokens: int) -> None:
+        self._spend(prompt_tokens, completion_tokens)
+
     def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002
         self.begun = True
         return self._send(data)
@@ -170,8 +179,15 @@ class RealtimeSessions:
     """Reads and dispatches the requests that open a session."""
 
     def __init__(
-        self, fleet: Fleet, dispatcher: SessionDispatcher, new_id: Callable[[], str], unix_seconds: Callable[[], float]
+        self,
+        fleet: Fleet,
+        dispatcher: SessionDispatcher,
+        new_id: Callable[[], str],
+        unix_seconds: Callable[[], float],
+        spend: Callable[[Record, int, int], None],
     ) -> None:
+        """`spend` gets the tokens that a session has used so far, and may raise QuotaExceeded."""
+        self._spend = spend
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._new_id = new_id
@@ -219,7 +235,9 @@ class RealtimeSessions:
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:  # noqa: ARG002
         """Hold the session until it ends. Raises a GatewayError."""
         tunnel = request.tunnel
-        assert tunnel is not None
+        assert isinstance(tunnel, ClientTunnel)
+        tunnel.when_spent(partial(self._spend, record))
+        tunnel.spend(0, 0)
         return await self._dispatcher.dispatch(request, tunnel, record)
 
     def _check_page(self, headers: Mapping[bytes, bytes]) -> None:
@@ -229,6 +247,9 @@ class RealtimeSessions:
             return
         if self._pages is None or not self._pages.allow(origin):
             raise OriginNotAllowed("This web page may not connect: its origin is not in server.cors_origins.")
+
+
+def _spend_nothing(prompt_tokens: int, completion_tokens: int) -> None: ...
 
 
 def _check_upgrade(incoming: HttpRequest) -> None:

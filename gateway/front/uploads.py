@@ -68,6 +68,7 @@ class Uploads:
             self._refused[record.backend, endpoint] = self._clock()
             raise
         finally:
+            record.uploaded(upload.came_bytes)
             if upload.when_ended(None):
                 self._left(model)
 

@@ -19,7 +19,7 @@ from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.feedback import CacheState
-from gateway.front.handler import Handler
+from gateway.front.ledger import KeyLedger
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.handover.slots import engines_by_key
 from gateway.observe.usage import KeyUsage
@@ -48,7 +48,7 @@ class Knowledge:
     cache_state: CacheState
     calibrations: Calibrations
     queue: Queue
-    handler: Handler
+    ledger: KeyLedger
     stored: StoredResponses
     usage: KeyUsage
     secret: Callable[[], bytes]  # of cache salts
@@ -63,8 +63,8 @@ class Knowledge:
             ("estimates", self.cache_state.estimates.learned),
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
-            ("accounts", self.handler.accounts),
-            ("spent", self.handler.spent),
+            ("accounts", self.ledger.accounts),
+            ("spent", self.ledger.spent),
             ("usage", self.usage.state),
             ("stored", partial(self.stored.since, 0)),
         ):
@@ -109,20 +109,20 @@ class Knowledge:
                     self.cache_state.index.record(engine.index, keys, edges)
         for model, served in sections["served"].items():
             self.queue.tenants(model).restore(served)
-        self.handler.restore(sections["accounts"], ago_seconds)
-        self.handler.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
+        self.ledger.restore(sections["accounts"], ago_seconds)
+        self.ledger.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
         if "usage" in sections:
             self.usage.restore(sections["usage"])
         self.restore_stored(sections["stored"])
 
     def use(self) -> dict[str, Any]:
         """What keys used so far, for `use_since`."""
-        return {"spent": self.handler.spent(), "usage": self.usage.today()}
+        return {"spent": self.ledger.spent(), "usage": self.usage.today()}
 
     def use_since(self, before: dict[str, Any]) -> dict[str, Any]:
         """What keys used since `use` returned this; `restore_use` takes it. Nothing before: all of today."""
         spent: dict[str, dict[str, list[int]]] = {}
-        for name, periods in self.handler.spent().items():
+        for name, periods in self.ledger.spent().items():
             known = before.get("spent", {}).get(name, {})
             spent[name] = {
                 period: [first_day, used - (known[period][1] if known.get(period, [None])[0] == first_day else 0)]
@@ -132,7 +132,7 @@ class Knowledge:
 
     def restore_use(self, use: dict[str, Any]) -> None:
         """Count what keys used in another process meanwhile."""
-        self.handler.restore_spent(use["spent"])
+        self.ledger.restore_spent(use["spent"])
         for day, rows in use["usage"]:
             self.usage.add([(key, model, counts) for key, model, counts in rows], day)
 

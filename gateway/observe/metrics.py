@@ -266,6 +266,7 @@ class Metrics:
             if record.prompt_tokens:
                 prompt += record.prompt_tokens
                 completion += record.completion_tokens
+        self._tokens(model, prompt, completion)
         self.duration.observe((endpoint, model), *durations)
         if first_bytes:
             self.first_byte.observe((model,), *first_bytes)
@@ -274,6 +275,13 @@ class Metrics:
         self.hit_tokens.add((backend, "predicted"), predicted)
         if actual is not None:
             self.hit_tokens.add((backend, "actual"), actual)
+
+    def counted(self, record: Record) -> None:
+        """Count the tokens of a response that went on after its answer, which was counted as a request."""
+        model = record.model if record.model in self._models else "other"
+        self._tokens(model, record.prompt_tokens, record.completion_tokens)
+
+    def _tokens(self, model: str, prompt: int, completion: int) -> None:
         if prompt:
             self.prompt_tokens.add((model,), prompt)
             self.completion_tokens.add((model,), completion)

@@ -46,6 +46,12 @@ class Record:
     fell_back_from: str = ""  # the model whose place another one took
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
     trace: RequestTrace | None = None  # None = it is not traced
+    requested: Demand | None = None  # None = it was refused before it was read
+    has_begun: bool = False  # the client has a part of the backend's answer
+    is_session: bool = False  # its tokens are counted as they come
+    is_line: bool = False  # of an offline batch: sent again if it is cut
+    upload_bytes: int = 0
+    later: "Record | None" = None  # of the response with which the engine goes on after the answer
 
     def __init__(
         self, request_id: str, endpoint: str, arrived_seconds: float, request_bytes: int = 0, client: str = ""
@@ -71,6 +77,7 @@ class Record:
     def parsed(self, demand: Demand, model: str) -> None:
         """The request is valid; `model` is the label for metrics, which is not the client's text if it is unknown."""
         self.model = model
+        self.requested = demand
         self.tenant = demand.tenant
         self.streams = demand.streams
         self.batch = demand.batch
@@ -93,8 +100,9 @@ class Record:
         if self.trace is not None:
             self.trace.placed(backend, waited_seconds, hit_tokens)
 
-    def attempted(self, first_byte_seconds: float | None, streamed_tokens: int) -> None:
+    def attempted(self, first_byte_seconds: float | None, streamed_tokens: int, has_begun: bool = False) -> None:
         self.is_placed = False
+        self.has_begun = has_begun
         self.first_byte_seconds = first_byte_seconds
         self.streamed_tokens = streamed_tokens
         if self.trace is not None:
@@ -129,8 +137,27 @@ class Record:
         self.reused_inputs = None
         self.queue_seconds = queue_seconds
 
-    def counted(self, prompt_tokens: int) -> None:
-        self.prompt_tokens = prompt_tokens
+    def counted(self, prompt_tokens: int, completion_tokens: int = 0) -> None:
+        """What it used, where no report of its own says so: a part of a batch, or an estimate."""
+        self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
+
+    def spent(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """What a session has used so far; none is a number, too."""
+        self.counted(prompt_tokens, completion_tokens)
+        self.is_session = True
+
+    def uploaded(self, upload_bytes: int) -> None:
+        self.upload_bytes = upload_bytes
+
+    def came_from_batch(self) -> None:
+        self.is_line = True
+
+    def go_on(self) -> "Record":
+        """The engine goes on with the response after the answer. Returns the record that will have its tokens."""
+        later = self.later = Record(self.request_id, self.endpoint, self.arrived_seconds, client=self.client)
+        later.model, later.backend, later.attempts = self.model, self.backend, self.attempts
+        later.requested, later.outcome = self.requested, "completed"
+        return later
 
     def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:
         """Called once, whatever happened; `status` is 0 if the client got no response."""

@@ -48,17 +48,24 @@ class KeyUsage:
             client, model = record.client, record.model
             if not client or (not model and record.outcome == "completed"):
                 continue
-            is_error = 0 if record.outcome == "completed" else 1
-            completion = record.completion_tokens or record.streamed_tokens
-            cached = record.actual_hit_tokens or 0
-            counts = [1, record.prompt_tokens, cached, completion, is_error]
-            _add(self._entry(client, model), counts)
-            if client not in self._labels and len(self._labels) >= _MOST_LABELS:
-                client = OTHER
-            label = self._labels.get(client)
-            if label is None:
-                label = self._labels[client] = [0] * len(counts)
-            _add(label, counts)
+            self._count(record, 1, 0 if record.outcome == "completed" else 1)
+
+    def counted(self, record: Record) -> None:
+        """Count the tokens of a response that went on after its answer, which was counted as a request."""
+        if self._is_on and record.client:
+            self._turn()
+            self._count(record, 0, 0)
+
+    def _count(self, record: Record, requests: int, errors: int) -> None:
+        client, cached = record.client, record.actual_hit_tokens or 0
+        counts = [requests, record.prompt_tokens, cached, record.completion_tokens, errors]
+        _add(self._entry(client, record.model), counts)
+        if client not in self._labels and len(self._labels) >= _MOST_LABELS:
+            client = OTHER
+        label = self._labels.get(client)
+        if label is None:
+            label = self._labels[client] = [0] * len(counts)
+        _add(label, counts)
 
     def add(self, rows: Iterable[Row], day: int) -> None:
         """Count what another process has counted on this day."""

@@ -6,8 +6,10 @@ the backend closed the session or broke it off.
 
 import asyncio
 import base64
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import cast
 
 import httptools
@@ -23,11 +25,13 @@ from gateway.errors import (
     EndpointNotOffered,
     FirstByteTimeout,
     FreshConnectionClosed,
+    GatewayError,
     SessionExpired,
     StreamInterrupted,
 )
 from gateway.relay.relay import Relay
-from gateway.request import InferenceRequest, Sink, Tunnel, UpstreamResult
+from gateway.relay.sse import read_usage
+from gateway.request import Demand, InferenceRequest, Sink, Tunnel, UpstreamResult, Usage
 from gateway.websocket import FrameScanner, accept_of, first_frame_bytes
 
 _HANDSHAKE_SECONDS = 10.0
@@ -36,12 +40,70 @@ _MAX_HEAD_BYTES = 16384
 _MAX_FIRST_BYTES = 65536  # of the frame with which a backend opens a session
 _SWITCHED = 101
 _BUFFER_BYTES = 65536
+_USAGE, _DELTA = b'"usage"', b'.delta"'  # of events: the field, and the end of the type of those that are output
+_REPORT = re.compile(rb'"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
+_MAX_REPORT_BYTES = 4096
+_AUDIO_BYTES_A_TOKEN = 3413  # 80 ms, the step of streaming models: 16 bits at 16 kHz in base64
+
+
+class SessionUsage:
+    """The tokens of one session, in all: what its backend's events report, and an estimate since the last report.
+
+    Reports are found in the bytes as they pass, whatever the event is called: text that a model wrote has its quotes
+    escaped, and engines put an event into one frame. One that is missed leaves the estimate.
+    """
+
+    def __init__(self, demand: Demand, context_tokens: int | None) -> None:
+        self._demand = demand
+        self._context_tokens = context_tokens
+        self._prompt_tokens = self._completion_tokens = 0  # as reported
+        self._audio_bytes = self._events = 0  # since the last report
+        self._rest = b""  # of the backend, which may be the beginning of a report
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self._prompt_tokens + self._audio_bytes // _AUDIO_BYTES_A_TOKEN
+
+    @property
+    def completion_tokens(self) -> int:
+        return self._completion_tokens + self._events
+
+    def heard(self, size_bytes: int) -> None:
+        """The client sent so many bytes, nearly all of them audio."""
+        self._audio_bytes += size_bytes
+
+    def passed(self, data: bytes) -> None:
+        self._events += data.count(_DELTA)
+        data = self._rest + data
+        at = data.find(_USAGE)
+        end = 0
+        while at >= 0:
+            if (found := _REPORT.match(data, at)) is not None:
+                end = found.end()
+                self._reported(read_usage(found[0] + b"}"))
+            at = data.find(_USAGE, at + 1)
+        last = data.rfind(_USAGE, end)
+        rest = data[last:] if last >= 0 else data[max(end, len(data) - len(_USAGE)) :]
+        self._rest = rest if len(rest) <= _MAX_REPORT_BYTES else b""
+
+    def _reported(self, usage: Usage | None) -> None:
+        found = UpstreamResult(200, usage, None)
+        found.limit_usage(self._demand, self._context_tokens)
+        if found.usage is not None:
+            self._prompt_tokens += found.usage.prompt_tokens
+            self._completion_tokens += found.usage.completion_tokens
+            self._audio_bytes = self._events = 0
 
 
 class BackendSocket(asyncio.Protocol):
-    """The backend's end of one session: the answer to the upgrade, then bytes of frames."""
+    """The backend's end of one session: the answer to the upgrade, then bytes of frames.
 
-    def __init__(self) -> None:
+    `failure`: why the gateway ends the session.
+    """
+
+    def __init__(self, usage: SessionUsage) -> None:
+        self.failure: GatewayError | None = None
+        self._usage = usage
         self.handshake: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.headers: dict[bytes, bytes] = {}
         self.ended = asyncio.Event()
@@ -71,6 +133,8 @@ class BackendSocket(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Bytes of the client."""
         self.active_seconds = self._loop.time()
+        self._usage.heard(len(data))
+        self._spend()
         if self.transport is not None:
             self.transport.write(data)
 
@@ -160,8 +224,20 @@ class BackendSocket(asyncio.Protocol):
             tunnel.when_writable(self._resume)
         if count := self.frames.frames - before:
             self._on_tokens(count)
+        self._usage.passed(data)
+        self._spend()
         if self.frames.closed:
             self._loop.call_later(_CLOSING_SECONDS, self.ended.set)
+
+    def _spend(self) -> None:
+        """Charge what the session has used by now; one whose API key has no tokens left is ended."""
+        tunnel = self._tunnel
+        assert tunnel is not None
+        try:
+            tunnel.spend(self._usage.prompt_tokens, self._usage.completion_tokens)
+        except GatewayError as error:
+            self.failure = error
+            self.ended.set()
 
     def _resume(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -204,12 +280,13 @@ class Tunnels:
     ) -> UpstreamResult:
         """Open the request's session on the backend and pass bytes on until it ends. The signature is that of `Send`.
 
-        Raises a BackendError, or SessionExpired. When cancelled, the backend's connection is closed, by which it aborts
-        the session.
+        Raises a BackendError, SessionExpired or QuotaExceeded. When cancelled, the backend's connection is closed, by
+        which it aborts the session.
         """
         tunnel = request.tunnel
         assert tunnel is not None
-        socket = await self._relay.connect(backend, BackendSocket)
+        usage = SessionUsage(request.demand, backend.context_tokens.get(request.demand.model))
+        socket = await self._relay.connect(backend, partial(BackendSocket, usage))
         self._open += 1
         try:
             await self._upgrade(request, backend, socket)
@@ -217,6 +294,8 @@ class Tunnels:
             started = self._clock()
             socket.open(tunnel, on_tokens)
             await self._until_ended(socket, started)
+            if socket.failure is not None:
+                raise socket.failure
             if not socket.frames.closed:
                 raise StreamInterrupted("The backend closed the connection in the middle of the session.")
         except asyncio.CancelledError:

@@ -134,6 +134,7 @@ class UnderTest:
             "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
             "held bytes": gateway.memory.used_bytes,
             "batched": gateway.batcher.busy,
+            "ledger": len(gateway.ledger),
             "unanswered": self.counted.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
         for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:

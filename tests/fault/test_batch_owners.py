@@ -114,7 +114,7 @@ async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_ra
         assert paused["status"] == "in_progress"
         assert paused["request_counts"]["failed"] == 0
         assert 0 < paused["request_counts"]["completed"] < 120
-        used = gateway.gateway.handler.spent()["a"]["day"][1]
+        used = gateway.gateway.ledger.spent()["a"]["day"][1]
         assert used == paused["usage"]["total_tokens"]
 
         raised = parse({**merged(QUICK, made, budget(1000000)), "backends": [{"url": backend.url}]})

@@ -23,7 +23,7 @@ async def test_an_answer_from_memory_is_authorized_limited_charged_and_logged_li
         assert [answer.header("x-gateway-reused-inputs") for answer in answers] == ["0", "1", "1", None]
         assert [answer.header("x-ratelimit-remaining-requests") for answer in answers] == ["2", "1", "0", "0"]
         assert all(vectors(answer) == [vector("a")] for answer in answers[:3])
-        assert "57/60" in repr(under_test.gateway.handler._rate_limits["ann"])  # a token each
+        assert "57/60" in repr(under_test.gateway.ledger.limits["ann"])  # a token each
         assert len(backend.ledger) == 1
         assert (await under_test.ask(body("a"), b"authorization: Bearer other", target=PATH)).status == 401
         assert under_test.outcomes == {"completed": 3, "rate_limited": 1, "rejected": 1}

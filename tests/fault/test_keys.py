@@ -62,7 +62,7 @@ async def test_a_budget_is_what_usage_reports_and_ends_with_the_period(backend: 
         body = chat(stream=True, max_tokens=3)
         for used in (8, 16, 24):  # usage says 5 + 3
             assert (await under_test.ask(body, AS_CLIENT)).is_done
-            assert f"{used}/28 a day, {used}/1000 a month" in repr(under_test.gateway.handler._rate_limits["limited"])
+            assert f"{used}/28 a day, {used}/1000 a month" in repr(under_test.gateway.ledger.limits["limited"])
         refused = await under_test.ask(chat(max_tokens=10), AS_CLIENT)
         assert (refused.status, refused.error["type"], refused.error["code"]) == (429, *["insufficient_quota"] * 2)
         assert "4 remain" in refused.error["message"]

@@ -25,7 +25,7 @@ def limited(**limits: Any) -> dict[str, Any]:
 
 
 def left(under_test: UnderTest) -> str:
-    return repr(under_test.gateway.handler._rate_limits["limited"])
+    return repr(under_test.gateway.ledger.limits["limited"])
 
 
 async def test_requests_a_minute_are_limited_and_every_answer_tells_where_the_key_stands(
@@ -151,7 +151,7 @@ async def test_an_upload_whose_usage_tells_no_tokens_is_charged_by_its_size(back
         assert re.search(r" 59\d/1000", left(under_test)), left(under_test)
         client = await under_test.client()
         head = b"POST %b HTTP/1.1\r\nhost: a\r\n%b\r\n%b\r\ntransfer-encoding: chunked\r\n\r\n"
-        under_test.gateway.handler._rate_limits["limited"]._buckets["tokens"]._level = 1000.0
+        under_test.gateway.ledger.limits["limited"]._buckets["tokens"]._level = 1000.0
         await client.send(head % (AUDIO, AS_CLIENT, AS_FORM), b"%x\r\n%b\r\n0\r\n\r\n" % (len(form), form))
         assert (await client.answer()).status == 200
         client.close()

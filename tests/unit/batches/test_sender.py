@@ -13,6 +13,7 @@ from gateway.batches.sender import LineDispatchers, LinePaused, LineSender, Line
 from gateway.batches.sink import LineSink
 from gateway.config.file import parse
 from gateway.front.json_body import in_turns
+from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.stored_responses import StoredResponses
 from gateway.observe.record import Record
@@ -68,8 +69,9 @@ class Desk:
         config = parse({"backends": [{"url": "http://10.0.0.1:8000"}], **sections})
         plain = cast(Any, backend)
         numbers = iter(range(100))
+        ledger = KeyLedger(Estimates(), lambda: 0.0, lambda: 0.0, self.finished, self.finished)
         self.sender = LineSender(
-            LineDispatchers(plain, plain, plain, plain), _as_it_is, self.finished, lambda: 0.0, lambda: 0.0,
+            LineDispatchers(plain, plain, plain, plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
             lambda: f"line-{next(numbers)}", MemoryBudget(1 << 20),
         )  # fmt: skip
         self.sender.follow(config, RequestReader(config, Estimates(), StoredResponses(), b"secret"))

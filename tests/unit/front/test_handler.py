@@ -31,6 +31,7 @@ from gateway.errors import (
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
+from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import ClientResponse
@@ -71,6 +72,7 @@ class Scene:
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         self.server_config = whole.server
         self.unix_clock = Clock(1_790_000_000.0)
+        ledger = KeyLedger(Estimates(), Clock(), self.unix_clock, self.records.append, self.records.append)
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
@@ -78,9 +80,9 @@ class Scene:
             self,
             self,
             self,
-            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0),
+            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend),
             RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
-            self.records.append,
+            ledger,
             Clock(),
             lambda: "made-up",
             self.complete,

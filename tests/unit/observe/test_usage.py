@@ -18,11 +18,12 @@ DAY_SECONDS = 86400.0
 
 
 def record(
-    key: str = "ann", model: str = "m", usage: Usage | None = None, outcome: str = "completed", streamed: int = 0
+    key: str = "ann", model: str = "m", usage: Usage | None = None, outcome: str = "completed", estimated: int = 0
 ) -> Record:
     made = Record("id", "chat", 0.0, client=key)
     made.model = model
-    made.attempted(0.1, streamed)
+    if estimated:
+        made.counted(1, estimated)
     if usage is not None:
         made.answered(usage, None, 0, client_was_slow=False)
     made.ended(outcome, 200, 1.0)
@@ -61,12 +62,12 @@ def test_requests_and_tokens_are_counted_by_key_and_model() -> None:
 
 def test_what_did_not_complete_is_an_error_with_the_tokens_that_came() -> None:
     usage = counted(
-        record(outcome="client_gone", streamed=7),
+        record(outcome="client_gone", estimated=7),
         record(outcome="quota_exceeded"),
         record(model="", outcome="rejected"),
         record(model=""),  # such as the list of models
     )
-    assert shown(usage) == [(0, "ann", "", 1, 0, 0, 0, 1), (0, "ann", "m", 2, 0, 0, 7, 2)]
+    assert shown(usage) == [(0, "ann", "", 1, 0, 0, 0, 1), (0, "ann", "m", 2, 1, 0, 7, 2)]
 
 
 def test_without_keys_nothing_is_counted() -> None:

@@ -1,0 +1,186 @@
+"""The ledger: one entry for each request of a key with limits, from its admission until what it used is known. Pure.
+
+A request is charged the tokens that it is expected to need. Its entry is closed once, with those that it used, by the
+owner of the work: the handler when the answer ends, the sender of a batch line, or the part that holds a response in
+the background. Limits and usage count the numbers of the same record, so they agree.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from gateway.config.keys import KeyConfig
+from gateway.front.budgets import Spent
+from gateway.front.rate_limits import KeyLimits
+from gateway.observe.record import Record
+from gateway.request import Demand, InferenceRequest
+from gateway.routing.estimates import Estimates
+
+_UPLOAD_BYTES_A_TOKEN: Final = 64  # Whisper makes 50 tokens of a second of speech, for which 3 KB are a low bit rate
+_CUT: Final = frozenset(("client_gone", "cut_by_shutdown"))
+
+
+class Entry:
+    """What a request was charged, and on which day. `is_line`: of an offline batch, which has budgets only."""
+
+    __slots__ = ("_charged_tokens", "_day", "_is_line", "_limits")
+
+    def __init__(self, limits: KeyLimits, expected_tokens: int, *, is_line: bool) -> None:
+        """Raises RateLimited or QuotaExceeded."""
+        self._limits = limits
+        self._charged_tokens = expected_tokens
+        self._is_line = is_line
+        self._day = limits.charge_line(expected_tokens) if is_line else limits.charge(expected_tokens)
+
+    def spend(self, used_tokens: int) -> None:
+        """So many tokens are used so far. Raises QuotaExceeded if more than expected are, and a budget is used up."""
+        more = used_tokens - self._charged_tokens
+        if more > 0:
+            self._charged_tokens = used_tokens
+            self._day = self._limits.spend(more)
+            self._limits.check_left()
+
+    def close(self, used_tokens: int, *, counts: bool) -> None:
+        """Replace what was charged by what was used."""
+        if self._is_line:
+            self._limits.correct_line(self._charged_tokens, used_tokens, day=self._day)
+        else:
+            self._limits.correct(self._charged_tokens, used_tokens, counts=counts, day=self._day)
+
+
+class KeyLedger:
+    """Owner of the limits of all keys, and of the open entries.
+
+    `finished` gets the record of each request when its answer has ended; `counted` get the one of a response that
+    went on after that.
+    """
+
+    def __init__(
+        self,
+        estimates: Estimates,
+        clock: Callable[[], float],
+        unix_seconds: Callable[[], float],
+        finished: Callable[[Record], None],
+        *counted: Callable[[Record], None],
+    ) -> None:
+        self._estimates = estimates
+        self._clock = clock
+        self._unix_seconds = unix_seconds
+        self._finished = finished
+        self._counted = counted
+        self._open: dict[Record, Entry] = {}
+        self.limits: dict[str, KeyLimits] = {}  # of keys that have any, by name
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def follow(self, keys: Sequence[KeyConfig]) -> None:
+        """Take over other keys and limits. What keys have used counts on."""
+        limits: dict[str, KeyLimits] = {}
+        for key in keys:
+            if key.is_limited:
+                known = self.limits.get(key.name)
+                limits[key.name] = known or KeyLimits(key, self._clock, self._unix_seconds)
+                limits[key.name].follow(key)
+        self.limits = limits
+
+    def open(self, request: InferenceRequest, record: Record, limits: KeyLimits) -> None:
+        """Admit a request: charge its key what it is expected to need. Raises RateLimited or QuotaExceeded."""
+        expected, most = sum(self._expected(request.demand, request.worked_bytes)), limits.most_tokens
+        if request.worked_bytes and most is not None:
+            expected = min(expected, most)  # too rough an estimate to reject an upload as too large
+        self._open[record] = Entry(limits, expected, is_line=False)
+
+    def open_line(self, request: InferenceRequest, record: Record) -> None:
+        """Charge a line of an offline batch to the budgets of its key, if it has any. Raises QuotaExceeded."""
+        record.came_from_batch()
+        limits = self.limits.get(record.client)
+        if limits is not None and limits.budgets is not None:
+            self._open[record] = Entry(limits, sum(self._expected(request.demand, 0)), is_line=True)
+
+    def spend(self, record: Record, prompt_tokens: int, completion_tokens: int) -> None:
+        """A request that goes on has used so many tokens so far. Raises QuotaExceeded if its key has none left."""
+        record.spent(prompt_tokens, completion_tokens)
+        entry = self._open.get(record)
+        if entry is not None:
+            entry.spend(prompt_tokens + completion_tokens)
+
+    def finished(self, record: Record) -> None:
+        """The answer has ended: close its entry, unless the engine goes on with the response. To be called once."""
+        if record.later is None:
+            self._close(record)
+        elif record in self._open:
+            self._open[record.later] = self._open.pop(record)
+        self._finished(record)
+
+    def over(self, later: Record) -> None:
+        """The response that went on after its answer is over: close its entry. To be called once, after `finished`."""
+        self._close(later)
+        for count in self._counted:
+            count(later)
+
+    def _close(self, record: Record) -> None:
+        if not (record.prompt_tokens or record.completion_tokens or record.is_session):
+            self._estimate(record)
+        if self._open and (entry := self._open.pop(record, None)) is not None:
+            counts = record.attempts > 0 or record.outcome == "completed"  # an answer may need no backend
+            entry.close(record.prompt_tokens + record.completion_tokens, counts=counts)
+
+    def _estimate(self, record: Record) -> None:
+        """Count what no backend reported: a cut stream is its prompt and its events, other work is what was expected.
+
+        What failed before the client had a part of it costs nothing.
+        """
+        demand, outcome = record.requested, record.outcome
+        if outcome == "completed":
+            has_cost = True
+        elif outcome in _CUT:
+            has_cost = record.attempts > 0 and not record.is_line
+        else:
+            has_cost = record.has_begun and outcome != "refused_by_backend" and not record.is_line
+        if demand is not None and has_cost:
+            prompt_tokens, completion_tokens = self._expected(demand, record.upload_bytes)
+            if demand.streams and outcome != "completed":
+                completion_tokens = record.streamed_tokens
+            record.counted(prompt_tokens, completion_tokens)
+
+    def _expected(self, demand: Demand, upload_bytes: int) -> tuple[int, int]:
+        """Tokens of prompt and answers; none of a request that the engine computes nothing for."""
+        if upload_bytes:
+            return max(1, upload_bytes // _UPLOAD_BYTES_A_TOKEN), 0
+        if not demand.sequences:
+            return 0, 0
+        output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
+        return demand.prompt_tokens, round(demand.sequences * output_tokens)
+
+    # What processes pass on to each other.
+
+    def accounts(self) -> dict[str, dict[str, float]]:
+        """What each key with limits used lately; `restore` takes it."""
+        return {name: limits.account() for name, limits in self.limits.items()}
+
+    def restore(self, accounts: dict[str, dict[str, float]], ago_seconds: float) -> None:
+        """Count what another process had counted so long ago."""
+        for name, account in accounts.items():
+            if name in self.limits:
+                self.limits[name].restore(account, ago_seconds)
+
+    def spent(self) -> dict[str, Spent]:
+        """What each key used of its budgets; `restore_spent` takes it."""
+        spent = {name: limits.spent() for name, limits in self.limits.items()}
+        return {name: periods for name, periods in spent.items() if periods}
+
+    def restore_spent(self, spent: dict[str, Spent]) -> None:
+        """Count what another process had counted on budgets."""
+        for name, periods in spent.items():
+            if name in self.limits:
+                self.limits[name].restore_spent(periods)
+
+    def running(self) -> dict[str, int]:
+        """Requests that run and wait, by key with limits."""
+        running = {name: limits.running + limits.running_elsewhere for name, limits in self.limits.items()}
+        return {name: count for name, count in running.items() if count}
+
+    def run_elsewhere(self, running: dict[str, int]) -> None:
+        """So many requests of these keys, and none of others, run in another process."""
+        for name, limits in self.limits.items():
+            limits.run_elsewhere(running.get(name, 0))
