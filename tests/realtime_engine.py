@@ -29,7 +29,9 @@ class Session:
 class RealtimeEngine:
     """`async with RealtimeEngine("voxtral") as engine:` serves at `engine.url`. `endless`: a commit starts a flood."""
 
-    def __init__(self, model: str = "scripted", delta: str = "la", *, endless: bool = False) -> None:
+    def __init__(self, model: str = "scripted", delta: str = "la", *, endless: bool = False, usage: Any = None) -> None:
+        """`usage`: what it reports of each transcription."""
+        self._usage = usage
         self.model = model
         self.sessions: list[Session] = []
         self.deaf = asyncio.Event()  # set: read nothing more
@@ -112,7 +114,7 @@ class RealtimeEngine:
             if self.deaf.is_set():
                 await asyncio.Event().wait()
         elif event["type"] == "input_audio_buffer.commit" and event.get("final"):
-            await socket.send_json({"type": "transcription.done", "text": self._delta * pieces, "usage": None})
+            await socket.send_json({"type": "transcription.done", "text": self._delta * pieces, "usage": self._usage})
         elif event["type"] == "input_audio_buffer.commit":
             while self._endless:
                 await socket.send_json({"type": "transcription.delta", "delta": self._delta})

@@ -8,6 +8,7 @@ import orjson
 import pytest
 
 from gateway.config.file import parse
+from gateway.observe.usage import totals
 from tests.clients import Answer
 from tests.fault.rig import QUICK, UnderTest, holds, merged, running
 from tests.fault.test_batch_storage import CHAT, FILES, FORM, form, lines
@@ -116,6 +117,8 @@ async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_ra
         assert 0 < paused["request_counts"]["completed"] < 120
         used = gateway.gateway.ledger.spent()["a"]["day"][1]
         assert used == paused["usage"]["total_tokens"]
+        rows = totals(gateway.gateway._usage_now(), 0, 1 << 30, by_day=False)
+        assert used == sum(counts[1] + counts[3] for *_, counts in rows)
 
         raised = parse({**merged(QUICK, made, budget(1000000)), "backends": [{"url": backend.url}]})
         gateway.gateway.follow(gateway.gateway.config.model_copy(update={"auth": raised.auth}))
