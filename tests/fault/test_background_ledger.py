@@ -1,15 +1,17 @@
 """Responses that go on after their answer cost what they used in the end, once, however they end."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from tests.clients import request
+from tests.clients import chat, request
+from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds
 from tests.fault.test_ledger import INPUTS, LIMITS, RESPONSE, USED, books, keeping_books, streaming
-from tests.fault.test_rate_limits import AS_CLIENT, limited
+from tests.fault.test_rate_limits import AS_CLIENT, SECRET, limited
 from tests.scripted import MODEL, Connection, ScriptedBackend
 from tests.scripts import Step, answer, hang, until, whole
 
@@ -150,3 +152,40 @@ async def test_a_budget_ends_with_the_tokens_that_responses_used(backend: Script
         assert books(under_test) == [5010 * statuses.count(200)] * 5
         refused = await under_test.ask(body(), AS_CLIENT, target=PATH)
         assert refused.error["code"] == "insufficient_quota"
+
+
+@pytest.mark.parametrize(
+    ("restarts", "ends", "used"),
+    [(True, True, USED), (True, False, EXPECTED), (False, False, EXPECTED)],
+    ids=["ends in the old process", "outlasts the old process", "outlasts a stop"],
+)
+async def test_the_next_process_knows_what_it_cost(
+    restarts: bool, ends: bool, used: int, tmp_path: Path, backend: ScriptedBackend
+) -> None:
+    end = asyncio.Event()
+    backend.plays_once(*answer(200, QUEUED))
+    backend.plays(until(end), *answer(200, ended("completed", INPUTS)))
+    sections = {
+        "auth": {"keys": [{"name": "limited", "key": SECRET, "tokens_per_day": 411}]},
+        "state": {"path": str(tmp_path / "state")},
+        "server": {"drain_timeout_seconds": 30.0 if ends else 0.5},
+    }
+    async with restartable(tmp_path, backend, **sections) as gateway:
+        assert (await gateway.ask(body(), AS_CLIENT, target=PATH)).status == 200
+        await holds(lambda: len(backend.ledger) == 2, "the gateway has asked for its status")
+        old = gateway.processes[0]
+        if restarts:
+            await gateway.restart()
+            if ends:
+                end.set()
+        else:
+            old.terminate()
+        assert await asyncio.to_thread(old.wait, 20) == 0
+        if not restarts:
+            gateway.start()
+            await gateway.ready()
+        refused = await gateway.ask(chat(n=2), AS_CLIENT)
+        assert refused.error["code"] == "insufficient_quota"
+        assert f"{411 - used} remain" in refused.error["message"]
+        shown = (await gateway.asks_admin("/admin/usage", b"GET")).json["total"]
+        assert (shown["requests"], shown["prompt_tokens"] + shown["completion_tokens"]) == (2, used)
