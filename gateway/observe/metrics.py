@@ -173,9 +173,11 @@ class Metrics:
             "Prompt tokens found in the KV cache, as predicted by the gateway and as reported by the backend.",
             ("backend", "kind"),
         )
-        self.prompt_tokens = Counter("gateway_prompt_tokens_total", "Prompt tokens reported by backends.", model)
+        self.prompt_tokens = Counter(
+            "gateway_prompt_tokens_total", "Prompt tokens, as backends report them; else estimated.", model
+        )
         self.completion_tokens = Counter(
-            "gateway_completion_tokens_total", "Output tokens reported by backends.", model
+            "gateway_completion_tokens_total", "Output tokens, as backends report them; else estimated.", model
         )
         self.attempts = Counter(
             "gateway_upstream_attempts_total",
