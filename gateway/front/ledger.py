@@ -107,7 +107,8 @@ class KeyLedger:
     def finished(self, record: Record) -> None:
         """The answer has ended: close its entry, unless the engine goes on with the response. To be called once."""
         if record.later is None:
-            self._close(record)
+            if self._open or not record.prompt_tokens:
+                self._close(record)
         elif record in self._open:
             self._open[record.later] = self._open.pop(record)
         self._finished(record)
@@ -121,7 +122,7 @@ class KeyLedger:
     def _close(self, record: Record) -> None:
         if not (record.prompt_tokens or record.completion_tokens or record.is_session):
             self._estimate(record)
-        if self._open and (entry := self._open.pop(record, None)) is not None:
+        if (entry := self._open.pop(record, None)) is not None:
             counts = record.attempts > 0 or record.outcome == "completed"  # an answer may need no backend
             entry.close(record.prompt_tokens + record.completion_tokens, counts=counts)
 
@@ -130,18 +131,13 @@ class KeyLedger:
 
         What failed before the client had a part of it costs nothing.
         """
-        demand, outcome = record.requested, record.outcome
-        if outcome == "completed":
-            has_cost = True
-        elif outcome in _CUT:
-            has_cost = record.attempts > 0 and not record.is_line
-        else:
-            has_cost = record.has_begun and outcome != "refused_by_backend" and not record.is_line
-        if demand is not None and has_cost:
-            prompt_tokens, completion_tokens = self._expected(demand, record.upload_bytes)
-            if demand.streams and outcome != "completed":
-                completion_tokens = record.streamed_tokens
-            record.counted(prompt_tokens, completion_tokens)
+        demand, outcome, streamed_tokens = record.requested, record.outcome, record.streamed_tokens
+        is_whole = outcome == "completed"
+        has_begun = record.attempts > 0 if outcome in _CUT else record.has_begun and outcome != "refused_by_backend"
+        if demand is not None and demand.sequences and (is_whole or (has_begun and not record.is_line)):
+            prompt_tokens, expected_tokens = self._expected(demand, record.upload_bytes)
+            is_cut = demand.streams and not is_whole
+            record.counted(prompt_tokens, streamed_tokens if is_cut else max(expected_tokens, streamed_tokens))
 
     def _expected(self, demand: Demand, upload_bytes: int) -> tuple[int, int]:
         """Tokens of prompt and answers; none of a request that the engine computes nothing for."""

@@ -156,7 +156,7 @@ class Record:
         """The engine goes on with the response after the answer. Returns the record that will have its tokens."""
         later = self.later = Record(self.request_id, self.endpoint, self.arrived_seconds, client=self.client)
         later.model, later.backend, later.attempts = self.model, self.backend, self.attempts
-        later.requested, later.outcome = self.requested, "completed"
+        later.requested, later.streamed_tokens, later.outcome = self.requested, self.streamed_tokens, "completed"
         return later
 
     def ended(self, outcome: str, status: int, now: float, error: str = "") -> None:

@@ -221,6 +221,11 @@ async def test_a_stored_response_costs_nothing_more_however_often_it_is_read(bac
         backend.plays(*streaming(RESPONSE, last_chunk()))
         target = b"/v1/responses/resp_1?stream=true"
         assert (await under_test.ask(b"", AS_CLIENT, method=b"GET", target=target)).complete
+        backend.plays(*streaming(RESPONSE[:1], hang()))
+        async with await under_test.client() as client:
+            await client.send(request(b"", AS_CLIENT, method=b"GET", target=target))
+            await client.read()
+        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
         assert books(under_test) == [USED] * 5
 
 

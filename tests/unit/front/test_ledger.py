@@ -92,23 +92,24 @@ def cut(record: Record, streamed: int, *, has_begun: bool) -> Record:
 
 
 @pytest.mark.parametrize(
-    ("streams", "outcome", "has_begun", "tokens"),
+    ("streams", "outcome", "has_begun", "tokens", "streamed"),
     [
-        (True, "client_gone", True, 107),
-        (True, "cut_by_shutdown", False, 107),
-        (True, "interrupted", True, 107),
-        (True, "backend_error", False, 0),
-        (False, "client_gone", False, 300),
-        (False, "interrupted", True, 300),
-        (False, "backend_error", False, 0),
-        (False, "refused_by_backend", True, 0),
-        (True, "completed", True, 300),
+        (True, "completed", True, 600, 500),
+        (True, "client_gone", True, 107, 7),
+        (True, "cut_by_shutdown", False, 107, 7),
+        (True, "interrupted", True, 107, 7),
+        (True, "backend_error", False, 0, 7),
+        (False, "client_gone", False, 300, 7),
+        (False, "interrupted", True, 300, 7),
+        (False, "backend_error", False, 0, 7),
+        (False, "refused_by_backend", True, 0, 7),
+        (True, "completed", True, 300, 7),
     ],
 )
 def test_what_is_not_reported_is_estimated(
-    streams: bool, outcome: str, has_begun: bool, tokens: int, books: Books
+    streams: bool, outcome: str, has_begun: bool, tokens: int, streamed: int, books: Books
 ) -> None:
-    record = cut(books.open(prompt_tokens=100, streams=streams), 7, has_begun=has_begun)
+    record = cut(books.open(prompt_tokens=100, streams=streams), streamed, has_begun=has_begun)
     books.finish(record, outcome)
     assert (books.spent(), books.shown) == (tokens, tokens)
 
