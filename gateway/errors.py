@@ -3,7 +3,7 @@
 Other exceptions are converted to these once, in `relay/`; these are rendered once, in `front/reply.py`.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 _REQUEST_IS_AT_FAULT = frozenset(range(400, 500)) - {408, 409, 429}
 _TYPES = {
@@ -49,6 +49,12 @@ class GatewayError(Exception):
         if not_retryable or self.status in _REQUEST_IS_AT_FAULT:
             self.not_retryable = True
 
+    def again(self) -> Self:
+        """A copy to raise of an error that is kept: a traceback holds the memory of its frames."""
+        error = type(self).__new__(type(self), *self.args)
+        error.__dict__.update(self.__dict__)
+        return error
+
     def reword(self, message: str) -> None:
         """Say more than the code that raised the error knew."""
         self.message = message
@@ -56,6 +62,20 @@ class GatewayError(Exception):
     def retry_after(self, seconds: float | None) -> None:
         """Set when the client should retry, which the code that raised the error did not know."""
         self.retry_after_seconds = seconds
+
+
+Outcome = TypeVar("Outcome")
+
+
+def unwrapped(outcome: Outcome | GatewayError) -> Outcome:
+    """The outcome of a future, or raises its error.
+
+    Futures have errors as results: an exception of theirs would hold, by its traceback, the frames that hold the
+    future, and these all that the request has in memory.
+    """
+    if isinstance(outcome, GatewayError):
+        raise outcome.again()
+    return outcome
 
 
 class InvalidRequest(GatewayError):

@@ -104,7 +104,7 @@ class Client:
             if isinstance(error, TimeoutError):
                 raise
             self.ended = EndOfConnection(reset=True)
-            raise self.ended from error
+            raise EndOfConnection(reset=True) from error
 
     async def read(self, at_most: int = 65536) -> bytes:
         """Some bytes. Raises EndOfConnection."""
@@ -112,10 +112,10 @@ class Client:
             data = await asyncio.get_running_loop().sock_recv(self._socket, at_most)
         except ConnectionError as error:
             self.ended = EndOfConnection(reset=True)
-            raise self.ended from error
+            raise EndOfConnection(reset=True) from error
         if not data:
             self.ended = EndOfConnection(reset=False)
-            raise self.ended
+            raise EndOfConnection(reset=False)
         return data
 
     async def answer(self, deadline_seconds: float = DEADLINE_SECONDS) -> Answer:

@@ -329,6 +329,8 @@ class ScriptedBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self.ledger.clear()  # requests and answers may be large
+        self._script, self._once = Script(json_answer()), deque()
 
 
 def _flat(steps: Iterable[Step | Iterable[Step]]) -> tuple[Step, ...]:

@@ -193,8 +193,8 @@ class BatchRun:
             self._look()
             done, _ = await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
             if done:
-                if not feeding.cancelled() and (error := feeding.exception()) is not None:
-                    raise error
+                if not feeding.cancelled():
+                    feeding.result()
                 return
 
     def _look(self) -> None:

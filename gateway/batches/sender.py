@@ -283,7 +283,7 @@ class LineSender:
             if sink.error is None:
                 raise
         if sink.error is not None:
-            raise sink.error
+            raise sink.error.again()
 
 
 def _partial_of(request: InferenceRequest, stream: _StreamedLine) -> PartialAnswer:

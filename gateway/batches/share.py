@@ -131,8 +131,8 @@ class SharedBatch:
         for first, task in [*self._claims.items()]:
             if task.done():
                 del self._claims[first]
-                if not task.cancelled() and (error := task.exception()) is not None:
-                    raise error
+                if not task.cancelled():
+                    task.result()
 
     async def stop_claims(self) -> None:
         """Abort what is in flight. Claims that are not extended any more are lost to other gateways."""

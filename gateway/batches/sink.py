@@ -66,7 +66,7 @@ class LineSink:
                 self._read(self._partial)
             self._reserve(self._kept_bytes + _STEP_BYTES)
         except (WrongAnswer, MemoryFull) as error:
-            self.error = error
+            self.error = error.again()
             self._end_request()
             return False
         return True

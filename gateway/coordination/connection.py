@@ -32,7 +32,7 @@ class RedisConnection(asyncio.Protocol):
         self.ended = asyncio.Event()
         self.reason = "the connection has ended"
         self._heard = heard
-        self._answers: deque[asyncio.Future[Any]] = deque()
+        self._answers: deque[asyncio.Future[Any]] = deque()  # StoreLost, if the connection has ended
         self._reader = Reader(notEnoughData=_MORE)
         self._channels: set[bytes] = set()
         self._transport: asyncio.Transport
@@ -46,7 +46,7 @@ class RedisConnection(asyncio.Protocol):
         self.ended.set()
         for answer in self._answers:
             if not answer.done():
-                answer.set_exception(StoreLost(self.reason))
+                answer.set_result(StoreLost(self.reason))
 
     def data_received(self, data: bytes) -> None:
         reader = self._reader
@@ -84,6 +84,8 @@ class RedisConnection(asyncio.Protocol):
         except TimeoutError as error:
             self.close(f"no answer within {CALL_SECONDS} s")
             raise StoreLost(self.reason) from error
+        if isinstance(reply, StoreLost):
+            raise StoreLost(self.reason)
         if isinstance(reply, ReplyError) and not str(reply).startswith("NOSCRIPT"):
             self.close(str(reply))  # as of a server that has become a replica: the next connection is to another one
             raise StoreLost(str(reply))

@@ -155,15 +155,13 @@ class DnsName:
         import dns.resolver
 
         found, seconds = list[str](), float("inf")
-        missing: dns.resolver.NoAnswer | None = None
         for kind in ("A", "AAAA"):
             try:
                 answer = await resolver.resolve(name, kind, lifetime=_TIMEOUT_SECONDS, search=False)
-            except dns.resolver.NoAnswer as error:
-                missing = error
+            except dns.resolver.NoAnswer:
+                if kind == "AAAA" and not found:
+                    raise
                 continue
             seconds = min(seconds, answer.rrset.ttl if answer.rrset else 0)
             found += [f"[{each.address}]" if kind == "AAAA" else str(each.address) for each in answer]
-        if not found and missing is not None:
-            raise missing
         return found, seconds

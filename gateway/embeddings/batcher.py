@@ -106,10 +106,10 @@ class Batcher:
         self._pending[key] = pending
         return pending
 
-    def join(self, pending: PendingBatch, waiter: Waiter) -> asyncio.Future[Outcome]:
+    async def join(self, pending: PendingBatch, waiter: Waiter) -> Outcome:
         """Have the pieces of a request sent. `leave` has to follow, and gives up what is not answered then.
 
-        The outcome is WaitExpired or DeadlineUnmeetable if none of them is in a batch in time.
+        Raises WaitExpired or DeadlineUnmeetable if none of them is in a batch in time, or the error of a batch.
         """
         if not waiter.whole:
             self.metrics.splits.add((pending.key.model,))
@@ -126,7 +126,10 @@ class Batcher:
         is_late, seconds = until_late < seconds, min(seconds, until_late)
         loop = waiter.outcome.get_loop()
         waiter.expiry = loop.call_later(seconds, self._expire, waiter, pending.kind.work, seconds, is_late)
-        return waiter.outcome
+        outcome = await waiter.outcome
+        if isinstance(outcome, errors.GatewayError):
+            raise outcome.again()
+        return outcome
 
     def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
         """The client of a request does not wait any more."""
@@ -248,6 +251,7 @@ class Batcher:
 
     def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
         """The batch is over: here, and not in its task, because one that is aborted early never runs."""
+        batch.task = None  # one that was cancelled holds the frames that hold the batch
         for piece in batch.pieces:
             self._batch_of.pop(piece, None)
             if task.cancelled():
@@ -307,15 +311,17 @@ class Batcher:
         except errors.GatewayError as error:
             if isinstance(error, errors.BackendError) and len(batch.pieces) > 1:
                 error.answer = None  # its words may quote the inputs of others
-            failure = error
+            self._failed(batch, error)
         except Exception as error:
             record, request = batch.record, batch.pieces[0].owner.request
             name = request.request_id if record is None else record.request_id
             structlog.get_logger("gateway").exception("internal_error", request_id=name, endpoint=request.endpoint)
-            failure = errors.InternalError(f"Internal error of the gateway ({type(error).__name__}).")
-        for piece in batch.pieces:
-            piece.owner.failed(failure)
+            self._failed(batch, errors.InternalError(f"Internal error of the gateway ({type(error).__name__})."))
         return None
+
+    def _failed(self, batch: SentBatch, error: errors.GatewayError) -> None:
+        for piece in batch.pieces:
+            piece.owner.failed(error)
 
 
 async def deliver_in_parts(reply: ClientTarget, parts: Iterator[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from itertools import chain
@@ -28,7 +27,7 @@ class ClientTarget(Sink, Protocol):
 
 
 class BufferedResponse:
-    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves; a bound ends `fetching`."""
+    """Keeps one whole answer of at most `most_bytes`, in memory that `holding` reserves; a bound ends `fetch`."""
 
     blocked = False
     chunked = False
@@ -38,8 +37,8 @@ class BufferedResponse:
         self.status = 0
         self.content_type = b""
         self.headers = b""
-        self.error: GatewayError | None = None  # why no more is kept
-        self.fetching = asyncio.Timeout(None)
+        self.error: GatewayError | None = None  # why no more is kept; never raised itself
+        self._fetching: asyncio.Timeout | None = None
         self._most_bytes = most_bytes
         self._holding = holding
         self._body = bytearray()
@@ -71,9 +70,9 @@ class BufferedResponse:
                 raise WrongAnswer(f"The backend's response exceeds the limit of {self._most_bytes} bytes.")
             self._holding.add(len(data))
         except (WrongAnswer, MemoryFull) as error:
-            self.error = error
-            if not self.fetching.expired():
-                self.fetching.reschedule(asyncio.get_running_loop().time())
+            self.error = error.again()
+            if self._fetching is not None and not self._fetching.expired():
+                self._fetching.reschedule(asyncio.get_running_loop().time())
             return True
         self._body += data
         return False
@@ -89,13 +88,16 @@ class BufferedResponse:
     async def fetch(self, dispatch: Dispatch, request: InferenceRequest, record: Record) -> Self:
         """Itself, with the whole answer to a request. Raises WrongAnswer or MemoryFull, and aborts it, at the bound."""
         try:
-            async with self.fetching:
+            self._fetching = asyncio.Timeout(None)
+            async with self._fetching:
                 await dispatch(request, self, record)
         except (TimeoutError, GatewayError):
             if self.error is None:
                 raise
+        finally:
+            self._fetching = None  # it has the task, and one that is cancelled has the frames that hold this answer
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         return self
 
 
@@ -137,7 +139,7 @@ class Waiter:
         self.whole = True  # it is sent in one piece
         self.passes_unread = False  # if it is alone, it may be sent as the client wrote it, and its answer passed on
         self.expiry: asyncio.TimerHandle | None = None  # while no piece is in a batch
-        self.outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        self.outcome: asyncio.Future[Outcome | GatewayError] = asyncio.get_running_loop().create_future()
         self.backends: dict[str, None] = {}
         self._parts: dict[int, Part] = {}  # by where they begin
 
@@ -174,15 +176,13 @@ class Waiter:
         if len(self._parts) == len(self.pieces):
             self.outcome.set_result([self._parts[start] for start in sorted(self._parts)] if piece.alone else [part])
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, outcome: Outcome | GatewayError) -> None:
         if not self.outcome.done():
             self.outcome.set_result(outcome)
 
     def failed(self, error: GatewayError) -> None:
         """It cannot be answered. Each waiter gets a copy of the error: errors are filled in on their way out."""
-        if not self.outcome.done():
-            self.outcome.set_exception(copy(error))
-            self.outcome.exception()  # retrieved: after a disconnect, no other code does
+        self.finish(error.again())
 
 
 class EmbeddingWaiter(Waiter):

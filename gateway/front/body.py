@@ -191,7 +191,7 @@ class Upload:
             self._arrival.clear()
             await self._arrival.wait()
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
@@ -199,7 +199,7 @@ class Upload:
     async def __anext__(self) -> bytes:
         while not self._buffer:
             if self._error is not None and not self._closed:
-                raise self._error
+                raise self._error.again()
             if self._closed or self.ended:
                 raise StopAsyncIteration
             self._arrival.clear()

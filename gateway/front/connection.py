@@ -12,13 +12,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import httptools
 
 from gateway._native import whole_request
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
+from gateway.front.beginnings import Beginnings
 from gateway.front.body import Body, Upload, body_parser, has_body
 from gateway.front.http_request import MAX_HEADERS, HttpRequest, KeyCheck
 from gateway.front.reply import ClientResponse, Wire
@@ -29,7 +30,6 @@ _MAX_HEAD_BYTES = 65536
 _LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
 _SLICE_BYTES = 2048  # parsed at once
 _LINGER_SECONDS = 2.0
-_BEGIN_AT_ONCE = 32  # of requests that arrive together; streams get their turn before the next ones
 _WRITE_BUFFER_BYTES = 4096  # plus one read from a backend, up to 250 KiB
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
 _TCP_ESTABLISHED = 1
@@ -53,7 +53,7 @@ class Host(Protocol):
     handler: RequestHandler
     memory: MemoryBudget
     read_buffer: memoryview  # shared by all connections: bytes are parsed or copied before the next read
-    beginnings: "Beginnings"
+    beginnings: Beginnings
 
     def connected(self, connection: "ClientConnection") -> bool: ...
 
@@ -65,28 +65,6 @@ class _Phase(enum.Enum):
     HEAD = enum.auto()
     BODY = enum.auto()
     LINGER = enum.auto()
-
-
-class Beginnings:
-    """Has few of the answers begin that are due together: streams get their turn before the next ones."""
-
-    def __init__(self) -> None:
-        self._beginning = 0
-        self._put_off: deque[ClientConnection] = deque()
-
-    def may_begin(self, connection: "ClientConnection") -> bool:
-        """Whether its next answer may begin now; if not, its `proceed` is called, in order, when others have begun."""
-        if self._beginning < _BEGIN_AT_ONCE:
-            self._beginning += 1
-            return True
-        self._put_off.append(connection)
-        return False
-
-    def begun(self) -> None:
-        """An answer that might begin has done so, or never will."""
-        self._beginning -= 1
-        while self._put_off and self._beginning < _BEGIN_AT_ONCE:
-            self._put_off.popleft().proceed()
 
 
 class ClientConnection(Wire, asyncio.BufferedProtocol):
@@ -102,7 +80,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
         self._body = Body(self._holding)  # being parsed
         self.on_body = self._body.receive  # called by the parser
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._parsing = _Phase.IDLE  # how far the request being parsed is
         self._since = loop.time()  # when the client began to be idle, or its head to arrive
         self._unsent_bytes = 0  # at the last look
@@ -182,15 +160,24 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
     def close(self) -> None:
         """Close once the buffered data has been sent."""
-        self._deaf = True
+        self._drop_pending()
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
         """Close at once, and discard buffered data."""
-        self._deaf = True
+        self._drop_pending()
         if self._transport is not None:
             self._transport.abort()
+
+    def _drop_pending(self) -> None:
+        """Parse and begin nothing more: drop what has arrived for that, and give its memory back."""
+        self._deaf = True
+        self._body.drop()
+        self._holding.shrink(len(self._stash))
+        self._stash.clear()
+        while self._pipelined:
+            self._pipelined.popleft().end(self._holding)
 
     def look(self, now: float) -> None:
         """Close the connection if its client has been too slow for its phase. Called about once a second."""
@@ -236,17 +223,16 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """The client disconnected: its request is cancelled."""
+        """The client disconnected: its request is cancelled, which drops what that holds."""
         self._transport = None
-        self._deaf = True
         self.blocked = False
-        if self._incoming.upload is not None:
-            self._incoming.upload.end(InvalidRequest("The client disconnected before the upload was complete."))
-        if self._task is not None:
+        incoming, self._incoming = self._incoming, HttpRequest()
+        if incoming.upload is not None:
+            incoming.upload.end(InvalidRequest("The client disconnected before the upload was complete."))
+        if self._task is not None and not self._is_beginning:
             self._task.cancel()
-        self._begun()
-        self._pipelined.clear()
-        self._holding.release()
+        self._drop_pending()
+        self._parser = self._tunnel = None  # they have methods of this connection
         self._host.disconnected(self)
 
     def pause_writing(self) -> None:
@@ -443,20 +429,16 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._task = self._loop.create_task(self._answer(incoming))
         return True
 
-    def _begun(self) -> None:
+    async def _answer(self, incoming: HttpRequest) -> None:
         if self._is_beginning:
             self._is_beginning = False
             self._host.beginnings.begun()
-
-    async def _answer(self, incoming: HttpRequest) -> None:
-        self._begun()
         try:
-            await self._host.handler.serve(incoming, self)
+            if self._transport is not None:  # else the client left before this task began
+                await self._host.handler.serve(incoming, self)
         finally:
             self._task = None
-            self._holding.shrink(incoming.held_bytes)
-            if incoming.upload is not None:
-                incoming.upload.close()
+            incoming.end(self._holding)
             reply, self.reply = self.reply, None
             if self._transport is not None:
                 if reply is None or not reply.complete:
@@ -471,10 +453,9 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         if incoming.error is None and incoming.upload is None:
             self.close()
             return
-        self._deaf = True
+        self._drop_pending()
         self.read_more(True)
         self._parsing = _Phase.LINGER
-        self._pipelined.clear()
         self._since = self._loop.time()
         if self._transport is not None and self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()

@@ -124,4 +124,4 @@ class Fallbacks:
         except _UNAVAILABLE as second:
             if reply.begun:
                 raise
-            raise error from second
+            raise error.again() from second

@@ -243,7 +243,7 @@ class Handler(RequestHandler):
             if limits is not None:
                 reply.set_headers(limits.headers())
             if incoming.error is not None:
-                raise incoming.error
+                raise incoming.error.again()
             outcome = await self._answer(incoming, connection, route, limits, reply, record)
         except asyncio.CancelledError:
             outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"

@@ -15,6 +15,7 @@ from gateway.front.body import Upload, too_large
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.front.routes import PREFLIGHT_ROUTE, Route, find_route
 from gateway.request import Kind, OfflineLine
+from gateway.resources import Holding
 
 _BODY_HEADERS = (b"content-encoding", b"content-length", b"content-type", b"expect", b"transfer-encoding")
 _NAMING_HEADERS = (b"authorization", b"host", b"traceparent", b"tracestate", b"x-api-key", b"x-request-id")
@@ -48,7 +49,7 @@ class HttpRequest:
     upgrades: bool = False  # another protocol may follow
     keep_alive: bool = False
     body: bytes = b""
-    held_bytes: int = 0  # of the memory budget, until the request has ended
+    held_bytes: int = 0  # of the memory budget, for the body and what is made of it, until `end`
     upload: Upload | None = None
     max_body_bytes: int = 0
     error: GatewayError | None = None
@@ -141,6 +142,14 @@ class HttpRequest:
         """The request that was read has the body, perhaps in another form. Its memory stays reserved."""
         self.body = b""
 
+    def end(self, holding: Holding) -> None:
+        """It is answered, or never will be: drop what it has, and give the memory back to `holding`."""
+        self.body = b""
+        holding.shrink(self.held_bytes)
+        self.held_bytes = 0
+        if self.upload is not None:
+            self.upload.close()
+
     def stream_body(self, upload: Upload) -> None:
         self.upload = upload
 
@@ -156,7 +165,7 @@ class HttpRequest:
 
     def refuse(self, error: GatewayError, method: bytes | None = None) -> None:
         """The request is answered with this error, then the connection is closed. `method`: of an incomplete head."""
-        self.error = error
+        self.error = error.again()
         self.keep_alive = False
         if method is not None:
             self.method = method

@@ -23,6 +23,7 @@ from gateway.errors import (
     OriginNotAllowed,
     SessionExpired,
     WebSocketRequired,
+    unwrapped,
 )
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
@@ -65,7 +66,7 @@ class ClientTunnel(Tunnel):
         self._is_open = False
         self._frames = FrameScanner()
         self._first = bytearray()  # what a greeted client sent until its model was known
-        self._model: asyncio.Future[str] | None = None
+        self._model: asyncio.Future[str | GatewayError] | None = None
         self._spend: Callable[[int, int], None] = _spend_nothing
         offered = {each.strip() for each in incoming.headers.get(b"sec-websocket-protocol", b"").split(b",")}
         protocol = b"sec-websocket-protocol: realtime\r\n" if _PROTOCOL in offered else b""
@@ -89,7 +90,7 @@ class ClientTunnel(Tunnel):
         self._connection.open_tunnel(self._look_for_model)
         try:
             async with asyncio.timeout(_FIRST_EVENTS_SECONDS):
-                return await self._model
+                return unwrapped(await self._model)
         except TimeoutError as error:
             raise SessionExpired(
                 f"No event session.update with a model within {_FIRST_EVENTS_SECONDS:g} s. The fleet serves several"
@@ -106,7 +107,7 @@ class ClientTunnel(Tunnel):
             self.pause_reading()  # until a backend has the session
             model.set_result(name)
         elif len(self._first) > _MAX_FIRST_BYTES:
-            model.set_exception(InvalidRequest("The client's first events have to be session.update with a model."))
+            model.set_result(InvalidRequest("The client's first events have to be session.update with a model."))
 
     def open(self, receive: Callable[[bytes], None]) -> None:
         self._switch()

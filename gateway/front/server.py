@@ -8,7 +8,8 @@ from typing import Any
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
-from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
+from gateway.front.beginnings import Beginnings
+from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.listeners import BACKLOG, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor

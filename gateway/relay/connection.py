@@ -354,9 +354,11 @@ class Pool:
                     "The gateway has reached its limit of open files. Retry later, or raise the nofile limit.",
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 ) from error
-            failure = ConnectFailed(
-                f"Could not connect to backend {self.backend.name!r}: {why(error)}.", kind=kind_of(error).value
-            )
-            failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
-            raise failure from error
+            raise self._not_connected(error) from error
         return connection
+
+    def _not_connected(self, error: OSError) -> ConnectFailed:
+        message = f"Could not connect to backend {self.backend.name!r}: {why(error)}."
+        failure = ConnectFailed(message, kind=kind_of(error).value)
+        failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
+        return failure

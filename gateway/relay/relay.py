@@ -28,9 +28,11 @@ from gateway.errors import (
     EngineDead,
     FirstByteTimeout,
     FreshConnectionClosed,
+    GatewayError,
     ModelMissing,
     StreamInterrupted,
     StreamStalled,
+    unwrapped,
 )
 from gateway.relay.connection import BackendConnection, P, Pool, Receiver
 from gateway.relay.renaming import NameReplacer, RenamedEvents
@@ -72,7 +74,7 @@ class UpstreamResponse(Receiver):
     ) -> None:
         self._backend = backend
         self._movable = movable
-        self.done: asyncio.Future[UpstreamResult] = asyncio.get_running_loop().create_future()
+        self.done: asyncio.Future[UpstreamResult | GatewayError] = asyncio.get_running_loop().create_future()
         self.answered = False  # the client has its whole answer
         self.heard = False  # a byte came since the last call of `watch`
         self._silent_seconds = 0.0
@@ -172,11 +174,11 @@ class UpstreamResponse(Receiver):
         if self._events is not None and self._events.complete and self._request.done_marker is not None:
             self._finish()  # the end marker arrived; only the framing is missing
         elif self._sink.begun:
-            self.done.set_exception(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
+            self.done.set_result(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
         elif isinstance(error, AnswerBrokeOff) and self._first_byte_seconds is None:
-            self.done.set_exception(FreshConnectionClosed(error.message))  # a head without a body is no answer yet
+            self.done.set_result(FreshConnectionClosed(error.message))  # a head without a body is no answer yet
         else:
-            self.done.set_exception(error)
+            self.done.set_result(error)
 
     def close(self) -> bool:
         """Pass on no more, and count the tokens that are not counted yet. Returns `answered`."""
@@ -264,7 +266,7 @@ class UpstreamResponse(Receiver):
                 self._gave_up(events.failure)
                 return
             if not events.complete:
-                self.done.set_exception(StreamInterrupted("The backend's response ended before it was complete."))
+                self.done.set_result(StreamInterrupted("The backend's response ended before it was complete."))
                 return
             if not sink.begun:
                 sink.begin(200, self._content_type, self._extra)
@@ -278,12 +280,12 @@ class UpstreamResponse(Receiver):
         elif status >= 400:
             answer = UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
             if error := _judge(answer):
-                self.done.set_exception(error)
+                self.done.set_result(error)
                 return
             sink.send(status, self._content_type, self._extra, kept)
             usage = None
         elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:
-            self.done.set_exception(BackendAborted("The backend aborted the response."))
+            self.done.set_result(BackendAborted("The backend aborted the response."))
             return
         else:
             if self._names is not None:
@@ -301,11 +303,11 @@ class UpstreamResponse(Receiver):
         aborted = ABORTED in event or _ENGINE_DEATH.search(event) is not None
         if self._sink.begun:
             message = f"The backend aborted the response: {_message(event)}"
-            self.done.set_exception(StreamInterrupted(message, answered=not aborted))
+            self.done.set_result(StreamInterrupted(message, answered=not aborted))
         elif aborted:
-            self.done.set_exception(BackendAborted("The backend aborted the response."))
+            self.done.set_result(BackendAborted("The backend aborted the response."))
         else:
-            self.done.set_exception(BackendFault(f"The backend returned an error: {_message(event)}"))
+            self.done.set_result(BackendFault(f"The backend returned an error: {_message(event)}"))
 
 
 def _judge(answer: UpstreamResult) -> BackendError | None:
@@ -431,10 +433,10 @@ class Relay:
             connection.send(head, response, body)
             if request.upload is not None:
                 await self._send_upload(request.upload, connection, response)
-            return await response.done
+            return unwrapped(await response.done)
         except asyncio.CancelledError:
             if response.answered:
-                return response.done.result()  # the client disconnected with its whole response
+                return unwrapped(response.done.result())  # the client disconnected with its whole response
             raise
         finally:
             self._under_way.remove(response)

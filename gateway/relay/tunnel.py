@@ -28,6 +28,7 @@ from gateway.errors import (
     GatewayError,
     SessionExpired,
     StreamInterrupted,
+    unwrapped,
 )
 from gateway.relay.relay import Relay
 from gateway.relay.sse import read_usage
@@ -104,7 +105,7 @@ class BackendSocket(asyncio.Protocol):
     def __init__(self, usage: SessionUsage) -> None:
         self.failure: GatewayError | None = None
         self._usage = usage
-        self.handshake: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.handshake: asyncio.Future[int | GatewayError] = asyncio.get_running_loop().create_future()
         self.headers: dict[bytes, bytes] = {}
         self.ended = asyncio.Event()
         self.active_seconds = 0.0
@@ -202,7 +203,7 @@ class BackendSocket(asyncio.Protocol):
 
     def _refused(self, error: BackendError) -> None:
         if not self.handshake.done():
-            self.handshake.set_exception(error)
+            self.handshake.set_result(error)
             self.abort()
 
     def _pass_on(self, data: bytes) -> None:
@@ -318,7 +319,7 @@ class Tunnels:
         )
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                status = await socket.handshake
+                status = unwrapped(await socket.handshake)
         except TimeoutError as error:
             message = f"Timeout: the backend did not answer the upgrade within {_HANDSHAKE_SECONDS:g} s."
             raise FirstByteTimeout(message) from error

@@ -6,7 +6,7 @@ from contextlib import suppress
 from math import inf
 from types import TracebackType
 
-from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired
+from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired, unwrapped
 from gateway.request import Demand
 from gateway.routing.policy import EngineVerdict
 from gateway.scheduling.lease import Lease
@@ -74,7 +74,7 @@ class LeaseBroker:
         self._queue = queue
         self._clock = clock
         self._changed = asyncio.Event()
-        self._waiters: dict[Ticket, asyncio.Future[Lease]] = {}
+        self._waiters: dict[Ticket, asyncio.Future[Lease | GatewayError]] = {}
         self._lapses_seconds = inf  # when parts of engines lapse that are shared with other gateways
         self._lapsed: Callable[[], None] | None = None
         self._on_wait: Callable[[], None] | None = None
@@ -148,7 +148,7 @@ class LeaseBroker:
 
     async def _wait(self, ticket: Ticket, at_most_seconds: float, send_keep_alive: Callable[[], None] | None) -> Lease:
         loop, seconds = asyncio.get_running_loop(), self._keep_alive_seconds
-        waiter: asyncio.Future[Lease] = loop.create_future()
+        waiter: asyncio.Future[Lease | GatewayError] = loop.create_future()
         until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
         if not self._scheduler.offline.is_behind_others(ticket):  # they have looked for idle capacity in vain
@@ -160,23 +160,23 @@ class LeaseBroker:
         keep_alive = _KeepAlive(loop, seconds, send_keep_alive) if seconds > 0 and send_keep_alive is not None else None
         taken = False
         try:
-            lease = await waiter
+            granted = await waiter
             taken = True
-            return lease
+            return unwrapped(granted)
         finally:
             timer.cancel()
             if keep_alive is not None:
                 keep_alive.cancel()
             del self._waiters[ticket]
             self._scheduler.leave(ticket)
-            if not taken and waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                self.release(waiter.result())  # granted in the same turn as a cancellation
+            if not taken and waiter.done() and not waiter.cancelled() and isinstance(lease := waiter.result(), Lease):
+                self.release(lease)  # granted in the same turn as a cancellation
 
     def _expire(self, ticket: Ticket, is_late: bool, limit_seconds: float) -> None:
         """The wait has reached its limit, or the request's deadline."""
         waiter = self._waiters[ticket]
         if not waiter.done():
-            waiter.set_exception(self._timeout_error(ticket, limit_seconds, is_late=is_late))
+            waiter.set_result(self._timeout_error(ticket, limit_seconds, is_late=is_late))
 
     def _timeout_error(self, ticket: Ticket, limit_seconds: float, *, is_late: bool) -> GatewayError:
         """The error for a request whose wait reached the limit; `is_late`: its deadline instead."""
@@ -267,9 +267,6 @@ class LeaseBroker:
     def _grant(self, ticket: Ticket, granted: Lease | GatewayError) -> None:
         waiter = self._waiters.get(ticket)
         if waiter is not None and not waiter.done():
-            if isinstance(granted, Lease):
-                waiter.set_result(granted)
-            else:
-                waiter.set_exception(granted)
+            waiter.set_result(granted)
         elif isinstance(granted, Lease):
             self._scheduler.release(granted, self._clock())

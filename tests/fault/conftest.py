@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 import pytest
 import uvloop
 
+from tests import live_bytes
 from tests.postgres import PostgresServer, postgres_server
 from tests.s3_server import KEY_ID, SECRET, S3Server, s3_server
 from tests.scripted import ScriptedBackend
+
+_SOON_SECONDS = 2.0  # in which threads let go of what they hold
 
 
 def pytest_asyncio_loop_factories(
@@ -52,3 +55,24 @@ def s3(running_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     return running_s3
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """No large bytes of a test may be left in memory behind it, though no cycles were collected meanwhile."""
+    live_bytes.starting()
+    try:
+        return (yield)
+    finally:
+        live_bytes.ended()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Look once the test and all its fixtures are gone."""
+    result = yield
+    if isinstance(item, pytest.Function):
+        item.funcargs.clear()
+    if left := live_bytes.leak(_SOON_SECONDS):
+        pytest.fail(left, pytrace=False)
+    return result

@@ -408,6 +408,16 @@ def test_nothing_is_global_and_nothing_waits_by_wait_for(path: Path) -> None:
             assert node.attr not in ("wait_for", "ensure_future"), f"line {node.lineno}"
 
 
+@pytest.mark.parametrize("path", GATEWAY, ids=name_of)
+def test_no_error_is_kept_by_what_its_traceback_holds(path: Path) -> None:
+    """A kept error that is raised refers to the frames that keep it: a cycle, with all that a request has in memory."""
+    for node in ast.walk(TREES[path]):
+        assert not isinstance(node, ast.Attribute) or node.attr != "set_exception", f"line {node.lineno}"
+        if isinstance(node, ast.Raise) and node.exc is not None and not isinstance(node.exc, ast.Call):
+            raised = ast.unparse(node.exc).split(".")[-1].lstrip("_")
+            assert raised[0].isupper(), f"line {node.lineno}"  # a class
+
+
 @pytest.mark.parametrize("path", MODULES, ids=name_of)
 def test_a_task_is_never_made_without_keeping_it(path: Path) -> None:
     for node in ast.walk(TREES[path]):

@@ -90,7 +90,7 @@ def test_each_has_an_error_of_its_own() -> None:
         error, made = BackendBusy("busy", retry_after_seconds=2.0), [waiter(1), waiter(1)]
         for each in made:
             each.failed(error)
-        errors = [each.outcome.exception() for each in made]
+        errors = [each.outcome.result() for each in made]
         assert errors[0] is not errors[1]
         for each in errors:
             assert isinstance(each, BackendBusy)

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
-from gateway.front.connection import _BEGIN_AT_ONCE, Beginnings, ClientConnection
+from gateway.front.beginnings import AT_ONCE, Beginnings
+from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.reply import JSON, ClientResponse
 from gateway.resources import MemoryBudget
@@ -87,6 +88,8 @@ class Scene:
         self.accepts = accepts
         self.here: list[ClientConnection] = []
         self.served: list[HttpRequest] = []
+        self.bodies: list[bytes] = []  # of these
+        self.held: list[int] = []
         self.ended: list[str] = []
         self.refusal: GatewayError | None = None
         self.beginnings = Beginnings()
@@ -111,15 +114,17 @@ class Scene:
     @contextmanager
     def busy(self) -> Iterator[None]:
         """No answer may begin, because others do."""
-        assert all(self.beginnings.may_begin(self.client) for _ in range(_BEGIN_AT_ONCE))
+        assert all(self.beginnings.may_begin(self.client) for _ in range(AT_ONCE))
         yield
-        for _ in range(_BEGIN_AT_ONCE):
+        for _ in range(AT_ONCE):
             self.beginnings.begun()
 
     def start_draining(self) -> None: ...
 
     async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
         self.served.append(incoming)
+        self.bodies.append(incoming.body)
+        self.held.append(incoming.held_bytes)
         reply = ClientResponse(connection, "id", incoming, incoming.keep_alive)
         connection.attach(reply)
         try:

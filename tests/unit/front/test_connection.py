@@ -27,9 +27,7 @@ def test_any_pieces_give_the_same_requests_answered_in_order(requests: list[byte
                 rest = rest[size:]
                 await turns(size % 3)
         await turns(20)
-        assert [incoming.body for incoming in scene.served] == [
-            b"" if request is GET else b"hello" for request in requests
-        ]
+        assert scene.bodies == [b"" if request is GET else b"hello" for request in requests]
         assert scene.statuses == [200] * len(requests)
         assert scene.client.idle
         assert not scene.wire.closed
@@ -67,13 +65,13 @@ def test_what_one_read_brings_is_answered_as_by_the_parser(read: bytes, options:
                 each.method,
                 each.path,
                 each.headers,
-                each.body,
-                each.held_bytes,
+                body,
+                held_bytes,
                 each.keep_alive,
                 each.route,
                 str(each.error),
             )
-            for each in scene.served
+            for each, body, held_bytes in zip(scene.served, scene.bodies, scene.held, strict=True)
         ]
         return scene.memory.used_bytes, scene.wire.sent, served
 
@@ -166,7 +164,7 @@ def test_a_body_larger_than_it_may_be_is_refused_while_it_arrives() -> None:
         assert scene.statuses == []
         await scene.send(b"1\r\nx\r\n")
         assert scene.statuses == [413]
-        assert scene.served[0].body == b""
+        assert scene.bodies == [b""]
 
     play(scenario, max_body_bytes=5)
 
@@ -229,7 +227,7 @@ def test_an_offer_of_another_protocol_is_not_taken_up_but_its_body_is_read() -> 
         head = POST[:-9] + b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
         await scene.send(head + b"he", b"llo")
         assert scene.statuses == [200]
-        assert scene.served[0].body == b"hello"
+        assert scene.bodies == [b"hello"]
 
     play(scenario)
 
@@ -260,6 +258,7 @@ def test_a_client_that_leaves_at_any_moment_leaves_no_task(after: int, is_busy: 
         assert len(asyncio.all_tasks()) == 1
         assert len(scene.served) == len(scene.ended)
         assert scene.beginnings._beginning == 0
+        assert scene.memory.used_bytes == 0
 
     play(scenario)
 

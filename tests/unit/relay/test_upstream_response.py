@@ -70,11 +70,13 @@ class Scene:
 
     @property
     def answer(self) -> UpstreamResult:
-        return self.response.done.result()
+        answer = self.response.done.result()
+        assert isinstance(answer, UpstreamResult)
+        return answer
 
     @property
     def error(self) -> BackendError:
-        error = self.response.done.exception()
+        error = self.response.done.result()
         assert isinstance(error, BackendError)
         return error
 
