@@ -2,6 +2,9 @@
 
 The recount runs once a second, before metrics are collected, and after the gateway has stopped. What differs is counted
 in `recount_violations_total` and logged as `recount_violation`.
+
+The command runs without the collector of cycles, and counts what `tests/live_bytes.py` finds: `recount_live_bytes` is 0
+whenever no request is under way. After the gateway has stopped, the log has what is left, and what refers to it.
 """
 
 import asyncio
@@ -17,12 +20,15 @@ from gateway.__main__ import main as gateway_command
 from gateway.config import Config
 from gateway.observe.log import EventLog
 from gateway.observe.metrics import Counter
+from tests import live_bytes
 from tests.recount import mismatches
 
 MODULE = "tests.recounted_gateway"
 VIOLATIONS = "recount_violations_total"
+LIVE_BYTES = "recount_live_bytes"
 LOGGED = "recount_violation"
 _EVERY_SECONDS = 1.0
+_SOON_SECONDS = 2.0  # in which threads drop what they work on
 
 
 class RecountedGateway(app.Gateway):
@@ -68,9 +74,31 @@ class RecountedGateway(app.Gateway):
             self.recount()
 
 
+class CountedBytesGateway(RecountedGateway):
+    """Counts the large bytes in memory, too. Only one is in a process."""
+
+    @asynccontextmanager
+    async def running(self, *start: Any) -> AsyncIterator[int | None]:
+        """Serve and recount while the block runs; gives the admin port."""
+        live_bytes.starting()
+        total = [((), 0.0)]
+        self.metrics.gauge(LIVE_BYTES, "Bytes in large objects, of requests under way.", (), lambda: total)
+        settle = self.metrics.before_collecting
+
+        def settle_and_count() -> None:
+            settle()
+            total[0] = (), float(sum(map(len, live_bytes.large_bytes())))
+
+        self.metrics.before_collecting = settle_and_count
+        async with super().running(*start) as admin:
+            yield admin
+        if left := live_bytes.leak(_SOON_SECONDS):
+            structlog.get_logger("gateway").error(LOGGED, what=left, backend="")
+
+
 def main() -> None:
     """The command `gateway`, which builds a gateway of this kind."""
-    process.Gateway = RecountedGateway  # type: ignore[misc]
+    process.Gateway = CountedBytesGateway  # type: ignore[misc]
     gateway_command()
 
 

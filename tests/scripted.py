@@ -307,6 +307,14 @@ class ScriptedBackend:
         while self.connections:
             await asyncio.sleep(0)
 
+    def forget(self) -> None:
+        """Drop all requests that have arrived."""
+        self.ledger.clear()
+        for connection in self.connections:
+            if connection.seen is not None:  # else it reads what it is asked there
+                connection.seen.body = b""
+                connection.received.clear()
+
     async def vanish(self) -> None:
         """Take no more connections, and refuse none either: packets are lost, as behind a broken firewall."""
         await self.stop()
@@ -329,7 +337,7 @@ class ScriptedBackend:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
-        self.ledger.clear()  # requests and answers may be large
+        self.forget()
         self._script, self._once = Script(json_answer()), deque()
 
 

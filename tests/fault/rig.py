@@ -16,6 +16,7 @@ from gateway.config.file import parse
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
+from tests import live_bytes
 from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway
 from tests.scripted import ScriptedBackend
@@ -148,6 +149,10 @@ class UnderTest:
     async def comes_to_rest(self) -> None:
         """Wait until nothing is taken, queued, relayed or connected, and every request has one outcome."""
         await holds(lambda: not self.busy, lambda: f"not at rest: {self.busy}")
+
+    async def forgets_all(self, what: object = "") -> None:
+        """Wait until no large bytes are in memory. The collector is off (`conftest.py`)."""
+        await holds(lambda: not live_bytes.large_bytes(), lambda: f"{what} is forgotten: {live_bytes.leak(0.0)}")
 
 
 async def holds(condition: Callable[[], bool], what: str | Callable[[], str]) -> float:

@@ -10,7 +10,7 @@ from openai import AsyncOpenAI
 
 from loadtest.servers.server import Server
 from tests.integration.fleet import Fleet, real_fleet, simulated_fleet, spare_engine
-from tests.integration.gateway_process import Gateway, config_for, running_gateway
+from tests.integration.gateway_process import Gateway, config_for, forgets_all, running_gateway
 from tests.integration.observed import eventually, read
 
 HERE = Path(__file__).parent
@@ -50,6 +50,15 @@ def gateway(fleet: Fleet, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """A gateway with default settings in front of the fleet."""
     with running_gateway(tmp_path_factory.mktemp("gateway"), config_for(fleet, {}, {})) as running:
         yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test that shares the gateway, no bytes of its requests are left there."""
+    shared = request.getfixturevalue("gateway") if "gateway" in request.fixturenames else None
+    yield
+    if shared is not None:
+        forgets_all(shared)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """The gateway's command with a configuration file, in a process of its own; admission's sums are recounted there."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,11 +11,13 @@ from openai import AsyncOpenAI
 
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import gateway_server, get, serves
+from tests.bench.gateway_process import read_metrics
 from tests.integration.fleet import Fleet
-from tests.recounted_gateway import LOGGED, MODULE, VIOLATIONS
+from tests.recounted_gateway import LIVE_BYTES, LOGGED, MODULE, VIOLATIONS
 
 SDK_TIMEOUT_SECONDS = 45.0
 STOP_SECONDS = 15.0
+REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,19 @@ def violations(gateway: Gateway) -> list[str]:
     return [line for line in lines if line.startswith(f"{VIOLATIONS}{{")]
 
 
+def live_bytes(gateway: Gateway) -> float:
+    """Bytes in large objects that are in memory, without a collection."""
+    return read_metrics(get(f"{gateway.admin_url}/metrics", timeout_seconds=5.0).decode())[LIVE_BYTES]
+
+
+def forgets_all(gateway: Gateway) -> None:
+    """Wait until no large bytes are in memory. When the gateway ends, its log says what refers to them."""
+    ends = time.monotonic() + REST_SECONDS
+    while left := live_bytes(gateway):
+        assert time.monotonic() < ends, f"{left:.0f} bytes are still in memory"
+        time.sleep(0.05)
+
+
 @contextmanager
 def running_gateway(
     folder: Path, config: Mapping[str, Any], flags: Sequence[str] = (), ready_path: str = "/readyz"
@@ -57,5 +73,6 @@ def running_gateway(
         yield gateway
         if server.is_running() and serves(f"{gateway.admin_url}/metrics", 2.0):
             assert violations(gateway) == []
+            forgets_all(gateway)
     assert LOGGED.encode() not in log.read_bytes(), f"see {log}"
     assert server.exit_code() == 0, f"the gateway ended with {server.exit_code()}; its output is in {log}"

@@ -1,0 +1,275 @@
+"""Every way in which a request of any route can end leaves none of its bytes in memory, while the gateway runs on."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import orjson
+import pytest
+
+from gateway.front.routes import ROUTES
+from gateway.request import Kind
+from tests.clients import Client, EndOfConnection, request
+from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
+from tests.scripted import MODEL, ScriptedBackend
+from tests.scripts import Step, chunk, fin, hang, head, raw, reset, whole
+
+MEBIBYTE = 1048576
+WORD = "words "
+WORDS = MEBIBYTE // len(WORD)
+UPLOADS = [path for (_, path), route in ROUTES.items() if route.kind is Kind.UPLOAD and not route.batches]
+POSTS = [
+    path
+    for (method, path), route in ROUTES.items()
+    if method == b"POST" and route.kind is not Kind.UPLOAD and not route.local
+]
+QUEUED = [path for path in POSTS if ROUTES[b"POST", path].kind is not Kind.LIGHT] + UPLOADS  # others take no slot
+MULTIPART = b"content-type: multipart/form-data; boundary=b"
+KEY = b"authorization: Bearer " + CLIENT_KEY.encode()
+QUICK = {"admission": {"max_wait_seconds": 0.3}, "upstream": {"retry_budget_min": 0, "retry_budget_fraction": 0}}
+Spoil = Callable[[dict[str, Any]], bytes]
+
+
+def document_for(path: bytes) -> dict[str, Any]:
+    """A valid body of a MiB for a route."""
+    text, texts = WORD * WORDS, [WORD * 200 for _ in range(WORDS // 200)]
+    turns = [{"role": "user", "content": text}]
+    by_route: dict[bytes, dict[str, Any]] = {
+        b"/v1/chat/completions": {"messages": turns, "stream": True},
+        b"/v1/chat/completions/batch": {"messages": [turns]},
+        b"/v1/completions": {"prompt": text, "stream": True},
+        b"/v1/messages": {"messages": turns, "max_tokens": 5, "stream": True},
+        b"/v1/messages/count_tokens": {"messages": turns},
+        b"/v1/responses": {"input": text, "stream": True},
+        b"/v1/embeddings": {"input": texts},
+        b"/detokenize": {"tokens": [1234567] * (MEBIBYTE // 8)},
+        b"/tokenize": {"prompt": text},
+        b"/invocations": {"messages": turns},
+        b"/v2/embed": {"texts": texts},
+    }
+    scored = {"query": "q", "documents": texts} if b"rank" in path else {"text_1": "q", "text_2": texts}
+    pooled = {"query": "q", "items": texts} if path == b"/generative_scoring" else {"input": text}
+    return {"model": MODEL, **by_route.get(path, scored if b"score" in path or b"rank" in path else pooled)}
+
+
+def form(model: bytes = MODEL.encode(), last: bytes = b"--b--\r\n") -> bytes:
+    field = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n%b\r\n' % model
+    file = b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n%b\r\n' % (b"x" * MEBIBYTE)
+    return field + file + last
+
+
+def data_for(path: bytes, *headers: bytes) -> bytes:
+    """A valid request of a MiB."""
+    if path in UPLOADS:
+        return request(form(), MULTIPART, *headers, target=path)
+    return request(orjson.dumps(document_for(path)), *headers, target=path)
+
+
+def nested(levels: int) -> Any:
+    return [nested(levels - 1)] if levels else []
+
+
+BODIES: dict[str, tuple[Spoil, int]] = {
+    "not JSON": (lambda it: orjson.dumps(it)[:-1], 400),
+    "more than JSON": (lambda it: orjson.dumps(it) + b"x", 400),
+    "unbalanced brackets": (lambda it: orjson.dumps({**it, "more": nested(40)})[:-3], 400),
+    "a list": (lambda it: orjson.dumps([it]), 400),
+    "a key twice": (lambda it: orjson.dumps(it)[:-1] + b',"model":"x"}', 400),
+    "a refused field": (lambda it: orjson.dumps({**it, "kv_transfer_params": {}}), 400),
+    "a refused extra argument": (lambda it: orjson.dumps({**it, "vllm_xargs": {"kv_transfer_params": 1}}), 400),
+    "a media URL": (lambda it: orjson.dumps({**it, "image_url": {"url": "http://a/b"}}), 400),
+    "nesting": (lambda it: orjson.dumps({**it, "more": nested(200)}), 400),
+    "strings": (lambda it: orjson.dumps({**it, "more": ["a"] * 70_000}), 400),
+    "containers": (lambda it: orjson.dumps({**it, "more": [[]] * 70_000}), 400),
+    "values": (lambda it: orjson.dumps({**it, "more": [1] * 2_000_000}), 400),
+    "a model that is no text": (lambda it: orjson.dumps({**it, "model": 5}), 400),
+    "an unknown model": (lambda it: orjson.dumps({**it, "model": "x"}), 404),
+}
+
+
+async def answered(under_test: UnderTest, data: bytes) -> int:
+    """The status of the answer to a request on a connection of its own, even while it is being sent."""
+    async with await under_test.client() as client:
+        with suppress(EndOfConnection):
+            await client.send(data)
+        answer = await client.answer()
+        return answer.status
+
+
+async def nothing_is_left(under_test: UnderTest, backend: ScriptedBackend, what: object) -> None:
+    """Nothing is under way, and no large bytes are in memory, without a collection."""
+    backend.forget()
+    await under_test.comes_to_rest()
+    await under_test.forgets_all(what)
+
+
+async def ends(under_test: UnderTest, backend: ScriptedBackend, path: bytes, body: bytes, *headers: bytes) -> int:
+    status = await answered(under_test, request(body, *headers, target=path))
+    del body
+    return status
+
+
+@pytest.mark.parametrize("kind", BODIES)
+async def test_bodies_that_are_refused(backend: ScriptedBackend, kind: str) -> None:
+    spoil, status = BODIES[kind]
+    async with running(backend) as under_test:
+        for path in POSTS:
+            assert await ends(under_test, backend, path, spoil(document_for(path))) == status, path
+            await nothing_is_left(under_test, backend, path)
+        assert backend.ledger == []
+
+
+@pytest.mark.parametrize("kind", BODIES)
+async def test_bodies_that_are_refused_on_a_connection_that_stays(backend: ScriptedBackend, kind: str) -> None:
+    spoil, status = BODIES[kind]
+    async with running(backend) as under_test, await under_test.client() as client:
+        for path in POSTS[:3]:
+            await client.send(request(spoil(document_for(path)), target=path))
+            assert (await client.answer()).status == status
+            await under_test.forgets_all(path)
+
+
+HEADS: dict[str, tuple[dict[str, Any], list[bytes], int]] = {
+    "no key": ({}, [], 401),
+    "a wrong key": ({}, [KEY + b"x"], 401),
+    "a compressed body": ({}, [KEY, b"content-encoding: gzip"], 415),
+    "too long": ({"server": {"max_body_bytes": 1000, "max_upload_bytes": 1000}}, [KEY], 413),
+    "no memory": ({"server": {"memory_budget_bytes": MEBIBYTE // 2}}, [KEY], 503),
+    "a model that is not allowed": ({"models": ["another"]}, [KEY], 403),
+    "too many requests": ({"requests_per_minute": 1}, [KEY], 429),
+    "too many tokens": ({"tokens_per_day": 1000}, [KEY], 429),
+}
+
+
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("kind", HEADS)
+async def test_requests_that_are_refused_by_their_heads_or_their_keys(
+    backend: ScriptedBackend, kind: str, is_chunked: bool
+) -> None:
+    more, headers, status = HEADS[kind]
+    server = {"server": more["server"]} if "server" in more else {}
+    limits = {} if server else more
+    sections = {**server, "auth": {"keys": [{"name": "one", "key": CLIENT_KEY, **limits}]}}
+    async with running(backend, sections=sections) as under_test:
+        if "requests_per_minute" in limits:
+            assert (await under_test.ask(None, KEY)).status == 200
+        for path in POSTS + UPLOADS:
+            data = data_for(path, *headers)
+            if is_chunked:
+                start, _, body = data.partition(b"\r\n\r\n")
+                start = b"\r\n".join(line for line in start.split(b"\r\n") if not line.startswith(b"content-length"))
+                data = b"%b\r\ntransfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n\r\n" % (start, len(body), body)
+                del body
+            found = await answered(under_test, data)
+            del data
+            assert found == status or (status == 429 and found == 200), path  # some cost no tokens
+            await nothing_is_left(under_test, backend, path)
+
+
+FORMS: dict[str, tuple[list[bytes], bytes, int]] = {
+    "an unknown model": ([MULTIPART], b"x", 404),
+    "no form": ([b"content-type: text/plain"], MODEL.encode(), 400),
+    "no boundary": ([b"content-type: multipart/form-data"], MODEL.encode(), 400),
+}
+
+
+@pytest.mark.parametrize("kind", FORMS)
+async def test_forms_that_are_refused(backend: ScriptedBackend, kind: str) -> None:
+    headers, model, status = FORMS[kind]
+    async with running(backend) as under_test:
+        for path in UPLOADS:
+            assert await ends(under_test, backend, path, form(model), *headers) == status
+            await nothing_is_left(under_test, backend, path)
+
+
+EVENT = b'data: {"id":"a","choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % (b"t" * 200_000)
+FAILURES: dict[str, tuple[Step, ...]] = {
+    "refuses": (raw(whole(400, b'{"error":{"message":"%b"}}' % (b"m" * 100_000))),),
+    "has lost the model": (raw(whole(404, b'{"error":{"message":"does not exist"}}')),),
+    "refuses the key": (raw(whole(401, b"{}")),),
+    "fails": (raw(whole(500, b'{"error":{"message":"%b"}}' % (b"m" * 100_000))),),
+    "is dead": (raw(whole(500, b'{"error":{"message":"EngineCore is dead"}}')),),
+    "is busy": (raw(whole(503, b'{"error":{"message":"%b"}}' % (b"m" * 100_000))),),
+    "answers junk": (raw(b"x" * 100_000), fin()),
+    "closes": (fin(),),
+    "resets": (reset(),),
+    "breaks a plain answer off": (raw(whole(200, b"x" * 300_000)[:-100_000]), fin()),
+    "breaks a short answer off": (raw(whole(200, b"x" * 1000)[:-100]), fin()),
+    "breaks a stream off": (head(200), chunk(EVENT), fin()),
+    "ends a stream with an error": (head(200), chunk(EVENT), chunk(b'data: {"error":{"message":"m"}}\n\n'), fin()),
+    "answers something else": (raw(whole(200, b'{"data":"%b"}' % (b"x" * 100_000))),),
+}
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_requests_whose_backend(backend: ScriptedBackend, other: ScriptedBackend, kind: str) -> None:
+    for each in (backend, other):
+        each.plays(*FAILURES[kind])
+    quiet = {"health": {"eject_failures": 1000}}
+    async with running(backend, other, sections={**QUICK, **quiet}) as under_test:
+        for path in POSTS + UPLOADS:
+            with suppress(EndOfConnection):
+                await answered(under_test, data_for(path))
+            other.forget()
+            await nothing_is_left(under_test, backend, path)
+
+
+async def _leave(under_test: UnderTest, backend: ScriptedBackend, path: bytes, leave: Callable[[Client], None]) -> None:
+    """Leave when a backend has the request, and perhaps a part of the answer is here."""
+    async with await under_test.client() as client:
+        await client.send(data_for(path))
+        await holds(lambda: any(seen.whole for seen in backend.ledger), f"a backend has {path!r}")
+        leave(client)
+
+
+LEAVING = pytest.mark.parametrize("leave", [Client.close, Client.reset, Client.half_close])
+
+
+@LEAVING
+@pytest.mark.parametrize("answer", [[hang()], [head(200), chunk(EVENT), hang()]], ids=["before the answer", "in it"])
+async def test_clients_that_leave_a_backend(
+    backend: ScriptedBackend, answer: list[Step], leave: Callable[[Client], None]
+) -> None:
+    backend.plays(*answer)
+    async with running(backend) as under_test:
+        for path in POSTS + UPLOADS:
+            await _leave(under_test, backend, path, leave)
+            await nothing_is_left(under_test, backend, path)
+
+
+@pytest.mark.parametrize(
+    ("leave", "ahead"), [(Client.close, 0), (Client.half_close, 0), (Client.reset, 0), (Client.reset, 1)]
+)
+async def test_clients_that_leave_in_the_middle_of_a_body(
+    backend: ScriptedBackend, leave: Callable[[Client], None], ahead: int
+) -> None:
+    """`ahead`: requests before it, whose answers it waits for."""
+    backend.plays(hang())
+    least = 1000 if ahead else MEBIBYTE // 2  # little is read ahead
+    async with running(backend) as under_test:
+        for path in POSTS + UPLOADS:
+            async with await under_test.client() as client:
+                for _ in range(ahead):
+                    await client.send(request(orjson.dumps({"model": MODEL, "prompt": "x"}), target=b"/v1/completions"))
+                await client.send(data_for(path)[: MEBIBYTE * 3 // 4])
+                await holds(lambda: under_test.gateway.memory.used_bytes > least, "it has come")
+                leave(client)
+                await under_test.comes_to_rest() if leave is not Client.half_close else None
+            await nothing_is_left(under_test, backend, path)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["leave", "wait in vain"])
+async def test_clients_that_wait_in_the_queue(backend: ScriptedBackend, waits: bool) -> None:
+    backend.plays(hang())
+    sections = {"admission": {"max_wait_seconds": 0.3 if waits else 60}}
+    async with running(backend, sections=sections, per_backend={"max_in_flight": 1}) as under_test:
+        for path in QUEUED:
+            async with await under_test.client() as first, await under_test.client() as second:
+                await first.send(request(orjson.dumps({"model": MODEL, "prompt": "x"}), target=b"/v1/completions"))
+                await holds(lambda: len(backend.ledger) == 1, "the slot is taken")
+                await second.send(data_for(path))
+                if waits:
+                    assert (await second.answer()).status == 429, path
+                else:
+                    await holds(lambda: under_test.gateway.queue.backlog.requests == 1, f"{path!r} waits")
+            await nothing_is_left(under_test, backend, path)
