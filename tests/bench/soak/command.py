@@ -45,6 +45,7 @@ _REST_SECONDS = 15.0
 _SAMPLE_SECONDS = 1.0
 _SPARE_FILES = 24
 _SPARE_THREADS = 1
+_SPARE_LARGE_MIB = 32  # that the allocator may keep of large bodies in flight together
 
 
 @dataclass
@@ -54,11 +55,15 @@ class Soak:
     gateway: GatewayProcess
     traffic: Traffic
     requests: int
+    large: Traffic
+    large_requests: int
     samples: list[Sample] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
     before: AtRest = field(default_factory=AtRest)
     after: AtRest = field(default_factory=AtRest)
+    before_large: AtRest = field(default_factory=AtRest)  # after a warm-up with some of them
+    after_large: AtRest = field(default_factory=AtRest)
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -75,7 +80,7 @@ class Soak:
     @property
     def verdicts(self) -> list[str]:
         """Why this run has failed; empty = all is well."""
-        tally = self.traffic.tally
+        tally = self.traffic.tally + self.large.tally
         found = busy_gauges(self.metrics)
         found += [f"{tally[ending]} requests: {ending}" for ending in ("wrong", "no answer") if tally[ending]]
         found += [f"{count} requests: {ending}" for ending, count in tally.items() if ending.startswith("500")]
@@ -86,22 +91,28 @@ class Soak:
         for name, samples in (("while engines die", self.warm), ("while none dies", self.calm)):
             if self.requests >= ENOUGH_REQUESTS and slope_mib(samples) > MAX_SLOPE_MIB:
                 found.append(f"memory grows by {slope_mib(samples):.2f} MiB per 100,000 requests {name}")
+        if self.after_large.rss_bytes > self.before_large.rss_bytes + _SPARE_LARGE_MIB * MEBIBYTE:
+            found.append(f"memory grows with large requests: {_grown(self.before_large, self.after_large)}")
         return found
 
 
 def soak(
     requests: Annotated[int, typer.Option(min=1000, help="How many.")] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Of the requests.")] = 1,
+    large: Annotated[
+        int, typer.Option(min=0, help="Requests of up to 4 MiB after these, each on a connection of its own.")
+    ] = 10_000,
 ) -> None:
-    """Send mixed requests, cancel some, cut engines off; fail if anything is left or grows."""
-    run = uvloop.run(_run(requests, seed))
+    """Send mixed requests, cancel some, cut engines off; then large ones. Fail if anything is left or grows."""
+    run = uvloop.run(_run(requests, large, seed))
     typer.echo(report(run))
     if run.verdicts:
-        typer.echo("\n".join(["", "failed:", *run.verdicts, *map(str, run.traffic.wrong)]), err=True)
+        wrong = run.traffic.wrong + run.large.wrong
+        typer.echo("\n".join(["", "failed:", *run.verdicts, *map(str, wrong)]), err=True)
         raise typer.Exit(1)
 
 
-async def _run(requests: int, seed: int) -> Soak:
+async def _run(requests: int, large: int, seed: int) -> Soak:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(MockEngine()) for _ in range(ENGINES)]
         backends = [{"url": engine.url, **PER_BACKEND} for engine in engines]
@@ -109,8 +120,12 @@ async def _run(requests: int, seed: int) -> Soak:
         gateway = await asyncio.to_thread(context.__enter__)
         stack.push_async_callback(asyncio.to_thread, context.__exit__, None, None, None)
         await asyncio.to_thread(wait_until_ready, gateway)
-        run = Soak(gateway, Traffic(gateway.port, seed), requests)
+        run = Soak(gateway, Traffic(gateway.port, seed), requests, Traffic(gateway.port, seed), large)
         await _soak(run, engines)
+        await run.large.drive_large(int(WARM_UP_SHARE * large))
+        run.before_large = await _rest(run)
+        await run.large.drive_large(large - run.large.sent)
+        run.after_large = await _rest(run)
         return run
 
 
@@ -147,7 +162,7 @@ async def _rest(run: Soak) -> AtRest:
     while True:
         run.metrics = await asyncio.to_thread(run.gateway.metrics)
         if not busy_gauges(run.metrics) or time.monotonic() > ends:
-            return AtRest(run.gateway.open_files, run.gateway.threads)
+            return AtRest(run.gateway.open_files, run.gateway.threads, run.gateway.rss_bytes)
         await asyncio.sleep(0.2)
 
 
@@ -163,20 +178,29 @@ async def _sample(run: Soak, began: float) -> None:
         typer.echo(f"\r{line} ", nl=False, err=True)
 
 
+def _grown(before: AtRest, after: AtRest) -> str:
+    return f"{before.rss_bytes / MEBIBYTE:.1f} MiB, {after.rss_bytes / MEBIBYTE:.1f} MiB"
+
+
+def _endings(traffic: Traffic) -> str:
+    return ", ".join(f"{ending}: {count:,}" for ending, count in traffic.tally.most_common())
+
+
 def report(run: Soak) -> str:
-    tally = ", ".join(f"{ending}: {count:,}" for ending, count in run.traffic.tally.most_common())
     first, last = (
         samples[at].rss_bytes / MEBIBYTE if samples else 0.0 for samples, at in ((run.warm, 0), (run.samples, -1))
     )
     rows = {
         "requests": f"{run.traffic.sent:,} in {run.seconds:,.0f} s ({run.traffic.sent / run.seconds:,.0f}/s)",
-        "how they ended": tally,
+        "how they ended": _endings(run.traffic),
         "engines cut off": f"{run.deaths.total()} times",
         "RSS after the warm-up, at the end": f"{first:.1f} MiB, {last:.1f} MiB",
         "RSS slope while engines die": f"{slope_mib(run.warm):+.2f} MiB per 100,000 requests",
         "RSS slope while none dies": f"{slope_mib(run.calm):+.2f} MiB per 100,000 requests",
         "descriptors at rest, after the warm-up and at the end": f"{run.before.open_files}, {run.after.open_files}",
         "threads, after the warm-up and at the end": f"{run.before.threads}, {run.after.threads}",
+        "large requests, each on a connection of its own": _endings(run.large) or "none",
+        "RSS at rest, after a fifth of these and at the end": _grown(run.before_large, run.after_large),
         "event loop later than 50 ms": f"{lag_share_above(run.metrics):.2%} of looks",
         "series of /metrics": str(len(run.metrics)),
         "not at rest": "; ".join(busy_gauges(run.metrics)) or "nothing",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import median
 
-from tests.recounted_gateway import VIOLATIONS
+from tests.recounted_gateway import LIVE_BYTES, VIOLATIONS
 
 MEBIBYTE = 1048576
 PER_REQUESTS = 100_000
@@ -20,7 +20,7 @@ ZERO_GAUGES = (
     "gateway_held_bytes",
 )
 LIMITS = ("gateway_held_bytes_limit",)  # begin like one of them, and are never 0
-ZERO_IF_THERE = (VIOLATIONS, "gateway_access_log_dropped_lines")
+ZERO_IF_THERE = (VIOLATIONS, LIVE_BYTES, "gateway_access_log_dropped_lines")
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class AtRest:
 
     open_files: int = 0
     threads: int = 0
+    rss_bytes: int = 0
 
 
 def slope_mib(samples: Sequence[Sample]) -> float:

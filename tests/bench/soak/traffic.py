@@ -7,9 +7,11 @@ from random import Random
 from typing import cast
 
 from tests.bench.mock_engine import MockEngine
+from tests.bench.soak.large import LargeRequests
 from tests.bench.soak.requests import Planned, Requests
 
 AT_ONCE = 48
+LARGE_AT_ONCE = 8
 LEAVE = 0.12
 DEAD_SECONDS = 0.3
 _ANSWER_SECONDS = 60.0
@@ -86,6 +88,26 @@ class Traffic:
             for number in range(at_once):
                 group.create_task(self._client(self._seed + number, ends))
 
+    async def drive_large(self, count: int) -> None:
+        """Send this many large requests, each on a connection of its own."""
+        ends = self.sent + count
+        async with asyncio.TaskGroup() as group:
+            for number in range(LARGE_AT_ONCE):
+                group.create_task(self._newcomers(self._seed + number, ends))
+
+    async def _newcomers(self, seed: int, ends: int) -> None:
+        random = Random(seed * 1_000_003 + self.sent)
+        requests = LargeRequests(random)
+        while self.sent < ends:
+            self.sent += 1
+            planned = requests.make(self.sent)
+            _, caller = await asyncio.get_running_loop().create_connection(Caller, "127.0.0.1", self._port)
+            if planned.status:
+                await self._ask(caller, planned)
+            else:
+                await self._leave(caller, planned.data, random)
+            caller.transport.abort()
+
     async def _client(self, seed: int, ends: int) -> None:
         random = Random(seed * 1_000_003 + self.sent)
         requests = Requests(random)
@@ -99,20 +121,24 @@ class Traffic:
             if caller is None or not caller.is_open:
                 _, caller = await loop.create_connection(Caller, "127.0.0.1", self._port)
             if random.random() < LEAVE:
-                await self._leave(caller, planned, random)
+                whole = random.random() < 0.8
+                data = planned.data if whole else planned.data[: random.randrange(1, len(planned.data))]
+                await self._leave(caller, data, random)
                 continue
-            try:
-                self._judge(planned, await caller.ask(planned.data))
-            except TimeoutError:
-                self.tally["no answer"] += 1
-                caller.transport.abort()
+            await self._ask(caller, planned)
         if caller is not None:
             caller.transport.abort()
 
-    async def _leave(self, caller: Caller, planned: Planned, random: Random) -> None:
+    async def _ask(self, caller: Caller, planned: Planned) -> None:
+        try:
+            self._judge(planned, await caller.ask(planned.data))
+        except TimeoutError:
+            self.tally["no answer"] += 1
+            caller.transport.abort()
+
+    async def _leave(self, caller: Caller, data: bytes, random: Random) -> None:
         """Send all or a part of a request, and leave before, during or after its answer."""
-        whole = random.random() < 0.8
-        caller.transport.write(planned.data if whole else planned.data[: random.randrange(1, len(planned.data))])
+        caller.transport.write(data)
         if random.random() < 0.8:
             await asyncio.sleep(random.random() ** 2 * 0.02)
         caller.transport.abort()
