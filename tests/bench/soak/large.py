@@ -1,4 +1,4 @@
-"""Large requests, each on a connection of its own, and every kind of refusal: what one connection keeps is lost with it."""
+"""Large requests, each on its own connection, and every kind of refusal: what one connection keeps is lost with it."""
 
 from collections.abc import Callable
 from math import exp, log
