@@ -34,6 +34,7 @@ from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
+from gateway.threads import Threads
 from gateway.tokenization.tokenization import Tokenization
 
 _BREATH_SECONDS = 0.001
@@ -416,7 +417,7 @@ class MetricsPages:
     def __init__(self, snapshot: Callable[[Breathe], Collector], check_ready: Callable[[], None]) -> None:
         self._snapshot = snapshot
         self._check_ready = check_ready
-        self._rendering = asyncio.Lock()
+        self._rendering, self._threads = asyncio.Lock(), Threads("metrics")
 
     def routes(self) -> list[web.RouteDef]:
         """What the metrics port serves, and the admin port, too."""
@@ -431,7 +432,7 @@ class MetricsPages:
     async def _metrics(self, request: web.Request) -> web.Response:
         encode, content_type = choose_encoder(request.headers.get("accept", ""))
         async with self._rendering:
-            body = await asyncio.to_thread(encode, self._snapshot(breather()))
+            body = await self._threads.run(encode, self._snapshot(breather()))
         return web.Response(body=body, headers={"content-type": content_type})
 
     async def _livez(self, _: web.Request) -> web.Response:
@@ -455,6 +456,7 @@ class AdminPages:
     queue: Callable[[], Awaitable[dict[str, Any]]]
     prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _threads: Threads = field(default_factory=partial(Threads, "prefix_report"))
 
     def routes(self) -> list[web.RouteDef]:
         """What the admin port serves of it."""
@@ -485,4 +487,4 @@ class AdminPages:
             make = self.prepare(minutes * 60 or None)
             if make is None:
                 return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
-            return as_json(await asyncio.to_thread(make, breather()))
+            return as_json(await self._threads.run(make, breather()))

@@ -464,7 +464,7 @@ class Gateway:
                 await enter(coordinator.sharing.running())
             if self.batches is not None:
                 await self.batches.open()
-                stack.push_async_callback(self.batches.stop)
+                stack.push_async_callback(self.batches.stop_last)
             await enter(self.metrics_port.listening(self._metrics_pages.routes(), listeners.metrics))
             admin = await enter(self.admin_port.listening([*self.admin_routes(), *routes], listeners.admin))
             stack.callback(self.dashboard.stop)

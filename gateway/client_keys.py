@@ -11,6 +11,7 @@ from gateway.config.keys import AuthConfig, KeyConfig
 from gateway.config.keys_file import read_keys
 from gateway.config.values import version_of
 from gateway.reload import yielding
+from gateway.threads import Threads
 
 _LOOK_SECONDS = 1.0
 
@@ -25,6 +26,7 @@ class ClientKeys:
         self._log = structlog.get_logger("gateway")
         self._version: tuple[int, ...] = ()
         self._complaint = ""
+        self._threads = Threads("keys_file")
         self._listed: tuple[KeyConfig, ...] = ()
         if auth.keys_file is not None:
             self._listed = self._read(Path(auth.keys_file), auth)
@@ -61,9 +63,9 @@ class ClientKeys:
             return
         file = Path(auth.keys_file)
         try:
-            if await asyncio.to_thread(version_of, file) == self._version:
+            if await self._threads.run(version_of, file) == self._version:
                 return
-            listed, changes = await asyncio.to_thread(self._read_again, file, auth, self._listed)
+            listed, changes = await self._threads.run(self._read_again, file, auth, self._listed)
         except OSError as error:
             self._complain(ConfigError(f"{file}: {error.strerror}"))
         except ConfigError as error:

@@ -20,6 +20,7 @@ from gateway.config.backends import BackendConfig
 from gateway.config.errors import error_lines
 from gateway.errors import InvalidRequest, RestartFailed
 from gateway.reload import Reloads
+from gateway.threads import Threads
 
 TAKES_OVER = "GATEWAY_TAKES_OVER"  # the environment variable with the address of the process to take over from
 _MOST_WAIT_SECONDS = 60.0  # of one request; clients ask again
@@ -117,6 +118,7 @@ class Restart:
         self._address = address
         self._began = began
         self._successor_pid = successor_pid
+        self._threads = Threads("restart")
         self._one_at_a_time = asyncio.Lock()
 
     def routes(self) -> list[web.RouteDef]:
@@ -128,7 +130,7 @@ class Restart:
                 "This gateway is process 1 of a container, which ends with it. Replace the container instead."
             )
         try:
-            await asyncio.to_thread(self._load)
+            await self._threads.run(self._load)
         except ConfigError as error:
             raise InvalidRequest(f"Nothing was changed. {error}") from error
         async with self._one_at_a_time:
@@ -141,7 +143,7 @@ class Restart:
         """Start the new process, and wait until it serves. Raises RestartFailed."""
         environment = os.environ | {TAKES_OVER: self._address.hex()}
         try:  # not uvloop's: its children inherit descriptors
-            process = await asyncio.to_thread(subprocess.Popen, sys.orig_argv, env=environment)
+            process = await self._threads.run(subprocess.Popen, sys.orig_argv, env=environment)
         except OSError as error:
             raise RestartFailed(f"Nothing was changed. {sys.orig_argv[0]} cannot be started: {error}.") from error
         loop = asyncio.get_running_loop()

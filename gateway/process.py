@@ -25,7 +25,7 @@ from gateway.discovery.sources import several_addresses
 from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused, take_over
 from gateway.handover.slots import SlotSharing
-from gateway.handover.snapshot import SnapshotError, load, save
+from gateway.handover.snapshot import SnapshotFolder
 from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import EventLog
 from gateway.reload import FileWatch, Reloads
@@ -37,7 +37,6 @@ from gateway.workers.place import WorkerPlace
 from gateway.workers.streams import shared, unbuffered
 
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_SNAPSHOT_SECONDS = 60.0
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
 _ALIAS_SECONDS = 0.5  # between looks at whether aliases name models
@@ -55,6 +54,7 @@ class Life:
         self._config, self._parent = config, parent
         self._load_config = load_config
         self._file = file
+        self._snapshots = SnapshotFolder(breather())
         self._log = structlog.get_logger("gateway")
         self._stop = asyncio.Event()
         self._hangups = asyncio.Event()
@@ -70,7 +70,7 @@ class Life:
         successor = await take_over(self._former) if self._former else None
         try:
             listeners = await bind_all(self._config.server, self._inherited(successor))
-            known = await successor.snapshot() if successor else await self._from_disk()
+            known = await successor.snapshot() if successor else await self._snapshots.load(self._config.state.path)
             build = partial(Gateway, self._config, out, log=log, load=self._load_config)
             gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
             if self._parent is not None and (path := self._parent.place.batches_elsewhere):
@@ -120,14 +120,6 @@ class Life:
         self._log.info("ending", hint="its last responses end first; a second signal cuts them")
         self._on_stop(None)
 
-    async def _from_disk(self) -> dict[str, Any] | None:
-        folder = self._config.state.path
-        try:
-            return await asyncio.to_thread(load, Path(folder)) if folder is not None else None
-        except SnapshotError as error:
-            self._log.warning("snapshot_ignored", folder=folder, reason=str(error))
-            return None
-
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
         lengths = gateway.cache_state.output_lengths
@@ -158,7 +150,7 @@ class Life:
                 await gateway.server.drain()
                 await gateway.background.stop()  # so that the snapshot has what they cost
                 await handover.wait_for_before()
-                await _save(gateway)
+                await self._snapshots.save_last(gateway.config.state.path, gateway.knowledge)
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log
@@ -186,7 +178,8 @@ class Life:
             if self._file is not None:
                 watch = FileWatch(self._file, self._hangups.set, lambda: gateway.config.config.watch)
                 await enter(repeating("config_watch", watch.step, 1.0))
-            await enter(repeating("snapshot", partial(_save_later, gateway), _SNAPSHOT_SECONDS))
+            save = partial(self._snapshots.save_later, lambda: gateway.config.state.path, gateway.knowledge)
+            await enter(repeating("snapshot", save, 1.0))
             yield
 
 
@@ -284,23 +277,6 @@ class Handover:
                 async with asyncio.timeout(_PARTING_SECONDS):
                     await self._predecessor.part()
                     await following
-
-
-async def _save_later(gateway: Gateway) -> None:
-    await asyncio.sleep(_SNAPSHOT_SECONDS)
-    await _save(gateway)
-
-
-async def _save(gateway: Gateway) -> None:
-    """Write a snapshot, if the configuration wants any."""
-    folder = gateway.config.state.path
-    if folder is None:
-        return
-    sections = await gateway.knowledge.take()
-    try:
-        await asyncio.to_thread(save, sections, Path(folder), breather())
-    except OSError as error:
-        structlog.get_logger("gateway").error("snapshot_failed", folder=folder, reason=str(error))
 
 
 def _is_known(fleet: Fleet) -> bool:

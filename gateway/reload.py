@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from gateway.config import Config, Listen, masked
 from gateway.config.coordination import CoordinationConfig
 from gateway.config.values import version_of
+from gateway.threads import Threads
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 _BATCHES = ("path", "database", "s3_endpoint", "s3_region")
@@ -101,6 +102,7 @@ class FileWatch:
         self._file = file
         self._changed = changed
         self._is_on = is_on
+        self._threads = Threads("config_watch")
         self._version: tuple[int, ...] = ()
         with suppress(OSError):
             self._version = version_of(file)
@@ -109,7 +111,7 @@ class FileWatch:
         """Wait, and look once. A file that is missing is not read: it may be about to be replaced."""
         await asyncio.sleep(_LOOK_SECONDS)
         with suppress(OSError):
-            version = await asyncio.to_thread(version_of, self._file)
+            version = await self._threads.run(version_of, self._file)
             if version != self._version:
                 self._version = version
                 if self._is_on():
@@ -135,12 +137,13 @@ class Reloads:
         self.config = config
         self._load = load
         self._apply = apply
+        self._threads = Threads("reload")
         self._one_at_a_time = asyncio.Lock()
 
     async def reload(self) -> dict[str, Any]:
         """Apply what has changed. What needs a restart stays as it is, and is listed. Raises ConfigError."""
         async with self._one_at_a_time:
-            new, changes = await asyncio.to_thread(self._read)
+            new, changes = await self._threads.run(self._read)
             if changes["changed"]:
                 self.config = new
                 self._apply(new)
@@ -149,7 +152,7 @@ class Reloads:
     async def preview(self) -> dict[str, Any]:
         """What `reload` would change and list now. Raises ConfigError."""
         async with self._one_at_a_time:
-            _, changes = await asyncio.to_thread(self._read)
+            _, changes = await self._threads.run(self._read)
             return changes
 
     def _read(self) -> tuple[Config, dict[str, Any]]:

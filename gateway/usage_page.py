@@ -10,6 +10,7 @@ from aiohttp import web
 from gateway.admin_http import as_json
 from gateway.errors import InvalidRequest
 from gateway.observe.usage import COUNTS, State, totals
+from gateway.threads import Threads
 
 _EPOCH = date(1970, 1, 1)
 
@@ -26,7 +27,7 @@ class UsagePage:
         self._read = read
         self._last_days = last_days
         self._unix_seconds = unix_seconds
-        self._one_at_a_time = asyncio.Lock()
+        self._one_at_a_time, self._threads = asyncio.Lock(), Threads("usage")
 
     def routes(self) -> list[web.RouteDef]:
         """What the admin port serves of it."""
@@ -38,7 +39,7 @@ class UsagePage:
         until = _day_of(request, "until", today)
         by_day = request.query.get("by", "") == "day"
         async with self._one_at_a_time:
-            document = await asyncio.to_thread(usage_document, self._read(), since, until, by_day=by_day)
+            document = await self._threads.run(usage_document, self._read(), since, until, by_day=by_day)
         return as_json(document | {"last_used": {key: _name_of(day) for key, day in self._last_days().items()}})
 
 

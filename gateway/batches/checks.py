@@ -30,7 +30,7 @@ class InputChecks:
     async def open(self, batch: Batch) -> InputFile:
         """Open the input file. Raises InvalidInput if it has been deleted, and what its contents raise."""
         try:
-            return InputFile(await self._contents.local(batch.input_file_id))
+            return InputFile(await self._contents.local(batch.input_file_id), self._contents.threads)
         except FileNotFoundError:
             raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
 
@@ -44,7 +44,7 @@ class InputChecks:
         if enqueued is None:
             limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
-            checked = await asyncio.to_thread(check_input, file.source, batch.endpoint, limits, breathe)
+            checked = await self._contents.threads.run(check_input, file.source, batch.endpoint, limits, breathe)
         if enqueued is not None:
             self._admit(checked, enqueued())
         return checked

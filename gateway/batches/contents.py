@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gateway.config.batches import BatchesConfig
+from gateway.threads import Threads
 
 
 class JournalGroup(NamedTuple):
@@ -23,19 +24,21 @@ class AnswerFile(Protocol):
         Raises OSError, or StorageUnavailable.
         """
 
-    def close(self) -> None:
-        """Called in a thread, also while something is appended."""
+    async def finish(self) -> None:
+        """Append nothing more, and close the file once what is appended now has ended."""
 
 
 class Contents(Protocol):
     """Contents by the ids of files, and parts of batches: the answers and the errors that a gateway has written.
 
     Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `where`: as
-    configured; `group`: of the journals that are parts.
+    configured; `group`: of the journals that are parts; `threads`: all that reads and writes files of batches runs in
+    these.
     """
 
     where: str
     group: JournalGroup
+    threads: Threads
 
     async def open(self) -> None:
         """Create what is missing. Called before all others."""

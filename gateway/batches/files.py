@@ -7,8 +7,6 @@ import secrets
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager, suppress
-from functools import partial
-from typing import Any, TypeVar
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.contents import Contents
@@ -19,7 +17,6 @@ from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFu
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 
-Result = TypeVar("Result")
 _WRITE_BYTES = 1048576
 _FORM_BYTES = 65536  # of a form, besides the file
 _MOST_FILES = 10000  # of a key
@@ -269,19 +266,4 @@ def _as_storage_errors() -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         if has_no_room(error):
             raise StorageFull("No space is left for files (batches.path).") from error
-        raise
-
-
-async def to_its_end(do: Callable[..., Result], *args: Any, undo: Callable[[Result], None] | None = None) -> Result:
-    """Do this in a thread. If this is cancelled, it ends first: another process may use the same files next.
-
-    `undo` then gives back what was opened.
-    """
-    doing = asyncio.get_running_loop().run_in_executor(None, partial(do, *args))
-    try:
-        return await asyncio.shield(doing)
-    except asyncio.CancelledError:
-        await asyncio.wait([doing])
-        if undo is not None and doing.exception() is None:
-            undo(doing.result())
         raise

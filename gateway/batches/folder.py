@@ -1,6 +1,5 @@
 """Contents in a folder: of this machine, or one that several gateways have mounted."""
 
-import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
@@ -10,24 +9,27 @@ from shutil import rmtree
 from typing import BinaryIO
 
 from gateway.batches.contents import JournalGroup
+from gateway.threads import Threads
 
 _READ_BYTES = 262144
 _PART = ".part"  # the end of the name of a file that is not complete
 _MARK = "database.id"
+_THREADS = 8  # more batches than these write at the same time by turns
 
 
 class DurableFile:
     """An `AnswerFile` on disk, which is at its end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, threads: Threads) -> None:
         """Open or make the file, in a thread. Raises OSError."""
+        self._threads = threads
         self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
         self._lock = threading.Lock()  # a thread may still write when the journal gives up
         self._is_open = True
 
     async def append(self, data: bytes) -> None:
-        await asyncio.to_thread(self._append, data)
+        await self._threads.run(self._append, data)
 
     def _append(self, data: bytes) -> None:
         with self._lock:
@@ -47,7 +49,11 @@ class DurableFile:
             raise
         self._size_bytes += len(data)
 
+    async def finish(self) -> None:
+        await self._threads.run(self.close)
+
     def close(self) -> None:
+        """Close the file, in a thread, once what is appended now has ended."""
         with self._lock:
             if self._is_open:
                 self._is_open = False
@@ -61,6 +67,7 @@ class Folder:
 
     def __init__(self, where: str) -> None:
         self.where = where
+        self.threads = Threads("batches", _THREADS)
         self._folder = Path(where)
         self._files = self._folder / "files"
         self._parts = self._folder / "parts"
@@ -71,65 +78,76 @@ class Folder:
 
     def open_answers(self, name: str) -> DurableFile:
         """A content that lines are appended to, in a thread."""
-        opened = DurableFile(self.path(name))
+        opened = DurableFile(self.path(name), self.threads)
         _sync(self._files)
         return opened
 
+    async def kept_bytes(self, name: str) -> int:
+        """The size of a content in bytes; an empty one is deleted."""
+        return await self.threads.run(_kept_bytes, self.path(name))
+
     async def open(self) -> None:
+        await self.threads.run(self._make)
+
+    def _make(self) -> None:
         for each in (self._folder, self._files, self._parts):  # prompts and answers are for this user alone
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def problem(self) -> str:
+        return await self.threads.run(self._problem)
+
+    def _problem(self) -> str:
         if os.access(self._folder, os.F_OK) and not os.access(self._folder, os.W_OK | os.X_OK):
             return f"batches.path ({self.where}) is not writable."
         return ""
 
     async def mark(self) -> str:
-        path = self._folder / _MARK
-        return path.read_text() if path.exists() else ""
+        return await self.threads.run(_text_of, self._folder / _MARK)
 
     async def set_mark(self, text: str) -> None:
-        (self._folder / _MARK).write_text(text)
+        await self.threads.run((self._folder / _MARK).write_text, text)
 
     async def has_files(self) -> bool:
-        return any(self._files.iterdir())
+        return await self.threads.run(lambda: any(self._files.iterdir()))
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
-        partial, path, is_kept = self.path(name + _PART), self.path(name), False
+        path, is_kept = self.path(name), False
+        target = await self.threads.to_its_end(_new, self.path(name + _PART), undo=_discard)
         try:
-            with await asyncio.to_thread(_new, partial) as target:
-                async for piece in content:
-                    await asyncio.to_thread(target.write, piece)
-                await asyncio.to_thread(_complete, target, path)
+            async for piece in content:
+                await self.threads.run(target.write, piece)
+            await self.threads.to_its_end(_complete, target, path)
             is_kept = True
         finally:
             if not is_kept:
-                for each in (partial, path):
-                    each.unlink(missing_ok=True)
+                await self.threads.run(_discard, target, path)
 
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        with await self.local(name) as source:
-            while data := await asyncio.to_thread(source.read, _READ_BYTES):
+        source = await self.local(name)
+        try:
+            while data := await self.threads.run(source.read, _READ_BYTES):
                 yield data
+        finally:
+            self.threads.later(source.close)
 
     async def local(self, name: str) -> BinaryIO:
-        return await asyncio.to_thread(open, self.path(name), "rb")
+        return await self.threads.to_its_end(_readable, self.path(name), undo=BinaryIO.close)
 
     async def delete(self, name: str) -> None:
-        await asyncio.to_thread(self.path(name).unlink, missing_ok=True)
+        await self.threads.run(self.path(name).unlink, missing_ok=True)
 
     async def delete_others(self, kept: set[str], before: float) -> None:
-        await asyncio.to_thread(_delete_all_but, self._files, kept, before)
+        await self.threads.run(_delete_all_but, self._files, kept, before)
 
     def _part(self, batch_id: str, holder: str, name: str) -> Path:
         return self._parts / batch_id / f"{holder}.{name}.jsonl"
 
     async def open_part(self, batch_id: str, holder: str, name: str) -> DurableFile:
-        return await asyncio.to_thread(self._open_part, self._part(batch_id, holder, name))
+        return await self.threads.run(self._open_part, self._part(batch_id, holder, name))
 
     def _open_part(self, path: Path) -> DurableFile:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = DurableFile(path)
+        part = DurableFile(path, self.threads)
         try:
             _sync(path.parent)
             _sync(self._parts)
@@ -139,18 +157,33 @@ class Folder:
         return part
 
     async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:
-        return await asyncio.to_thread(_opened, [self._part(batch_id, holder, name) for holder in holders])
+        return await self.threads.run(_opened, [self._part(batch_id, holder, name) for holder in holders])
 
     async def delete_parts(self, batch_ids: Iterable[str]) -> None:
         for batch_id in batch_ids:
-            await asyncio.to_thread(rmtree, self._parts / batch_id, ignore_errors=True)
+            await self.threads.run(rmtree, self._parts / batch_id, ignore_errors=True)
 
     async def batches_with_parts(self) -> set[str]:
-        return await asyncio.to_thread(lambda: {path.name for path in self._parts.iterdir()})
+        return await self.threads.run(lambda: {path.name for path in self._parts.iterdir()})
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+def _kept_bytes(path: Path) -> int:
+    size_bytes = path.stat().st_size
+    if not size_bytes:
+        path.unlink()
+    return size_bytes
 
 
 def _new(path: Path) -> BinaryIO:
     return open(path, "xb", opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def _readable(path: Path) -> BinaryIO:
+    return open(path, "rb")
 
 
 def _opened(paths: Iterable[Path]) -> list[BinaryIO]:
@@ -158,7 +191,7 @@ def _opened(paths: Iterable[Path]) -> list[BinaryIO]:
     found: list[BinaryIO] = []
     for path in paths:
         with suppress(FileNotFoundError):
-            found.append(open(path, "rb"))  # noqa: SIM115 - the caller closes it
+            found.append(_readable(path))
     return found
 
 
@@ -168,6 +201,15 @@ def _complete(target: BinaryIO, path: Path) -> None:
     os.fdatasync(target.fileno())
     os.rename(target.name, path)
     _sync(path.parent)
+    target.close()
+
+
+def _discard(target: BinaryIO, *others: Path) -> None:
+    """Delete a new file, under whatever name it has now."""
+    for each in (Path(target.name), *others):
+        each.unlink(missing_ok=True)
+    with suppress(OSError):  # nothing more can be written
+        target.close()
 
 
 def _sync(folder: Path) -> None:

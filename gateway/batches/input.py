@@ -19,6 +19,7 @@ from gateway.config.batches import BatchesConfig
 from gateway.errors import InvalidRequest
 from gateway.front.json_body import parse_body, short_bytes
 from gateway.routing.prompt_blocks import canonical_prompt, inputs_of
+from gateway.threads import Threads
 
 _MOST_ERRORS = 100  # reported of one file
 _MOST_ID_LENGTH = 512
@@ -237,8 +238,13 @@ def _add_to_order(order: PrefixOrder, body: dict[str, Any], field: str | None, s
 class InputFile:
     """An input file, to be checked and read in a thread; lines may be read while it is checked again."""
 
-    def __init__(self, source: BinaryIO) -> None:
+    def __init__(self, source: BinaryIO, threads: Threads) -> None:
         self.source = source
+        self._threads = threads
+
+    async def requests(self, lines: Sequence[Line]) -> list[LineRequest]:
+        """As `read`, outside of a thread."""
+        return await self._threads.run(self.read, lines)
 
     def read(self, lines: Sequence[Line]) -> list[LineRequest]:
         """What each of these lines requests, in their order."""
@@ -250,4 +256,5 @@ class InputFile:
         return found
 
     def close(self) -> None:
-        self.source.close()
+        """Close the file in a thread: another one may still read it."""
+        self._threads.later(self.source.close)

@@ -227,7 +227,7 @@ class Journal:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
         for file in self._files:
-            await asyncio.to_thread(file.close)
+            await file.finish()
 
 
 async def _try_append(file: AnswerFile, data: bytes) -> str:

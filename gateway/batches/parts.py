@@ -27,6 +27,7 @@ class JoinedParts:
     def lines(self, parts: Sequence[BinaryIO], *, failed: bool) -> Iterator[bytes]:
         """The lines of some parts that were not taken before."""
         for part in parts:
+            part.seek(0)
             for custom_id, line in whole_lines(part, self._breathe):
                 place = self._checked.places.get(hash(custom_id))
                 if place is not None and not self._has[place]:

@@ -222,7 +222,7 @@ class BatchRun:
         fresh, clock = map(self._index.__getitem__, self._order.in_turn()), asyncio.get_running_loop().time
         while self._left:
             if lines := self._next_group(fresh):
-                for request in await asyncio.to_thread(self._source.read, lines):
+                for request in await self._source.requests(lines):
                     await self._backoff.wait(clock)
                     self._go_on()
                     await self._start(request)
@@ -346,7 +346,7 @@ class BatchRun:
         self._again.clear()
         self._last.clear()
         while lines := self._next_group(left):
-            for request in await asyncio.to_thread(self._source.read, lines):
+            for request in await self._source.requests(lines):
                 written = unexecuted_line(self._parts.new_id(), request.custom_id, code, message)
                 await self._journal.append(written, failed=True)
                 self._count(request.line, LineUsage(), state)

@@ -9,7 +9,7 @@ import structlog
 
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
-from gateway.batches.files import Files, has_no_room, to_its_end
+from gateway.batches.files import Files, has_no_room
 from gateway.batches.folder import DurableFile, Folder
 from gateway.batches.input import CheckedInput, InputFile, InvalidInput
 from gateway.batches.journal import Journal, recover
@@ -121,7 +121,7 @@ class Runner(BatchRunner):
             await self._save(batch)
         elif not batch.total:  # cancelled while it was checked
             batch.begin(checked.model, len(checked.index), self._now())
-        await asyncio.to_thread(arrange, checked, self._parts)
+        await self._folder.threads.run(arrange, checked, self._parts)
         run = running.run = await self._open(batch, checked, file)
         checked.places.clear()
         if batch.status != "in_progress":
@@ -140,8 +140,8 @@ class Runner(BatchRunner):
         tally = Tally()
         answered: set[int] = set()
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
-            await to_its_end(self._recover, file_id, checked, failed, tally, answered)
-        answers, errors = await to_its_end(self._open_journal, batch, undo=_close_all)
+            await self._folder.threads.to_its_end(self._recover, file_id, checked, failed, tally, answered)
+        answers, errors = await self._folder.threads.to_its_end(self._open_journal, batch, undo=_close_all)
         journal = Journal(answers, errors, partial(pause, batch), self._folder.group)
         pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
         run = BatchRun(batch, checked, journal, file, self._parts, pace)
@@ -176,13 +176,8 @@ class Runner(BatchRunner):
         await run.close()
         shown: list[StoredFile | None] = []
         for name, file_id in zip(_NAMES, (batch.output_id, batch.error_id), strict=True):
-            path, now = self._folder.path(file_id), self._now()
-            size_bytes = (await asyncio.to_thread(path.stat)).st_size
-            if not size_bytes:
-                await asyncio.to_thread(path.unlink)
-                shown.append(None)
-                continue
-            shown.append(result_file(batch, name, file_id, size_bytes, now, self._lifetime_seconds))
+            size_bytes, now, lifetime = await self._folder.kept_bytes(file_id), self._now(), self._lifetime_seconds
+            shown.append(result_file(batch, name, file_id, size_bytes, now, lifetime) if size_bytes else None)
         output_file_id, error_file_id = (None if each is None else each.id for each in shown)
         batch.end(output_file_id, error_file_id, self._now())
         written = tuple(each for each in shown if each is not None)

@@ -25,6 +25,7 @@ from obstore.store import S3Store
 from gateway.batches.contents import JournalGroup
 from gateway.batches.store import StoreUnusable
 from gateway.errors import StorageUnavailable
+from gateway.threads import Threads
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config
@@ -36,6 +37,7 @@ _RANGE_BYTES = 1048576
 _COPIED_BYTES = 8388608
 _PARTS_READ = 8  # at the same time
 _LISTED = 1000
+_THREADS = 4  # of copies on this machine; the client has its own
 _NOT_SENT = "error sending request"
 _LOG_SECONDS = 60.0  # between lines about failures
 _RETRY: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
@@ -76,7 +78,8 @@ class ObjectPart:
         await self._put(f"{self._prefix}{self._number:08}", data)
         self._number += 1
 
-    def close(self) -> None: ...
+    async def finish(self) -> None:
+        """Nothing is open: each object is complete."""
 
 
 class S3Bucket:
@@ -86,6 +89,7 @@ class S3Bucket:
 
     def __init__(self, where: str, endpoint: str | None, region: str | None) -> None:
         self.where = where
+        self.threads = Threads("batches", _THREADS)
         url = urlsplit(where)
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         config: S3Config = {}
@@ -198,7 +202,18 @@ class S3Bucket:
 
     async def local(self, name: str) -> BinaryIO:
         """A copy without a name, in the folder for temporary files."""
-        return await _copied(self._ranges(name, _COPIED_BYTES))
+        return await self._copied(self._ranges(name, _COPIED_BYTES))
+
+    async def _copied(self, content: AsyncIterator[bytes]) -> BinaryIO:
+        copy: BinaryIO = await self.threads.run(tempfile.TemporaryFile)
+        try:
+            async for piece in content:
+                await self.threads.run(copy.write, piece)
+            await self.threads.run(copy.seek, 0)
+        except BaseException:
+            self.threads.later(copy.close)
+            raise
+        return copy
 
     async def delete(self, name: str) -> None:
         await self._delete([f"{_FILES}/{name}"])
@@ -214,7 +229,7 @@ class S3Bucket:
     async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:  # noqa: ARG002
         """One file with the parts of all gateways: every object ends with a whole line."""
         paths = sorted([path async for path in self._listed(f"{_PARTS}/{batch_id}/{name}")])
-        return [await _copied(self._all_of(paths))]
+        return [await self._copied(self._all_of(paths))]
 
     async def _all_of(self, paths: Sequence[str]) -> AsyncIterator[bytes]:
         for first in range(0, len(paths), _PARTS_READ):
@@ -242,15 +257,3 @@ async def _joined(begun: list[bytes], content: AsyncIterator[bytes]) -> AsyncIte
         yield begun.pop(0)
     async for piece in content:
         yield piece
-
-
-async def _copied(content: AsyncIterator[bytes]) -> BinaryIO:
-    copy = await asyncio.to_thread(tempfile.TemporaryFile)
-    try:
-        async for piece in content:
-            await asyncio.to_thread(copy.write, piece)
-        copy.seek(0)
-    except BaseException:
-        copy.close()
-        raise
-    return copy

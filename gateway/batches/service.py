@@ -37,6 +37,7 @@ from gateway.observe.metrics import BatchMetrics
 from gateway.supervisor import Supervisor
 
 _SWEEP_SECONDS = 60.0
+_STOP_SECONDS = 10.0  # most time to stop before the process ends: the folder or the database may hang
 _MOST_RUNNING = 1000  # batches of a key that have not ended
 _WINDOW = re.compile(r"([1-9][0-9]{0,4})([hm])")
 _MOST_WINDOW_SECONDS = 30 * 86400
@@ -142,6 +143,14 @@ class Batches:
             await asyncio.gather(self._sweeping, return_exceptions=True)
         await self._runner.stop()
         await self._store.close()
+
+    async def stop_last(self) -> None:
+        """Stop before the process ends, if the folder and the database answer; else a restart takes the batches up."""
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self.stop()
+        except TimeoutError:
+            structlog.get_logger("gateway").error("batches_cut", reason=f"not stopped within {_STOP_SECONDS:g} s")
 
     async def _sweep(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import AsyncExitStack, ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -15,7 +15,7 @@ from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
 from gateway.batches.claims import Claim
 from gateway.batches.contents import Contents
-from gateway.batches.files import Files, new_file_id, to_its_end
+from gateway.batches.files import Files, new_file_id
 from gateway.batches.input import CheckedInput, InputFile
 from gateway.batches.journal import Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, JoinedParts, next_piece
@@ -147,7 +147,7 @@ class SharedBatch:
         journal = await work.journal.open()
         try:
             lines = work.checked.part(claim.first, claim.end)
-            await to_its_end(arrange, lines, parts)
+            await self._setting.contents.threads.run(arrange, lines, parts)
             run = BatchRun(self.own, lines, journal, work.file, parts, self._pace)
             if claimed.is_again:
                 await journal.flush()
@@ -174,7 +174,7 @@ class SharedBatch:
         with ExitStack() as stack:
             for name in NAMES:
                 lines = joined.lines(await self._parts(name, holders, stack), failed=name == "error")
-                await to_its_end(deque, lines, 0)
+                await self._setting.contents.threads.run(deque, lines, 0)
         found = joined.answered(claim.first, claim.end)
         self._log.info("batch_taken_over", batch=self.batch.id, answered=len(found), lines=claim.end - claim.first)
         return found
@@ -183,7 +183,7 @@ class SharedBatch:
         """The parts of all gateways, closed with the stack."""
         parts = await self._kept(partial(self._setting.contents.parts, self.batch.id, holders, name))
         for each in parts:
-            stack.callback(each.close)
+            stack.callback(self._setting.contents.threads.later, each.close)
         return parts
 
     def _now(self) -> int:
@@ -219,8 +219,6 @@ class SharedBatch:
             answers, errors = [await self._parts(name, holders, stack) for name in NAMES]
 
             async def write() -> list[int]:
-                for each in (*answers, *errors):
-                    each.seek(0)
                 joined = JoinedParts(checked, self._setting.parts.breather())
                 sizes = [await self._write(ids[0], joined.lines(answers, failed=False))]
                 unexecuted = self._unexecuted(batch, joined, checked, file)
@@ -237,7 +235,7 @@ class SharedBatch:
 
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal size_bytes
-            while piece := await to_its_end(next_piece, lines):
+            while piece := await contents.threads.run(next_piece, lines):
                 size_bytes += len(piece)
                 yield piece
 
@@ -303,8 +301,9 @@ class _LazyJournal:
 
     async def _open(self) -> Journal:
         contents, batch_id = self._setting.contents, self._share.batch.id
-        with ExitStack() as stack:
-            answers = stack.enter_context(closing(await contents.open_part(batch_id, self._setting.holder, NAMES[0])))
+        async with AsyncExitStack() as stack:
+            answers = await contents.open_part(batch_id, self._setting.holder, NAMES[0])
+            stack.push_async_callback(answers.finish)
             errors = await contents.open_part(batch_id, self._setting.holder, NAMES[1])
             stack.pop_all()
         return Journal(answers, errors, partial(pause, self._share.own), contents.group)

@@ -3,19 +3,17 @@
 Contents are in files beside it.
 """
 
-import asyncio
 import fcntl
 import os
 import sqlite3
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.batches.batch import RUNNING, Batch, Owner, StoredFile
 from gateway.batches.store import FolderInUse, StoreUnusable
 from gateway.errors import Draining
+from gateway.threads import Threads
 
 Result = TypeVar("Result")
 _SCHEMA = """
@@ -36,7 +34,7 @@ _STATUSES = ", ".join(f"'{status}'" for status in RUNNING)
 
 
 class Rows:
-    """The tables. All methods run in the one thread of `SqliteStore`."""
+    """The tables. All methods run in threads of `SqliteStore`, one at a time."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder, which no other process may have open. Raises StoreUnusable or OSError."""
@@ -52,7 +50,7 @@ class Rows:
         os.truncate(self._lock, 0)
         os.pwrite(self._lock, b"%d" % os.getpid(), 0)
         try:
-            self._tables = sqlite3.connect(folder / "batches.sqlite3", isolation_level=None)
+            self._tables = sqlite3.connect(folder / "batches.sqlite3", isolation_level=None, check_same_thread=False)
             self._tables.execute("PRAGMA journal_mode = WAL")
             self._tables.execute("PRAGMA synchronous = FULL")
             self._tables.executescript(_SCHEMA)
@@ -153,11 +151,11 @@ def _file(row: tuple[Any, ...]) -> StoredFile:
 
 
 class SqliteStore:
-    """A `Store` that runs `Rows` in a thread of its own."""
+    """A `Store` that runs `Rows` in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._threads = Threads("batches_rows")
         self._rows: Rows | None = None
 
     def _open_rows(self) -> Rows:
@@ -178,11 +176,10 @@ class SqliteStore:
         rows, self._rows = self._rows, None
         if rows is not None:
             await self._run(rows.close)
-        self._thread.shutdown(wait=False)
 
     async def _run(self, do: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Do this in the store's thread, after what was to be done before."""
-        return await asyncio.get_running_loop().run_in_executor(self._thread, partial(do, *args, **options))
+        """Do this in a thread, after what was to be done before."""
+        return await self._threads.run(do, *args, **options)
 
     async def add_file(self, file: StoredFile) -> None:
         await self._run(self._open_rows().add_file, file)

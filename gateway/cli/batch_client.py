@@ -13,6 +13,8 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from gateway.threads import Threads
+
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 2.0
 _MOST_UNREACHABLE = 60  # tries in a row: the gateway may be restarting
@@ -55,6 +57,7 @@ class BatchClient:
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
         self._session = session
         self._url = url.rstrip("/")
+        self._threads = Threads("files")
 
     @classmethod
     @asynccontextmanager
@@ -81,7 +84,7 @@ class BatchClient:
     async def submit(self, task: BatchTask) -> str:
         """Upload the file and start a batch. Returns its id."""
         try:
-            with await asyncio.to_thread(open, task.file, "rb") as source:
+            with await self._threads.run(open, task.file, "rb") as source:
                 form = aiohttp.FormData()
                 form.add_field("purpose", "batch")
                 form.add_field("file", source, filename=task.file.name, content_type="application/octet-stream")
@@ -112,9 +115,9 @@ class BatchClient:
             async with self._session.get(f"{self._url}/v1/files/{file_id}/content") as answer:
                 if answer.status != 200:
                     raise BatchFailed(f"{self._url}: the download of {file_id} returned {answer.status}")
-                with await asyncio.to_thread(open, target, "wb") as out:
+                with await self._threads.run(open, target, "wb") as out:
                     async for chunk in answer.content.iter_chunked(_CHUNK_BYTES):
-                        await asyncio.to_thread(out.write, chunk)
+                        await self._threads.run(out.write, chunk)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise BatchFailed(f"{self._url}: the download of {file_id} failed: {error}") from None
 

@@ -43,7 +43,7 @@ def offline_config(config: Config, folder: Path, api_key: str) -> Config:
 
 async def run_offline(task: BatchTask, file: Path | None, backends: Sequence[str]) -> bool:
     """Run the task without a running gateway. True = every request was answered. Raises ConfigError or BatchFailed."""
-    config = await asyncio.to_thread(load, file, backends)
+    config = load(file, backends)
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger("error"),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

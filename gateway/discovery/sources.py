@@ -18,6 +18,7 @@ from gateway.config.errors import Mistake, mistakes
 from gateway.config.file import YamlFile
 from gateway.config.values import version_of
 from gateway.discovery.listings import DiscoveryError, Listing, polled
+from gateway.threads import Threads
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -56,6 +57,7 @@ class WatchedFile:
     def __init__(self, file: Path) -> None:
         self.name = f"file {file}"
         self._file = file
+        self._threads = Threads(self.name)
         self._version: tuple[int, ...] = ()
         self._listing = Listing(())
 
@@ -70,7 +72,7 @@ class WatchedFile:
 
     async def read(self) -> tuple[Listing, float]:
         """What the file lists, and the seconds until it is looked at again. Raises DiscoveryError."""
-        await asyncio.to_thread(self._read)
+        await self._threads.run(self._read)
         return self._listing, _FILE_SECONDS
 
     def _read(self) -> None:

@@ -24,6 +24,7 @@ from gateway.handover.snapshot import FORMAT, Knowledge, SnapshotError, in_memor
 from gateway.listeners import Listeners, ports_of
 from gateway.routing.engine import EngineUse
 from gateway.supervisor import running
+from gateway.threads import Threads
 
 _HELLO_SECONDS = 5.0
 _OFFER_SECONDS = 60.0
@@ -74,7 +75,7 @@ class Successor:
         with self._snapshot as source:
             source.seek(0)
             try:
-                return await asyncio.to_thread(read, source)
+                return await Threads("handover").run(read, source)
             except SnapshotError as error:
                 log.warning("snapshot_ignored", reason=str(error))
                 return None
@@ -237,7 +238,7 @@ class Predecessor:
                 "spent": sections["spent"],
                 "usage": (sections["usage"]["day"], sections["usage"]["rows"]),
             }
-            snapshot.append(await asyncio.to_thread(in_memory, sections, self.breathe))
+            snapshot.append(await Threads("handover").run(in_memory, sections, self.breathe))
         files = [os.dup(each.fileno()) for _, each in offered] + snapshot
         names = [name for name, _ in offered]
         channel.post({"is": "offer", "addresses": self.addresses, "listeners": names}, files)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
+import structlog
 
 from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
@@ -25,12 +26,15 @@ from gateway.handover.slots import engines_by_key
 from gateway.observe.usage import KeyUsage
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.wait_queue import Queue
+from gateway.threads import Threads
 
 FORMAT = 1  # changes with what a section holds
 FILE_NAME = "gateway.snapshot"
 _MAGIC = b"gateway snapshot "
 _MOST_RUNS = 50_000  # of an engine, the last used ones: more would hold up the event loop
 _MOST_SECTION_BYTES = 1 << 30
+_SAVE_SECONDS = 60.0  # between snapshots
+_LAST_SECONDS = 10.0  # most time for the one at the end: its file system may hang
 Run = tuple[tuple[int, ...], list[int]]
 
 
@@ -268,3 +272,43 @@ def load(folder: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise SnapshotError(str(error)) from error
+
+
+class SnapshotFolder:
+    """Keeps snapshots in the folder that is configured at the time, if there is one."""
+
+    def __init__(self, breathe: Callable[[], None]) -> None:
+        self._breathe = breathe
+        self._threads = Threads("snapshot")
+        self._log = structlog.get_logger("gateway")
+
+    async def load(self, folder: str | None) -> dict[str, Any] | None:
+        """What the last process knew; None = nothing that can be used."""
+        try:
+            return None if folder is None else await self._threads.run(load, Path(folder))
+        except SnapshotError as error:
+            self._log.warning("snapshot_ignored", folder=folder, reason=str(error))
+            return None
+
+    async def save(self, folder: str | None, knowledge: Knowledge) -> None:
+        """Write a snapshot. What goes wrong is logged."""
+        if folder is None:
+            return
+        sections = await knowledge.take()
+        try:
+            await self._threads.run(save, sections, Path(folder), self._breathe)
+        except OSError as error:
+            self._log.error("snapshot_failed", folder=folder, reason=str(error))
+
+    async def save_later(self, folder: Callable[[], str | None], knowledge: Knowledge) -> None:
+        """Wait for as long as is between two snapshots, and write one."""
+        await asyncio.sleep(_SAVE_SECONDS)
+        await self.save(folder(), knowledge)
+
+    async def save_last(self, folder: str | None, knowledge: Knowledge) -> None:
+        """Write a snapshot before the process ends, if the file system answers."""
+        try:
+            async with asyncio.timeout(_LAST_SECONDS):
+                await self.save(folder, knowledge)
+        except TimeoutError:
+            self._log.error("snapshot_failed", folder=folder, reason=f"not written within {_LAST_SECONDS:g} s")

@@ -13,6 +13,7 @@ from gateway.kv_events.endpoints import Source
 from gateway.kv_events.events import Sockets
 from gateway.kv_events.stream import FLUSH_SECONDS, EngineEvents, Stream, Update
 from gateway.supervisor import Supervisor
+from gateway.threads import Threads
 
 IDLE_SECONDS = 0.25
 MAX_PENDING_UPDATES = 512  # with more of them the thread waits for the loop
@@ -58,7 +59,7 @@ class KvEvents:
     async def __aexit__(self, *_: object) -> None:
         thread, self._thread, self._loop = self._thread, None, None
         if thread is not None:
-            await asyncio.to_thread(self._stop, thread)
+            await Threads("kv_events").run(self._stop, thread)
             self._updates.clear()
 
     def follow(self, backend: str, sources: Sequence[Source]) -> None:

@@ -25,6 +25,7 @@ from yarl import URL
 from gateway.admin_http import MAX_BODY_BYTES, OWN_PAGE_MAY_SEND, SAFE_METHODS, body_of
 from gateway.errors import GatewayError, InvalidRequest, WorkerUnreachable
 from gateway.front.reply import render
+from gateway.threads import Threads
 from gateway.workers.exposition import merged
 from gateway.workers.place import socket_path
 
@@ -64,6 +65,7 @@ class WorkersPort:
         """`own`: the metrics of the parent itself."""
         self._name, self._folder, self._count = name, folder, count
         self._serving, self._own = serving, own
+        self._threads = Threads("metrics")
 
     @asynccontextmanager
     async def listening(self, sockets: Iterable[socket.socket]) -> AsyncIterator[int]:
@@ -116,7 +118,7 @@ class WorkersPort:
             return worst.response()
         encode, _ = choose_encoder(request.headers.get("accept", ""))
         pages = {number: answer.body for number, answer in answers.items()}
-        body = await asyncio.to_thread(merged, encode(self._own), pages)
+        body = await self._threads.run(merged, encode(self._own), pages)
         return web.Response(body=body, headers={"content-type": worst.headers["content-type"]})
 
     async def _all(self, request: web.Request, path: str, seconds: float) -> dict[int, WorkerAnswer]:

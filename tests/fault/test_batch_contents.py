@@ -100,10 +100,10 @@ async def test_parts_of_gateways_go_on_and_are_put_together(contents: Contents) 
         part = await contents.open_part("batch_1", holder, "output")
         for line in lines:
             await part.append(line)
-        part.close()
+        await part.finish()
     other = await contents.open_part("batch_2", "x", "error")
     await other.append(b"5\n")
-    other.close()
+    await other.finish()
 
     async def lines_of(batch_id: str, name: str) -> list[bytes]:
         parts = await contents.parts(batch_id, ["x", "y", "z"], name)

@@ -30,6 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "request": set(),
     "websocket": set(),
     "supervisor": set(),
+    "threads": set(),
     "config": {"tls"},
     "coordination": {
         "backends",
@@ -76,7 +77,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling.leases",
         "supervisor",
     },
-    "kv_events": {"config", "supervisor", "backends.backend", "routing.exact_index"},
+    "kv_events": {"config", "supervisor", "threads", "backends.backend", "routing.exact_index"},
     "tokenization": {"request", "errors", "config", "supervisor", "backends", "routing.exact_index"},
     "embeddings": {
         "request",
@@ -125,6 +126,7 @@ LAYERS: dict[str, set[str]] = {
         "observe",
         "routing.prompt_blocks",
         "scheduling.pace",
+        "threads",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners"},
@@ -141,6 +143,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.metrics",
         "routing",
         "scheduling",
+        "threads",
         "tokenization",
     },
     "page": {
@@ -159,10 +162,10 @@ LAYERS: dict[str, set[str]] = {
         "scheduling",
         "supervisor",
     },
-    "client_keys": {"config", "reload"},
-    "usage_page": {"admin_http", "errors", "observe.usage"},
-    "control": {"admin_http", "backends", "config", "errors", "reload"},
-    "reload": {"config"},
+    "client_keys": {"config", "reload", "threads"},
+    "usage_page": {"admin_http", "errors", "observe.usage", "threads"},
+    "control": {"admin_http", "backends", "config", "errors", "reload", "threads"},
+    "reload": {"config", "threads"},
     "handover": {
         "backends",
         "config",
@@ -174,6 +177,7 @@ LAYERS: dict[str, set[str]] = {
         "routing.estimates",
         "scheduling.wait_queue",
         "supervisor",
+        "threads",
     },
     "process": {
         "admin",
@@ -200,8 +204,9 @@ LAYERS: dict[str, set[str]] = {
         "front.reply",
         "listeners",
         "observe.log",
+        "threads",
     },
-    "discovery": {"backends.fleet", "backends.membership", "config", "supervisor"},
+    "discovery": {"backends.fleet", "backends.membership", "config", "supervisor", "threads"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "backends"},
@@ -214,6 +219,7 @@ LAYERS: dict[str, set[str]] = {
         "discovery",
         "kv_events.endpoints",
         "plan",
+        "threads",
     },
 }
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
@@ -300,6 +306,7 @@ EDGES = {
     "resources",
     "scheduling.leases",
     "supervisor",
+    "threads",
     "tokenization.tokenization",
     "tokenization.tokenizer",
     "usage_page",
@@ -416,6 +423,19 @@ def test_no_error_is_kept_by_what_its_traceback_holds(path: Path) -> None:
         if isinstance(node, ast.Raise) and node.exc is not None and not isinstance(node.exc, ast.Call):
             raised = ast.unparse(node.exc).split(".")[-1].lstrip("_")
             assert raised[0].isupper(), f"line {node.lineno}"  # a class
+
+
+@pytest.mark.parametrize("path", GATEWAY, ids=name_of)
+def test_no_purpose_shares_its_threads_and_none_keeps_the_process(path: Path) -> None:
+    """Threads are those of `threads.Threads`, or daemons of one owner; no executor that all share, or that is joined
+    when the process ends."""
+    shared = {"to_thread", "run_in_executor", "set_default_executor", "ThreadPoolExecutor", "ProcessPoolExecutor"}
+    for node in ast.walk(TREES[path]):
+        name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+        assert name not in shared, f"line {node.lineno}"  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Thread":
+            given = {each.arg: ast.unparse(each.value) for each in node.keywords}
+            assert given.get("daemon") == "True", f"line {node.lineno}"
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

@@ -11,6 +11,7 @@ import pytest
 from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
 from gateway.config import ServerConfig
 from gateway.config.batches import BatchesConfig
+from gateway.threads import Threads
 
 URL = "/v1/chat/completions"
 LIMITS = InputLimits.of(BatchesConfig(), ServerConfig())
@@ -43,7 +44,7 @@ def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> 
     checked = check(tmp_path, content)
     assert (len(checked.index), checked.model) == (3, "m")
     assert checked.places == {hash("a"): 0, hash("b\u00e4"): 1, hash("c"): 2}
-    source = InputFile((tmp_path / "input").open("rb"))
+    source = InputFile((tmp_path / "input").open("rb"), Threads("test"))
     assert [each.custom_id for each in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
     assert [each.custom_id for each in source.read(checked.index[:2])] == ["a", "b\u00e4"]
     [first] = source.read(checked.index[:1])

@@ -20,6 +20,7 @@ from gateway.batches.journal import (
     unexecuted_line,
     usage_in,
 )
+from gateway.threads import Threads
 
 GROUP = Folder.group
 NAMES = st.one_of(
@@ -54,7 +55,7 @@ def test_after_a_crash_at_any_byte_every_whole_line_is_there_and_no_other(
         path.write_bytes(whole[:cut] + tail)
         assert recovered(path) == expected
         assert path.read_bytes() == b"".join(lines[: len(expected)])
-        file = DurableFile(path)
+        file = DurableFile(path, Threads("test"))
         asyncio.run(file.append(answer("again, later")))
         file.close()
         assert recovered(path) == [*expected, "again, later"]
@@ -105,7 +106,7 @@ class FullDisk:
             raise OSError(errno.ENOSPC, "No space left on device")
         self.data += data
 
-    def close(self) -> None: ...
+    async def finish(self) -> None: ...
 
 
 async def test_when_the_disk_is_full_at_most_a_group_is_accepted_and_it_goes_on_when_there_is_room() -> None:
@@ -133,7 +134,7 @@ async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
 
 
 async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all_durable(tmp_path: Path) -> None:
-    answers, errors = DurableFile(tmp_path / "answers"), DurableFile(tmp_path / "errors")
+    answers, errors = [DurableFile(tmp_path / name, Threads("test")) for name in ("answers", "errors")]
     journal = Journal(answers, errors, lambda _: None, GROUP)
     for number in range(200):
         await journal.append(answer(str(number)), failed=number % 2 == 1)
@@ -147,7 +148,7 @@ async def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
 ) -> None:
     import os
 
-    file = DurableFile(tmp_path / "answers")
+    file = DurableFile(tmp_path / "answers", Threads("test"))
     await file.append(b"one\n")
     written = os.write
 

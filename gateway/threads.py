@@ -1,0 +1,125 @@
+"""Threads by purpose: what hangs, such as a file system, holds up the calls of the same purpose and no others.
+
+They are daemons: a call that never returns does not keep the process from ending. Python's own executors are joined
+when the process ends, and asyncio's default executor is shared by all, so nothing here uses them.
+"""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Generic, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+_IDLE_SECONDS: Final = 5.0  # after which a thread without a call ends
+
+
+class Threads:
+    """At most so many threads for one purpose. Each owner of what may hang has its own."""
+
+    def __init__(self, purpose: str, most: int = 1) -> None:
+        self._purpose = purpose
+        self._most = most
+        self._count = self._idle = 0
+        self._calls: deque[Callable[[], None]] = deque()
+        self._changed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return f"<Threads for {self._purpose}: {self._count} of {self._most}, {len(self._calls)} calls wait>"
+
+    async def run(self, do: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
+        """Call this in a thread. A call whose task is cancelled is dropped if it waits, and else ends unattended."""
+        waited_for = _Call(partial(do, *args, **options))
+        self._add(waited_for.make)
+        try:
+            return await waited_for.answer
+        finally:
+            del waited_for  # it has the exception, whose traceback has this frame
+
+    async def to_its_end(
+        self, do: Callable[..., Result], *args: Any, undo: Callable[[Result], object] | None = None
+    ) -> Result:
+        """Call this in a thread. If the task is cancelled, the call ends first: others may use the same files next.
+
+        `undo` then gives back, in a thread, what the call returned.
+        """
+        doing = asyncio.get_running_loop().create_task(self.run(do, *args))
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            await asyncio.wait([doing])
+            if undo is not None and not doing.cancelled() and doing.exception() is None:
+                await self.run(undo, doing.result())
+            raise
+        finally:
+            del doing
+
+    def later(self, do: Callable[[], object]) -> None:
+        """Call this in a thread, and wait for nothing: such as closing a file that a thread may still read."""
+        self._add(partial(_unattended, do))
+
+    def _add(self, call: Callable[[], None]) -> None:
+        with self._changed:
+            self._calls.append(call)
+            if len(self._calls) <= self._idle:
+                self._changed.notify()
+                return
+            if self._count >= self._most:
+                return
+            self._count += 1
+        threading.Thread(target=self._work, name=self._purpose, daemon=True).start()
+
+    def _work(self) -> None:
+        while (call := self._next()) is not None:
+            call()
+            del call  # with what it was given
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next call, when there is one; None = the thread ends."""
+        with self._changed:
+            self._idle += 1
+            self._changed.wait_for(lambda: self._calls, _IDLE_SECONDS)
+            self._idle -= 1
+            if self._calls:
+                return self._calls.popleft()
+            self._count -= 1
+            return None
+
+
+def _unattended(do: Callable[[], object]) -> None:
+    with suppress(Exception):
+        do()
+
+
+class _Call(Generic[Result]):
+    """One call, and the future that gets its result."""
+
+    def __init__(self, do: Callable[[], Result]) -> None:
+        self._do: Callable[[], Result] | None = do
+        self._loop = asyncio.get_running_loop()
+        self.answer: asyncio.Future[Result] = self._loop.create_future()
+
+    def make(self) -> None:
+        """Call it, in a thread; the loop may be closed when it returns."""
+        do, self._do = self._do, None
+        assert do is not None
+        if self.answer.cancelled():
+            return
+        try:
+            settle = partial(self._resolve, do())
+        except BaseException as error:
+            settle = partial(self._reject, error)
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(settle)
+        del self, do, settle  # the traceback of what was raised has this frame
+
+    def _resolve(self, result: Result) -> None:
+        if not self.answer.done():
+            self.answer.set_result(result)
+
+    def _reject(self, error: BaseException) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
