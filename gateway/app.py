@@ -299,9 +299,9 @@ class Gateway:
 
         dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
         complete = self.tokenization.complete
-        sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id, self.memory)
+        sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
         parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
-        setting = BatchSetting(sender, *parts, self._knows_model, self._engines_of)
+        setting = BatchSetting(sender, self.memory, *parts, self._knows_model, self._engines_of)
         return Batches(path, self.config, self.reader, setting)
 
     def _knows_model(self, name: str) -> bool:

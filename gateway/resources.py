@@ -98,6 +98,19 @@ class Holding:
     def release(self) -> None:
         self.shrink(self.size_bytes)
 
+    def fit(self, size_bytes: int) -> None:
+        """Hold exactly so many bytes. Raises MemoryFull, and changes nothing, if they exceed the limit."""
+        if size_bytes > self.size_bytes:
+            self.add(size_bytes - self.size_bytes)
+        else:
+            self.shrink(self.size_bytes - size_bytes)
+
+    def passed_on(self) -> "Holding":
+        """A new holder of all these bytes; this one has none then."""
+        other = Holding(self._budget)
+        other.size_bytes, self.size_bytes = self.size_bytes, 0
+        return other
+
     def __enter__(self) -> "Holding":
         return self
 

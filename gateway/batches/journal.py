@@ -18,6 +18,7 @@ from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.contents import AnswerFile, JournalGroup
 from gateway.batches.files import has_no_room
 from gateway.errors import StorageUnavailable
+from gateway.resources import Holding
 
 _RETRY_SECONDS = 1.0
 _WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
@@ -153,6 +154,7 @@ class Journal:
         self._on_pause = on_pause
         self._group = group
         self._held: tuple[list[bytes], list[bytes]] = ([], [])
+        self._holdings: list[Holding] = []  # the memory of what is held
         self._accepted = self._durable = 0  # lines in all
         self._held_bytes = 0  # of those that are not durable yet
         self._is_closing = False
@@ -165,14 +167,19 @@ class Journal:
     def _is_full(self) -> bool:
         return self._accepted - self._durable >= self._group.lines or self._held_bytes >= self._group.size_bytes
 
-    async def append(self, line: bytes, *, failed: bool) -> None:
-        """Accept a line; returns when it is in the group that is made durable next."""
+    async def append(self, line: bytes, *, failed: bool, holding: Holding | None = None) -> None:
+        """Accept a line; returns when it is in the group that is made durable next.
+
+        `holding` has its memory, which is given back when the line has been written. Short lines need none.
+        """
         while self._is_full:
             self._room.clear()
             await self._room.wait()
         self._accepted += 1
         self._held_bytes += len(line)
         self._held[failed].append(line)
+        if holding is not None:
+            self._holdings.append(holding.passed_on())
         self._arrived.set()
         if self._is_full:
             self._full.set()
@@ -194,19 +201,29 @@ class Journal:
 
     async def _write_group(self) -> None:
         taken, self._held = self._held, ([], [])
-        for file, lines in zip(self._files, taken, strict=True):
-            if not lines:
-                continue
-            data = b"".join(lines)
-            while reason := await _try_append(file, data):
-                self._on_pause(reason)
-                await asyncio.sleep(_RETRY_SECONDS)
-            self._on_pause("")
-            self._held_bytes -= len(data)
-        self._durable += sum(map(len, taken))
+        holdings, self._holdings = self._holdings, []
+        count = sum(map(len, taken))
+        try:
+            for file, lines in zip(self._files, taken, strict=True):
+                if lines:
+                    data = b"".join(lines)
+                    lines.clear()
+                    await self._append(file, data)
+                    self._held_bytes -= len(data)
+                    del data
+        finally:
+            for each in holdings:
+                each.release()
+        self._durable += count
         if not self._is_closing:
             self._full.clear()
         self._room.set()
+
+    async def _append(self, file: AnswerFile, data: bytes) -> None:
+        while reason := await _try_append(file, data):
+            self._on_pause(reason)
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._on_pause("")
 
     async def flush(self) -> None:
         """Wait until all that was accepted before is durable."""
@@ -226,6 +243,10 @@ class Journal:
             await asyncio.wait([writer], timeout=most_seconds)
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
+        self._held = ([], [])
+        for each in self._holdings:
+            each.release()
+        self._holdings.clear()
         for file in self._files:
             await file.finish()
 

@@ -18,10 +18,11 @@ _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 _MESSAGE_FIELDS: Final = frozenset(("role", "content", "reasoning", "reasoning_content"))
 _PIECE_BYTES: Final = 64  # of memory, besides its letters
+_MOST_EVENT_BYTES: Final = 2097152  # the token ids of the longest prompt of a line that is streamed
 _MOST_ID: Final = 2**32 - 1
-# An event of text: up to the text, up to the ids, and what follows these.
+# The end of an event of text, from the name of the text: up to the text, up to the ids, and what follows these.
 _TEXT_EVENT: Final = re.compile(
-    rb'(.*?"(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*"token_ids": ?)\[[0-9, ]*(\][^\[]*)', re.DOTALL
+    rb'("(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*"token_ids": ?)\[[0-9, ]*(\][^\[]*)', re.DOTALL
 )
 
 
@@ -62,7 +63,7 @@ class PartialAnswer:
         self._finish: dict[str, Any] = {}
         self._usage: dict[str, Any] | None = None
         self._fingerprint: str | None = None
-        self._rest = b""  # of an event that is not complete
+        self._rest = bytearray()  # of an event that is not complete
         self._frame: _Frame | None = None
 
     @property
@@ -74,11 +75,19 @@ class PartialAnswer:
     def size_bytes(self) -> int:
         """About the memory that it takes."""
         prompt = len(self._prompt) if self._prompt is not None else 0
-        return 4 * (len(self._ids) + prompt) + self._size_bytes + _PIECE_BYTES * len(self._texts) + len(self._rest)
+        pieces = len(self._texts) + len(self._reasoning)
+        return 4 * (len(self._ids) + prompt) + self._size_bytes + _PIECE_BYTES * pieces + len(self._rest)
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamUnusable."""
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._rest += data
+            if len(self._rest) > _MOST_EVENT_BYTES:
+                raise StreamUnusable(f"The stream has an event that exceeds the limit of {_MOST_EVENT_BYTES} bytes.")
+            return
+        lines = (bytes(self._rest) + data[:end]).split(b"\n")
+        self._rest = bytearray(data[end:])
         events = [line for line in lines if len(line) > len(_DATA)]
         at, are_alike = 0, True
         while at < len(events):
@@ -283,10 +292,12 @@ def _frame_of(line: bytes, event: dict[str, Any], *, is_chat: bool) -> _Frame | 
     delta = choice.get("delta")
     if is_chat and (type(delta) is not dict or delta.keys() != {"content"}):
         return None
-    found = _TEXT_EVENT.fullmatch(line)
+    ids = line.rfind(b'"token_ids":')
+    start = max(line.rfind(name, 0, ids) for name in (b'"content":', b'"text":'))  # one place: a search tries them all
+    found = _TEXT_EVENT.fullmatch(line, start) if 0 <= start < ids else None
     if found is None:
         return None
-    frame = _Frame(*found.groups())
+    frame = _Frame(line[:start] + found[1], found[2], found[3])
     try:
         other = orjson.loads(b"%b?%b[7%b" % (frame.before[len(_DATA) :], frame.between, frame.after))
     except orjson.JSONDecodeError:

@@ -3,9 +3,11 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import NamedTuple
 
 import structlog
 
@@ -31,14 +33,17 @@ from gateway.errors import (
     BackendRefusesKey,
     GatewayError,
     InternalError,
+    MemoryFull,
     ModelMissing,
     ModelNotFound,
     QuotaExceeded,
 )
 from gateway.observe.metrics import BatchMetrics
+from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.pace import BatchPace, Urgency, urgency
 
-_READ_LINES, _READ_BYTES = 32, 4194304  # at once
+_READ_LINES, _READ_BYTES = 32, 262144  # at once; one longer line is read alone
+_MEMORY_SECONDS = 1.0  # between looks for memory to read lines
 _LOOK_SECONDS = 5.0  # between looks at the urgency
 _CANCELLING_SECONDS = 600.0  # most time for what is in flight
 _FIRST_BACKOFF_SECONDS, _MOST_BACKOFF_SECONDS = 1.0, 60.0
@@ -68,6 +73,7 @@ class RunParts:
 
     files: Files
     sender: LineSender
+    memory: MemoryBudget
     slots: Slots
     metrics: BatchMetrics
     unix_seconds: Callable[[], float]
@@ -154,6 +160,7 @@ class BatchRun:
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
+        self._partials = Holding(parts.memory)  # what they take
         self._backoff = Backoff(parts.random)
         self._in_flight = LinesInFlight(pace)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -186,16 +193,20 @@ class BatchRun:
                 await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, left)))
         finally:
             await self._end_tasks()
+            self._partial.clear()
+            self._partials.release()
+            self._feeding = None  # what it raised has frames that have this
 
     async def _watch(self, feeding: asyncio.Task[None]) -> None:
         """Wait for the last answer or the end of the window. Meanwhile, note how urgent the batch is."""
         while (seconds := self.batch.expires_at - self._parts.unix_seconds()) > 0:
             self._look()
-            done, _ = await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
-            if done:
-                if not feeding.cancelled():
-                    feeding.result()
-                return
+            await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
+            if feeding.done():
+                try:
+                    return None if feeding.cancelled() else feeding.result()
+                finally:
+                    del feeding  # it has what is raised, whose traceback has this frame
 
     def _look(self) -> None:
         batch, laxity_seconds = self.batch, self._in_flight.pace.laxity_seconds(self._parts.sender.now())
@@ -219,16 +230,35 @@ class BatchRun:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self) -> None:
-        fresh, clock = map(self._index.__getitem__, self._order.in_turn()), asyncio.get_running_loop().time
-        while self._left:
-            if lines := self._next_group(fresh):
-                for request in await self._source.requests(lines):
-                    await self._backoff.wait(clock)
-                    self._go_on()
-                    await self._start(request)
-            else:
-                self._changed.clear()
-                await self._changed.wait()
+        fresh, clock = self._lines(self._order.in_turn()), asyncio.get_running_loop().time
+        with Holding(self._parts.memory) as holding:
+            while self._left:
+                if lines := self._next_group(fresh):
+                    for request in await self._requests(lines, holding):
+                        await self._backoff.wait(clock)
+                        self._go_on()
+                        await self._start(request)
+                    del request
+                    holding.release()
+                else:
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    def _lines(self, places: Iterable[int]) -> Iterator[Line]:
+        """The lines at these places that have no answer."""
+        return (self._index[place] for place in places if not self._done[place])
+
+    async def _requests(self, lines: list[Line], holding: Holding) -> list[LineRequest]:
+        """Read lines when there is memory for them. Those that were read before with this holding are dropped."""
+        size_bytes = sum(line.length for line in lines)
+        holding.release()
+        while True:
+            try:
+                holding.add(size_bytes)
+                break
+            except MemoryFull:
+                await asyncio.sleep(_MEMORY_SECONDS)
+        return await self._source.requests(lines)
 
     def _next_group(self, fresh: Iterator[Line]) -> list[Line]:
         group: list[Line] = []
@@ -243,9 +273,7 @@ class BatchRun:
     def _next_lines(self, fresh: Iterator[Line]) -> Iterator[Line]:
         while self._again:
             yield self._again.popleft()
-        for line in fresh:
-            if not self._done[line.place]:
-                yield line
+        yield from fresh
         while self._last:
             yield self._last.popleft()
 
@@ -262,24 +290,34 @@ class BatchRun:
 
     async def _send(self, request: LineRequest) -> None:
         """Send a line once, and write its answer; or have it sent again."""
+        line = request.line
+        with Holding(self._parts.memory) as holding:
+            written = await self._answer(request, holding)
+            del request
+            if written is not None:
+                await self._journal.append(written.text, failed=written.failed, holding=holding)
+                self._count(line, written.usage, "failed" if written.failed else "completed")
+
+    async def _answer(self, request: LineRequest, holding: Holding) -> "_Written | None":
+        """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
         parts, batch, line = self._parts, self.batch, request.line
         partial = self._partial.pop(line.place, None)
         may_stream = line.place not in self._attempts  # a line that failed is sent whole
         if partial is not None:
+            self._partials.shrink(partial.size_bytes)
             parts.metrics.lines.add(("continued",))
         try:
             answer = await parts.sender.send(
-                batch.endpoint, request, batch.owner, self._in_flight, partial, may_stream=may_stream
+                batch.endpoint, request, batch.owner, self._in_flight, holding, partial, may_stream=may_stream
             )
         except LinePaused as paused:
             self._again.append(line)
             self._keep(line, paused.partial)
             parts.metrics.lines.add(("paused",))
-            return
+            return None
         except GatewayError as error:
             if self._is_put_back(line, error):
-                parts.metrics.lines.add(("retried",))
-                return
+                return None
             answer = error_answer(error, parts.new_id())
         except Exception as error:
             parts.caught("batch_line", error)
@@ -287,12 +325,19 @@ class BatchRun:
             answer = error_answer(failure, parts.new_id())
         else:
             self._backoff.succeeded()
-        await self._write(line, request.custom_id, answer)
+        written = self._written(request.custom_id, answer)
+        try:
+            holding.fit(len(written.text))
+        except MemoryFull as error:
+            self._is_put_back(line, error)
+            return None
+        return written
 
     def _keep(self, line: Line, partial: PartialAnswer | None) -> None:
-        if partial is not None:
-            kept_bytes = sum(each.size_bytes for each in self._partial.values())
-            if kept_bytes + partial.size_bytes <= _MOST_PARTIAL_BYTES:
+        """Keep what a line that is paused has, if there is memory for it; else it starts anew."""
+        if partial is not None and self._partials.size_bytes + partial.size_bytes <= _MOST_PARTIAL_BYTES:
+            with suppress(MemoryFull):
+                self._partials.add(partial.size_bytes)
                 self._partial[line.place] = partial
 
     def _is_put_back(self, line: Line, error: GatewayError) -> bool:
@@ -300,13 +345,15 @@ class BatchRun:
         if _passes(error) or self._waits_for_budget(error):
             self._again.append(line)
             self._backoff.failed(asyncio.get_running_loop().time(), error.retry_after_seconds or 0.0)
-            return True
-        if error.not_retryable or not isinstance(error, BackendError):
-            return False
-        attempts = self._attempts[line.place] = self._attempts.get(line.place, 0) + 1
-        if attempts < _MOST_ATTEMPTS:
+        else:
+            if error.not_retryable or not isinstance(error, BackendError):
+                return False
+            attempts = self._attempts[line.place] = self._attempts.get(line.place, 0) + 1
+            if attempts >= _MOST_ATTEMPTS:
+                return False
             self._last.append(line)
-        return attempts < _MOST_ATTEMPTS
+        self._parts.metrics.lines.add(("retried",))
+        return True
 
     def _waits_for_budget(self, error: GatewayError) -> bool:
         if not _has_budget_within(error, self.batch.expires_at - self._parts.unix_seconds()):
@@ -320,7 +367,7 @@ class BatchRun:
             self._lacks_budget = False
             self.batch.go_on()
 
-    async def _write(self, line: Line, custom_id: str, answer: LineAnswer) -> None:
+    def _written(self, custom_id: str, answer: LineAnswer) -> "_Written":
         body = on_one_line(answer.body)
         failed = answer.status >= 400
         if body is None:
@@ -329,8 +376,7 @@ class BatchRun:
             body = answer.body
         usage = LineUsage() if failed else usage_in(body)
         text = answer_line(self._parts.new_id(), custom_id, answer.status, answer.request_id, body)
-        await self._journal.append(text, failed=failed)
-        self._count(line, usage, "failed" if failed else "completed")
+        return _Written(text, usage, failed)
 
     def _count(self, line: Line, usage: LineUsage, state: str) -> None:
         self._attempts.pop(line.place, None)
@@ -342,14 +388,15 @@ class BatchRun:
     async def write_unexecuted(self) -> None:
         """Write an error for each line that has no answer."""
         state, code, message = why_unexecuted(self.batch)
-        left = iter(self._index)
+        left = self._lines(range(len(self._index)))
         self._again.clear()
         self._last.clear()
-        while lines := self._next_group(left):
-            for request in await self._source.requests(lines):
-                written = unexecuted_line(self._parts.new_id(), request.custom_id, code, message)
-                await self._journal.append(written, failed=True)
-                self._count(request.line, LineUsage(), state)
+        with Holding(self._parts.memory) as holding:
+            while lines := self._next_group(left):
+                for request in await self._requests(lines, holding):
+                    written = unexecuted_line(self._parts.new_id(), request.custom_id, code, message)
+                    await self._journal.append(written, failed=True)
+                    self._count(request.line, LineUsage(), state)
 
     @property
     def is_done(self) -> bool:
@@ -358,3 +405,11 @@ class BatchRun:
     async def close(self, *, most_seconds: float | None = None) -> None:
         """Make the answers durable, and close the journal."""
         await self._journal.close(most_seconds=most_seconds)
+
+
+class _Written(NamedTuple):
+    """The line of an answer in its file, and what it counts as."""
+
+    text: bytes
+    usage: LineUsage
+    failed: bool

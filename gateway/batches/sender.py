@@ -22,10 +22,11 @@ from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
-from gateway.resources import Holding, MemoryBudget
+from gateway.resources import Holding
 from gateway.scheduling.pace import BatchPace
 
 _MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
+_LINE_BYTES = 4096  # of an answer's line in its file, besides the body: a custom id has 512 characters
 _PRIORITY = b"x-gateway-priority"
 
 
@@ -124,7 +125,6 @@ class LineSender:
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
         new_id: Callable[[], str],
-        memory: MemoryBudget,
     ) -> None:
         self._dispatchers = dispatchers
         self._complete = complete
@@ -132,7 +132,6 @@ class LineSender:
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._new_id = new_id
-        self._memory = memory
         self._keys: dict[str, KeyConfig] = {}
         self._has_keys = True  # until they are known
         self._idle_only = True
@@ -160,6 +159,7 @@ class LineSender:
         line: LineRequest,
         owner: Owner,
         lines: LinesInFlight,
+        holding: Holding,
         partial: PartialAnswer | None = None,
         *,
         may_stream: bool = True,
@@ -167,16 +167,18 @@ class LineSender:
         """The answer of a backend, whatever its status. Raises a GatewayError if there is none, or LinePaused.
 
         What can be continued after a pause is sent as a stream; if that fails for the stream, it is sent whole.
+        `holding` has the memory of the request, and then that of the answer.
         """
         stream = self._stream_of(endpoint, line, partial) if may_stream else None
         if stream is not None:
             try:
-                answer = await self._send(endpoint, streamed(line.body, line.document), owner, lines, stream)
+                answer = await self._send(endpoint, streamed(line.body, line.document), owner, lines, holding, stream)
                 if answer.status < 400:
                     return answer
             except _NotStreamed:
                 pass
-        answer = await self._send(endpoint, line.body, owner, lines, None)
+            holding.release()
+        answer = await self._send(endpoint, line.body, owner, lines, holding, None)
         if stream is not None and answer.status < 400:
             self._unstreamed.add(stream.document["model"])
         return answer
@@ -190,25 +192,30 @@ class LineSender:
         return _StreamedLine(document, partial)
 
     async def _send(
-        self, endpoint: str, body: bytes, owner: Owner, lines: LinesInFlight, stream: _StreamedLine | None
+        self,
+        endpoint: str,
+        body: bytes,
+        owner: Owner,
+        lines: LinesInFlight,
+        holding: Holding,
+        stream: _StreamedLine | None,
     ) -> LineAnswer:
         request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
         record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
         outcome = message = ""
         status = 0
+        sink = LineSink(holding)
         try:
-            with Holding(self._memory) as holding:
-                holding.add(len(body))
-                sink = LineSink(holding)
-                incoming = self._incoming(endpoint, body, owner)
-                if self._idle_only:
-                    pace = lines.pace
-                    incoming.come_from_batch(OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke))
-                await self._fetch(incoming, route, record, sink, lines, stream)
-                status = sink.status
-                whole = sink.whole()
-                outcome = "completed" if status < 400 else "refused_by_backend"
-                return LineAnswer(status, request_id, whole)
+            holding.add(len(body) + _LINE_BYTES)
+            incoming = self._incoming(endpoint, body, owner)
+            if self._idle_only:
+                pace = lines.pace
+                incoming.come_from_batch(OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke))
+            await self._fetch(incoming, route, record, sink, lines, stream)
+            status = sink.status
+            whole = sink.whole()
+            outcome = "completed" if status < 400 else "refused_by_backend"
+            return LineAnswer(status, request_id, whole)
         except asyncio.CancelledError:
             outcome = "cut_by_shutdown"
             raise
@@ -224,6 +231,7 @@ class LineSender:
             outcome, message, status = InternalError.outcome, type(error).__name__, InternalError.status
             raise
         finally:
+            sink.close()
             record.ended(outcome, status, self._clock(), message)
             self._ledger.finished(record)
 

@@ -34,6 +34,7 @@ from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse
 from gateway.observe.metrics import BatchMetrics
+from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
 _SWEEP_SECONDS = 60.0
@@ -50,6 +51,7 @@ class BatchSetting:
     """What the gateway gives to its batches."""
 
     sender: LineSender
+    memory: MemoryBudget
     metrics: BatchMetrics
     supervisor: Supervisor
     unix_seconds: Callable[[], float]
@@ -88,6 +90,7 @@ class Batches:
         parts = RunParts(
             self._files,
             setting.sender,
+            setting.memory,
             Slots(config.batches.lines_in_flight),
             setting.metrics,
             setting.unix_seconds,

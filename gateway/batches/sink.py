@@ -20,12 +20,12 @@ class LineSink:
     def __init__(self, holding: Holding) -> None:
         self.begun = self.chunked = False
         self.status = 0
-        self.error: GatewayError | None = None  # why no more is kept
         self.is_revoked = False
         self.is_unusable = False  # the stream; the error is the reason
         self.fetching = asyncio.Timeout(None)
-        self._parts: list[bytes] = []
-        self._kept_bytes = self._room_bytes = 0  # of the parts, and for how many memory is reserved
+        self.error: GatewayError | None = None  # why no more is kept
+        self._kept = bytearray()  # an object for each piece would take many times the memory of short ones
+        self._room_bytes = 0  # for how many of them memory is reserved
         self._partial: PartialAnswer | None = None
         self._read_bytes = 0  # that it takes
         self._holding = holding
@@ -53,23 +53,33 @@ class LineSink:
         """Keep body bytes. True = no more are taken."""
         if self.error is not None:
             return True
-        self._parts.append(data)
-        self._kept_bytes += len(data)
-        return self._kept_bytes > self._room_bytes and not self._makes_room()
+        self._kept += data
+        return len(self._kept) > self._room_bytes and not self._makes_room()
 
     def _makes_room(self) -> bool:
         """Whether there is memory for what is kept; else the request ends."""
         try:
-            if self._kept_bytes + self._read_bytes > _MOST_ANSWER_BYTES:
+            if len(self._kept) + self._read_bytes > _MOST_ANSWER_BYTES:
                 raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
-            if self._partial is not None and self._kept_bytes >= _READ_BYTES:
+            if self._partial is not None and len(self._kept) >= _READ_BYTES:
                 self._read(self._partial)
-            self._reserve(self._kept_bytes + _STEP_BYTES)
+            self._reserve(len(self._kept) + _STEP_BYTES)
         except (WrongAnswer, MemoryFull) as error:
             self.error = error.again()
+            self._drop()
             self._end_request()
             return False
         return True
+
+    def close(self) -> None:
+        """Drop all that is kept: the request has ended, but what remembers it may hold this."""
+        self._kept, self._partial = bytearray(), None
+
+    def _drop(self) -> None:
+        """Drop all that is kept, and give its memory back."""
+        self.close()
+        self._holding.shrink(self._room_bytes + self._read_bytes)
+        self._room_bytes = self._read_bytes = 0
 
     def _reserve(self, size_bytes: int) -> None:
         """Have memory for so many bytes as they come. Raises MemoryFull."""
@@ -78,14 +88,14 @@ class LineSink:
 
     def _read(self, partial: PartialAnswer) -> None:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
-        data, read_bytes = b"".join(self._parts), self._read_bytes
-        self._parts.clear()
+        data, read_bytes = bytes(self._kept), self._read_bytes
+        self._kept.clear()
         try:
             partial.feed(data)
         except StreamUnusable as error:
             raise self._unusable(error) from error
         self._holding.shrink(self._room_bytes)
-        self._kept_bytes = self._room_bytes = 0
+        self._room_bytes = 0
         self._read_bytes = partial.size_bytes
         self._holding.add(self._read_bytes - read_bytes)
 
@@ -97,7 +107,9 @@ class LineSink:
         """The body of the answer, which has ended. Raises WrongAnswer or MemoryFull."""
         partial = self._partial
         if partial is None:
-            return b"".join(self._parts)
+            data = bytes(self._kept)
+            self._kept.clear()  # `data` has its memory
+            return data
         self._read(partial)
         try:
             return partial.body()

@@ -56,3 +56,17 @@ def test_the_sum_of_all_holdings_is_what_is_used_and_within_the_limit(steps: lis
             except MemoryFull:
                 assert budget.used_bytes + size_bytes > 100
         assert sum(each.size_bytes for each in holdings) == budget.used_bytes <= 100
+
+
+def test_what_is_held_can_be_fitted_and_passed_on() -> None:
+    budget = MemoryBudget(100)
+    with Holding(budget) as holding:
+        holding.fit(60)
+        holding.fit(20)
+        with pytest.raises(MemoryFull):
+            holding.fit(101)
+        assert (holding.size_bytes, budget.used_bytes) == (20, 20)
+        other = holding.passed_on()
+    assert (other.size_bytes, budget.used_bytes) == (20, 20)
+    other.release()
+    assert budget.used_bytes == 0

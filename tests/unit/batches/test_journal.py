@@ -20,6 +20,7 @@ from gateway.batches.journal import (
     unexecuted_line,
     usage_in,
 )
+from gateway.resources import Holding, MemoryBudget
 from gateway.threads import Threads
 
 GROUP = Folder.group
@@ -164,3 +165,36 @@ async def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
     await file.append(b"three\n")
     file.close()
     assert (tmp_path / "answers").read_bytes() == b"one\nthree\n"
+
+
+async def test_what_waits_for_the_journal_holds_its_memory_until_it_has_been_written() -> None:
+    budget, answers = MemoryBudget(1 << 30), FullDisk()
+    journal = Journal(answers, FullDisk(), lambda _: None, GROUP)
+    line = answer("a", text="x" * 100_000)
+
+    async def append() -> None:
+        with Holding(budget) as holding:
+            holding.add(len(line))
+            await journal.append(line, failed=False, holding=holding)
+
+    appending = [asyncio.create_task(append()) for _ in range(100)]
+    while not answers.refused:
+        await asyncio.sleep(0.01)
+    assert sum(task.done() for task in appending) * len(line) <= GROUP.size_bytes + len(line)
+    assert budget.used_bytes == 100 * len(line), "of those accepted, and of those that wait"
+    answers.is_full = False
+    await asyncio.gather(*appending)
+    await journal.close()
+    assert (budget.used_bytes, len(answers.data)) == (0, 100 * len(line))
+
+
+async def test_a_journal_that_is_given_up_gives_its_memory_back() -> None:
+    budget = MemoryBudget(1 << 30)
+    journal = Journal(FullDisk(), FullDisk(), lambda _: None, GROUP)
+    for text in ("being written", "accepted"):
+        with Holding(budget) as holding:
+            holding.add(1000)
+            await journal.append(answer(text), failed=False, holding=holding)
+    assert budget.used_bytes == 2000
+    await journal.close(most_seconds=0.05)
+    assert budget.used_bytes == 0

@@ -278,3 +278,35 @@ def test_a_stream_without_its_end_is_no_answer() -> None:
     partial.feed(Engine([b"a"]).stream([], ())[0])
     with pytest.raises(StreamUnusable):
         partial.body()
+
+
+@pytest.mark.parametrize("is_chat", [True, False])
+def test_an_event_with_many_places_for_its_text_is_searched_once(is_chat: bool) -> None:
+    engine = Engine([b"a"] * 3, is_chat)
+    partial = PartialAnswer("m", is_chat=is_chat)
+    name = "content" if is_chat else "text"
+    ignored = b'"ignored":{%b},' % b",".join([b'"%b":""' % name.encode()] * 50_000)
+    for event in engine.stream([], ()):
+        partial.feed(event.replace(b"{", b"{" + ignored, 1))  # a search that tries each place does not end
+    assert orjson.loads(partial.body())["choices"][0]["finish_reason"] == "length"
+    assert partial.tokens == 3
+
+
+def test_a_stream_that_comes_in_single_bytes_is_the_same() -> None:
+    engine = Engine([b"a"] * 200)
+    stream = b"".join(engine.stream([], ()))
+    whole = PartialAnswer("m", is_chat=True)
+    whole.feed(stream)
+    bytewise = PartialAnswer("m", is_chat=True)
+    for at in range(len(stream)):
+        bytewise.feed(stream[at : at + 1])
+    assert bytewise.body() == whole.body()
+
+
+def test_an_event_without_an_end_is_refused_at_its_bound() -> None:
+    partial, taken_bytes = PartialAnswer("m", is_chat=True), 0
+    while taken_bytes < 2097152:
+        partial.feed(b"x" * 8192)
+        taken_bytes += 8192
+    with pytest.raises(StreamUnusable, match="exceeds the limit of 2097152 bytes"):
+        partial.feed(b"x")

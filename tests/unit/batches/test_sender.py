@@ -9,7 +9,7 @@ import pytest
 from gateway.batches.batch import Owner
 from gateway.batches.input import Line, LineRequest
 from gateway.batches.partial import PartialAnswer
-from gateway.batches.sender import LineDispatchers, LinePaused, LineSender, LinesInFlight
+from gateway.batches.sender import LineAnswer, LineDispatchers, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
 from gateway.config.file import parse
 from gateway.front.json_body import in_turns
@@ -18,7 +18,7 @@ from gateway.front.read import RequestReader
 from gateway.front.stored_responses import StoredResponses
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
-from gateway.resources import MemoryBudget
+from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates, OutputLengths
 from gateway.scheduling.pace import BatchPace
 from tests.unit.batches.test_partial import Engine
@@ -69,10 +69,11 @@ class Desk:
         config = parse({"backends": [{"url": "http://10.0.0.1:8000"}], **sections})
         plain = cast(Any, backend)
         numbers = iter(range(100))
+        self.memory = MemoryBudget(1 << 20)
         ledger = KeyLedger(Estimates(), lambda: 0.0, lambda: 0.0, self.finished, self.finished)
         self.sender = LineSender(
             LineDispatchers(plain, plain, plain, plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
-            lambda: f"line-{next(numbers)}", MemoryBudget(1 << 20),
+            lambda: f"line-{next(numbers)}",
         )  # fmt: skip
         self.sender.follow(config, RequestReader(config, Estimates(), StoredResponses(), b"secret"))
         self.sender.follow_keys((), are_needed=False)
@@ -81,12 +82,19 @@ class Desk:
         if record.demand is not None and record.usage is not None:
             self.lengths.answered(record.demand, record.usage)
 
+    async def send(
+        self, endpoint: str, line: LineRequest, lines: LinesInFlight, partial: PartialAnswer | None = None
+    ) -> LineAnswer:
+        """Send it once. Its memory is given back."""
+        with Holding(self.memory) as holding:
+            return await self.sender.send(endpoint, line, OWNER, lines, holding, partial)
+
     async def answer(self, max_tokens: int) -> dict[str, Any]:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": max_tokens}
         partial: PartialAnswer | None = None
         while True:
             try:
-                answer = await self.sender.send(CHAT, line_of(body), OWNER, LinesInFlight(PACE), partial)
+                answer = await self.send(CHAT, line_of(body), LinesInFlight(PACE), partial)
             except LinePaused as paused:
                 partial = paused.partial
             else:
@@ -138,7 +146,7 @@ def test_lines_that_no_engine_has_are_withdrawn_and_those_on_engines_end() -> No
 
     async def withdrawn() -> None:
         desk, line = Desk(cast(Backend, Engines())), line_of(POOLED["/v1/score"])
-        runs, *wait = [asyncio.create_task(desk.sender.send("/v1/score", line, OWNER, lines)) for _ in range(3)]
+        runs, *wait = [asyncio.create_task(desk.send("/v1/score", line, lines)) for _ in range(3)]
         await asyncio.sleep(1)
         lines.withdraw()
         for each in wait:
@@ -146,7 +154,7 @@ def test_lines_that_no_engine_has_are_withdrawn_and_those_on_engines_end() -> No
                 await each
         assert not runs.done()
         with pytest.raises(LinePaused):
-            await desk.sender.send("/v1/score", line, OWNER, lines)
+            await desk.send("/v1/score", line, lines)
         assert (await runs).status == 200
 
     run(withdrawn())
@@ -170,7 +178,7 @@ def test_lines_of_pooled_endpoints_use_idle_capacity_only(endpoint: str) -> None
             return UpstreamResult(200, None, 0.0)
 
     desk = Desk(cast(Backend, Pooling()))
-    answer = run(desk.sender.send(endpoint, line_of(POOLED[endpoint]), OWNER, LinesInFlight(PACE)))
+    answer = run(desk.send(endpoint, line_of(POOLED[endpoint]), LinesInFlight(PACE)))
     assert answer.status == 200
     [demand] = [request.demand for request in asked]
     assert demand.offline is not None
@@ -190,7 +198,7 @@ def test_a_line_of_a_fallback_uses_idle_capacity_only() -> None:
 
     desk = Desk(cast(Backend, NoneServesIt()), models={"m": {"fallback": ["small"]}})
     body = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
-    assert run(desk.sender.send(CHAT, line_of(body), OWNER, LinesInFlight(PACE))).status == 200
+    assert run(desk.send(CHAT, line_of(body), LinesInFlight(PACE))).status == 200
     [demand] = [request.demand for request in asked]
     assert (demand.model, demand.batch) == ("small", True)
     assert demand.offline is not None

@@ -1,14 +1,17 @@
 """What a line's sink keeps of an answer: whole bodies, and streams with or without the framing of their chunks."""
 
 import asyncio
+import tracemalloc
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import repeat
 
 import orjson
 import pytest
 
-from gateway.batches.partial import PartialAnswer
+from gateway.batches.partial import _MOST_EVENT_BYTES, PartialAnswer
 from gateway.batches.sink import LineSink
-from gateway.errors import MemoryFull
+from gateway.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.resources import Holding, MemoryBudget
 
 EVENT_STREAM = b"text/event-stream"
@@ -89,3 +92,71 @@ async def test_an_answer_that_exceeds_the_memory_ends_the_request() -> None:
     assert sink.fetching.expired()
     assert isinstance(sink.error, MemoryFull)
     assert 0 < written_bytes < 20000
+
+
+def endless_event() -> Iterator[bytes]:
+    """The beginning of a stream with an event that does not end, in as large pieces as a connection reads."""
+    yield b"data: "
+    yield from repeat(b"x" * 65536)
+
+
+def endless_body() -> Iterator[bytes]:
+    """The beginning of an answer that is no stream and does not end."""
+    yield from repeat(b"x" * 65536)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "limit_bytes", "budget_bytes", "error"),
+    [
+        (endless_event, "_MOST_EVENT_BYTES", 1 << 30, WrongAnswer),
+        (endless_body, "_MOST_ANSWER_BYTES", 1 << 30, WrongAnswer),
+        (endless_event, None, 500_000, MemoryFull),
+        (endless_body, None, 500_000, MemoryFull),
+    ],
+)
+async def test_at_its_bound_a_sink_drops_all_and_gives_the_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+    pieces: Callable[[], Iterator[bytes]],
+    limit_bytes: str | None,
+    budget_bytes: int,
+    error: type[GatewayError],
+) -> None:
+    monkeypatch.setattr("gateway.batches.sink._MOST_ANSWER_BYTES", 4 << 20)
+    budget, taken_bytes = MemoryBudget(budget_bytes), 0
+    sink = LineSink(Holding(budget))
+    if pieces is endless_event:
+        sink.expect_stream(PartialAnswer("m", is_chat=True))
+        sink.begin(200, EVENT_STREAM, b"")
+    else:
+        sink.begin(200, b"application/json", b"")
+    with suppress(TimeoutError):
+        async with sink.fetching:
+            for piece in pieces():
+                taken_bytes += len(piece)
+                if sink.write(piece):
+                    break
+            await asyncio.Event().wait()
+    most_bytes = {"_MOST_EVENT_BYTES": _MOST_EVENT_BYTES, "_MOST_ANSWER_BYTES": 4 << 20, None: budget_bytes}[
+        limit_bytes
+    ]
+    assert most_bytes / 2 < taken_bytes <= most_bytes + 2 * 65536
+    assert type(sink.error) is error
+    assert sink.is_unusable == (limit_bytes == "_MOST_EVENT_BYTES")
+    assert budget.used_bytes == 0
+    assert sink.write(b"more")
+    assert (budget.used_bytes, sink.whole()) == (0, b"")
+
+
+def test_short_pieces_take_the_memory_of_their_bytes() -> None:
+    budget = MemoryBudget(1 << 30)
+    sink = LineSink(Holding(budget))
+    sink.begin(200, b"application/json", b"")
+    tracemalloc.start()
+    try:
+        for _ in range(200_000):
+            assert not sink.write(bytes((1, 2, 3)))
+        taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes < 1.3 * 600_000
+    assert budget.used_bytes >= 600_000
