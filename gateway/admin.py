@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import in_turns, parse_body
+from gateway.front.json_body import parse_body
 from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
 from gateway.kv_events.endpoints import plan
@@ -36,6 +36,7 @@ from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.threads import Threads
 from gateway.tokenization.tokenization import Tokenization
+from gateway.turns import in_turns
 
 _BREATH_SECONDS = 0.001
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first

@@ -71,7 +71,7 @@ class FrameScanner:
     __slots__ = ("_head", "_left_bytes", "closed", "frames")
 
     def __init__(self) -> None:
-        self._head = bytearray()
+        self._head = b""  # the beginning of a head
         self._left_bytes = 0
         self.frames = 0
         self.closed = False
@@ -82,22 +82,27 @@ class FrameScanner:
         return not self._left_bytes and not self._head and not self.closed
 
     def scan(self, data: bytes) -> None:
-        at, end = 0, len(data)
-        while at < end:
-            if self._left_bytes:
-                step = min(self._left_bytes, end - at)
-                self._left_bytes -= step
-                at += step
-                self.frames += not self._left_bytes
-                continue
-            self._head.append(data[at])
-            at += 1
-            head = FrameHead(self._head)
-            if head.size_bytes:
-                self._head.clear()
-                self._left_bytes = head.payload_bytes
-                self.closed = self.closed or head.opcode == _CLOSE
-                self.frames += not self._left_bytes
+        if self._head:
+            data = self._head + data
+        at, end = self._left_bytes, len(data)  # at: where the next head is
+        frames = int(0 < at <= end)
+        while end - at >= 2:
+            length = data[at + 1]
+            size = 6 if length & 0x80 else 2
+            length &= 0x7F
+            if length > _MAX_CONTROL_BYTES:
+                extended = 8 if length == 127 else 2
+                size += extended
+                length = int.from_bytes(data[at + 2 : at + 2 + extended], "big")
+            if end - at < size:
+                break
+            if data[at] & 0x0F == _CLOSE:
+                self.closed = True
+            at += size + length
+            frames += at <= end
+        self.frames += frames
+        self._head = data[at:]
+        self._left_bytes = max(0, at - end)
 
 
 def messages_of(data: bytes | bytearray) -> Iterator[bytes]:

@@ -3,12 +3,15 @@
 The readers are pure; a response of another shape than vLLM's raises ValueError.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, cast
 
 import aiohttp
 import orjson
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from gateway.backends.facts import KvEventSource, ModelCard
@@ -17,11 +20,12 @@ from gateway.backends.reachability import kind_of, why
 from gateway.backends.vllm_metrics import Findings, LineFilter, MetricsReader
 from gateway.config.backends import BackendConfig
 from gateway.tls import BackendContexts
+from gateway.turns import SLICE_BYTES, Intake, in_turns
 
 MAX_JSON_BYTES = 1048576
 MAX_METRICS_BYTES = 4194304
 MAX_MODELS = 10000
-PIECE_BYTES = 65536
+MAX_JSON_CONTAINERS = 32768  # objects and arrays, which take the longest to parse
 MODELS_PATH = "/v1/models"
 CHAT_PATH = "/v1/chat/completions"  # 404 where the models only embed, score or classify
 METRICS_PATH = "/metrics"
@@ -36,6 +40,35 @@ class ControlError(Exception):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class _Connection(ResponseHandler):
+    """A connection of aiohttp whose long reads are taken in slices."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._intake = Intake(self.data_received)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._intake.begin(cast(asyncio.Transport, transport))
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._intake.end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) > SLICE_BYTES:
+            self._intake.cut(data)
+            return
+        super().data_received(data)
+        if self._reading_paused:
+            self._intake.hold()
+
+    def resume_reading(self, *arguments: bool, **options: bool) -> None:
+        super().resume_reading(*arguments, **options)
+        if not self._reading_paused:
+            self._intake.resumed()
 
 
 class ControlClient:
@@ -56,8 +89,10 @@ class ControlClient:
         self._timeout_seconds = timeout_seconds
 
     async def __aenter__(self) -> Self:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
+        connector._factory = cast(Any, partial(_Connection, loop=asyncio.get_running_loop()))
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=connector,
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"Accept-Encoding": "identity"},
             auto_decompress=False,
@@ -87,12 +122,12 @@ class ControlClient:
             if path != METRICS_PATH:
                 return Findings(READERS[path](await _json_of(response, path)))
             lines, size = LineFilter(), 0
-            async for piece in response.content.iter_chunked(PIECE_BYTES):
+            async for piece in response.content.iter_chunked(SLICE_BYTES):
                 lines.feed(piece)
                 size += len(piece)
                 if size > MAX_METRICS_BYTES:
                     break
-            return self._metrics.read(lines.finish(), self._clock())
+            return await in_turns(self._metrics.read(lines.finish(), self._clock()))
 
     async def offers(self, backend: BackendConfig, path: str) -> bool | None:
         """Whether it has a path that takes POST, without sending one: GET is answered 405 there; None = not known."""
@@ -145,10 +180,12 @@ class ControlClient:
 
 async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:
     body = bytearray()
-    async for piece in response.content.iter_chunked(PIECE_BYTES):
+    async for piece in response.content.iter_chunked(SLICE_BYTES):
         body += piece
         if len(body) > MAX_JSON_BYTES:
             raise ControlError(f"{path} returned over {MAX_JSON_BYTES} bytes, the limit")
+    if body.count(b"{") + body.count(b"[") > MAX_JSON_CONTAINERS:
+        raise ControlError(f"{path} returned over {MAX_JSON_CONTAINERS} objects and arrays, the limit")
     return orjson.loads(body)
 
 

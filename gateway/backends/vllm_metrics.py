@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from gateway.backends.facts import AdapterReport, Telemetry
+from gateway.turns import Steps
 
-MAX_LINE_BYTES = 65536
+MAX_LINE_BYTES = 16384  # labels of a longer one would take too long to parse
 MAX_LINES = 1024  # the wanted lines of a hundred data-parallel ranks
 _MAX_KNOWN = 4096  # series, and the bytes of each
 _HEAD_BYTES = 22  # of a line: enough to skip most of the others
@@ -95,20 +96,21 @@ class MetricsReader:
     def __init__(self) -> None:
         self._known: dict[bytes, Series] = {}  # by a line up to its value
 
-    def read(self, lines: Iterable[bytes], at_seconds: float) -> Findings:
-        """Raises ValueError if a line is not in the exposition format."""
+    def read(self, lines: Iterable[bytes], at_seconds: float) -> Steps[Findings]:
+        """A step for each new series. Raises ValueError if a line is not in the exposition format."""
         samples: defaultdict[str, list[tuple[float, dict[str, str]]]] = defaultdict(list)
-        for line in lines:
-            if line:
-                series, value = self._sample(line)
-                samples[series.name].append((value, series.labels))
+        for line in filter(None, lines):
+            end = line.rfind(b"}") + 1 or line.find(b" ") + 1
+            if (series := self._known.get(line[:end])) is not None:
+                text, *_ = line[end:].split()
+                value = float(text)
+            else:
+                yield
+                series, value = self._parsed(line, end)
+            samples[series.name].append((value, series.labels))
         return _findings(samples, at_seconds)
 
-    def _sample(self, line: bytes) -> tuple[Series, float]:
-        end = line.rfind(b"}") + 1 or line.find(b" ") + 1
-        if (known := self._known.get(line[:end])) is not None:
-            value, *_ = line[end:].split()
-            return known, float(value)
+    def _parsed(self, line: bytes, end: int) -> tuple[Series, float]:
         text = line.decode("utf-8", "replace")
         (sample,) = [sample for family in text_string_to_metric_families(f"{text}\n") for sample in family.samples]
         series = Series(sample.name, sample.labels)

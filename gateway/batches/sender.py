@@ -15,7 +15,7 @@ from gateway.config import Config
 from gateway.config.keys import KeyConfig
 from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, Unauthorized
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import SHORT_BYTES, at_once, in_turns, with_fields
+from gateway.front.json_body import SHORT_BYTES, with_fields
 from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
@@ -24,6 +24,7 @@ from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding
 from gateway.scheduling.pace import BatchPace
+from gateway.turns import at_once, in_turns
 
 _MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
 _LINE_BYTES = 4096  # of an answer's line in its file, besides the body: a custom id has 512 characters

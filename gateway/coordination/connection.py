@@ -15,6 +15,7 @@ from hiredis import HiredisError, PushNotification, Reader, ReplyError, pack_com
 
 from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.store import StoreLost
+from gateway.turns import SLICE_BYTES, Intake
 
 CALL_SECONDS: Final = 0.8  # at most for a call, and for a connection: several must fail before a block lapses
 _MOST_UNSENT_BYTES: Final = 1 << 20
@@ -34,13 +35,17 @@ class RedisConnection(asyncio.Protocol):
         self._heard = heard
         self._answers: deque[asyncio.Future[Any]] = deque()  # StoreLost, if the connection has ended
         self._reader = Reader(notEnoughData=_MORE)
+        self._intake = Intake(self.data_received)
+        self._unread_bytes = 0  # of an answer or message that is not complete
         self._channels: set[bytes] = set()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._intake.begin(self._transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._intake.end()
         if exc is not None:
             self.reason = f"{type(exc).__name__}: {exc}"
         self.ended.set()
@@ -49,10 +54,14 @@ class RedisConnection(asyncio.Protocol):
                 answer.set_result(StoreLost(self.reason))
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > SLICE_BYTES:
+            return self._intake.cut(data)
         reader = self._reader
+        self._unread_bytes += len(data)
         try:
             reader.feed(data)
             while (reply := reader.gets()) is not _MORE:
+                self._unread_bytes = reader.len()
                 if type(reply) is PushNotification:
                     if reply[0] == b"message":
                         self._heard(reply[1], reply[2])
@@ -62,13 +71,14 @@ class RedisConnection(asyncio.Protocol):
                     answer.set_result(reply)
         except HiredisError as error:
             return self.close(f"no answer of Redis: {error}")
-        if reader.len() > _MOST_UNREAD_BYTES:
+        if self._unread_bytes > _MOST_UNREAD_BYTES:
             self.close("an answer is too long")
 
     def close(self, reason: str) -> None:
         """End the connection; calls that wait fail."""
         if not self.ended.is_set():
             self.reason = reason
+            self._intake.drop()
             self._transport.abort()
 
     async def ask(self, *words: str | bytes | int) -> Any:

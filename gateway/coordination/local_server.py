@@ -13,6 +13,7 @@ from hiredis import ProtocolError, Reader
 
 from gateway.coordination.redis_store import DIGEST
 from gateway.coordination.store import SharedTable, Stamp, TableChange
+from gateway.turns import SLICE_BYTES, Intake
 
 _MOST_UNSENT_BYTES: Final = 8 << 20  # to a replica that does not read
 _MOST_UNREAD_BYTES: Final = 64 << 20  # of one command
@@ -106,6 +107,8 @@ class ReplicaConnection(asyncio.Protocol):
     def __init__(self, server: TableServer) -> None:
         self._server = server
         self._reader = Reader(notEnoughData=_MORE)
+        self._intake = Intake(self.data_received)
+        self._unread_bytes = 0  # of a command that is not complete
         self._is_silent = False  # about the next command
         self._transport: asyncio.Transport
         self._commands: dict[bytes, Callable[[list[bytes]], bytes]] = {
@@ -122,12 +125,15 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._intake.begin(self._transport)
         self._server.connected(self)
 
     def connection_lost(self, _: Exception | None) -> None:
+        self._intake.end()
         self._server.disconnected(self)
 
     def close(self) -> None:
+        self._intake.drop()
         self._transport.abort()
 
     def send(self, data: bytes) -> None:
@@ -137,17 +143,21 @@ class ReplicaConnection(asyncio.Protocol):
             self.close()
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > SLICE_BYTES:
+            return self._intake.cut(data)
         reader, answers = self._reader, list[bytes]()
+        self._unread_bytes += len(data)
         try:
             reader.feed(data)
             while (words := reader.gets()) is not _MORE:
+                self._unread_bytes = reader.len()
                 if answer := self._answer(words):
                     answers.append(answer)
         except ProtocolError:
             return self.close()
         if answers:
             self.send(b"".join(answers))
-        if reader.len() > _MOST_UNREAD_BYTES:
+        if self._unread_bytes > _MOST_UNREAD_BYTES:
             self.close()
 
     def _answer(self, words: Any) -> bytes:

@@ -1,9 +1,8 @@
 """A client's HTTP/1.1 connection: bytes to requests, one at a time, with a bound on everything a client chooses.
 
 llhttp (through httptools) parses the messages and rejects malformed ones. What the gateway does not use is dropped
-here: no client header, path or framing reaches a backend unchanged. Other upgrades (HTTP/2) are ignored;
-llhttp leaves the body of such a request to the other protocol, so a second parser reads it. Only the realtime API has
-another protocol, WebSocket: its bytes go through a tunnel.
+here: no client header, path or framing reaches a backend unchanged. The realtime API has another protocol, WebSocket:
+its bytes go through a tunnel. Other upgrades (HTTP/2) are ignored; a second parser reads the body that llhttp leaves.
 """
 
 import asyncio
@@ -24,6 +23,7 @@ from gateway.front.body import Body, Upload, body_parser, has_body
 from gateway.front.http_request import MAX_HEADERS, HttpRequest, KeyCheck
 from gateway.front.reply import ClientResponse, Wire
 from gateway.resources import Holding, MemoryBudget
+from gateway.turns import Intake
 
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
@@ -77,6 +77,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._host = host
         self._loop = loop
         self._transport: asyncio.Transport | None = None
+        self._intake = Intake(self.data_received)
         self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
         self._body = Body(self._holding)  # being parsed
         self.on_body = self._body.receive  # called by the parser
@@ -219,6 +220,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        self._intake.begin(self._transport)
         if not self._host.connected(self):
             self._transport.abort()
 
@@ -232,6 +234,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         if self._task is not None and not self._is_beginning:
             self._task.cancel()
         self._drop_pending()
+        self._intake.end()
         self._parser = self._tunnel = None  # they have methods of this connection
         self._host.disconnected(self)
 
@@ -263,6 +266,8 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self._parse(data)
         else:
             self.data_received(data)
+            if nbytes == len(self._host.read_buffer) and self._body.left_bytes <= 0:
+                self._intake.pause()  # more may come at once, of what costs more than a body of known length
 
     def _take_whole(self, data: memoryview) -> bool:
         """Take a request that came in one piece, with nothing unusual about it, without the parser.
@@ -335,18 +340,14 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
     def read_more(self, more: bool) -> None:
         """Whether to read more of the client's bytes (backpressure)."""
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        if more and not transport.is_reading():
-            transport.resume_reading()
-        elif not more and transport.is_reading():
-            transport.pause_reading()
+        if more:
+            self._intake.go_on()
+        else:
+            self._intake.hold()
 
     # What the parser calls.
 
     def on_message_begin(self) -> None:
-        """The first byte of a request."""
         self._incoming = HttpRequest()
         self._path = b""
         self._headers = []

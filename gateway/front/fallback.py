@@ -18,11 +18,11 @@ from gateway.errors import (
     NoBackend,
     QueueFull,
 )
-from gateway.front.json_body import in_turns
 from gateway.front.reply import ClientResponse
 from gateway.front.uploads import RequestDispatcher
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, ModelChoice, UpstreamResult
+from gateway.turns import in_turns
 
 _UNAVAILABLE = (QueueFull, DeadlineUnmeetable, NoBackend, ModelNotFound, EndpointNotOffered)
 Complete = Callable[[InferenceRequest], Awaitable[InferenceRequest]]

@@ -30,7 +30,7 @@ from gateway.errors import (
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
-from gateway.front.json_body import SHORT_BYTES, in_turns
+from gateway.front.json_body import SHORT_BYTES
 from gateway.front.ledger import KeyLedger
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
@@ -42,6 +42,7 @@ from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
 from gateway.request import Demand, InferenceRequest
+from gateway.turns import in_turns
 
 
 def answer_local(

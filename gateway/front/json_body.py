@@ -13,46 +13,16 @@ which a backend would fetch from inside its own network. docs/fields.md has the 
 models. Form fields of audio uploads are not judged: uploads are passed on while they arrive.
 """
 
-import asyncio
-from collections.abc import Generator, Iterable
-from typing import Any, Final, TypeVar
+from collections.abc import Iterable
+from typing import Any, Final
 
 import orjson
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
+from gateway.turns import Steps
 
 SHORT_BYTES: Final = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
-Result = TypeVar("Result")
-Steps = Generator[None, None, Result]
-
-
-def at_once(steps: Steps[Result]) -> Result:
-    """The result of the work, done in one go."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-
-async def in_turns(steps: Steps[Result]) -> Result:
-    """The result of the work; the event loop has two turns after each step.
-
-    In the first it reads what others have sent, in the second it answers them.
-    """
-    result: Result
-    is_done = False
-    while not is_done:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result, is_done = end.value, True
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    return result
-
 
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")

@@ -18,8 +18,6 @@ from gateway.front.aliases import Aliases
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
-    Steps,
-    at_once,
     parse_body,
     refuse_fields,
     refuse_remote_media,
@@ -41,6 +39,7 @@ from gateway.routing.prompt_blocks import (
     text_prompt,
     turns_of,
 )
+from gateway.turns import Steps, at_once
 
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media

@@ -26,6 +26,7 @@ from gateway.errors import (
 )
 from gateway.resources import are_used_up
 from gateway.tls import BackendContexts
+from gateway.turns import SLICE_BYTES, Intake
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
@@ -78,7 +79,7 @@ class BackendConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._keep_alive = False
         self._between_chunks = False  # the parser has read up to the end of a chunk, which ended like an event
-        self._paused = False
+        self._intake = Intake(self.data_received)
         self._room: asyncio.Future[None] | None = None  # set while the write buffer is full
 
     def send(self, request: bytes, receiver: Receiver, body: bytes = b"") -> None:
@@ -109,34 +110,38 @@ class BackendConnection(asyncio.Protocol):
         if not self._keep_alive or transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.abort()
             return False
+        if self._intake.has_more:  # bytes after the end of the answer
+            self.abort()
+            return False
         self.idle_since = now
-        if self._paused:  # by a slow client
-            self.resume_reading()
+        if self._intake.is_held:  # by a slow client
+            self._intake.go_on()
         return True
 
     def abort(self) -> None:
         """Close at once; the backend sees that its client is gone."""
         self._receiver = None
+        self._intake.drop()
         if self.transport is not None:
             self.transport.abort()
 
     def pause_reading(self) -> None:
-        """Read nothing from the backend until `resume_reading`."""
-        if self.transport is not None and not self._paused:
-            self._paused = True
-            self.transport.pause_reading()
+        """Read nothing from the backend until `resume_reading`: its client is slow."""
+        self._intake.hold()
 
     def resume_reading(self) -> None:
-        if self._paused and self.transport is not None and not self.transport.is_closing():
-            self._paused = False
-            self.transport.resume_reading()
+        self._intake.go_on()
 
     # What asyncio calls.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
+        self._intake.begin(self.transport)
 
     def data_received(self, data: bytes) -> None:
+        if len(data) > SLICE_BYTES:
+            self._intake.cut(data)
+            return
         receiver = self._receiver
         if receiver is None:
             self.abort()  # unexpected bytes: they would be read as the next answer
@@ -166,6 +171,7 @@ class BackendConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         """The connection is closed. An answer that is not complete by now never will be."""
+        self._intake.end()
         self.transport = None
         self.resume_writing()
         reason = f"({error})" if error else "(closed)"

@@ -33,6 +33,7 @@ from gateway.errors import (
 from gateway.relay.relay import Relay
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Sink, Tunnel, UpstreamResult, Usage
+from gateway.turns import SLICE_BYTES, Intake
 from gateway.websocket import FrameScanner, accept_of, first_frame_bytes
 
 _HANDSHAKE_SECONDS = 10.0
@@ -112,6 +113,7 @@ class BackendSocket(asyncio.Protocol):
         self.frames = FrameScanner()
         self.transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
+        self._intake = Intake(self.data_received)
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
         self._early = bytearray()  # frames that came before the session is open
@@ -127,9 +129,9 @@ class BackendSocket(asyncio.Protocol):
         tunnel.open(self.send)
         early, self._early = bytes(self._early), bytearray()
         if early:
-            self._pass_on(early)
-        if self.transport is not None and not tunnel.blocked:
-            self.transport.resume_reading()
+            self.data_received(early)
+        if not tunnel.blocked:
+            self._intake.go_on()
 
     def send(self, data: bytes) -> None:
         """Bytes of the client."""
@@ -140,6 +142,7 @@ class BackendSocket(asyncio.Protocol):
             self.transport.write(data)
 
     def abort(self) -> None:
+        self._intake.drop()
         if self.transport is not None:
             self.transport.abort()
 
@@ -148,9 +151,13 @@ class BackendSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
+        self._intake.begin(self.transport)
 
     def data_received(self, data: bytes) -> None:
         """The head of the answer, then frames."""
+        if len(data) > SLICE_BYTES:
+            self._intake.cut(data)
+            return
         if self._tunnel is not None:
             self._pass_on(data)
             return
@@ -162,8 +169,7 @@ class BackendSocket(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._early += data[upgrade.args[0] :]
-            if self.transport is not None:
-                self.transport.pause_reading()  # until the client's side is open
+            self._intake.hold()  # until the client's side is open
             self._answered()
         except httptools.HttpParserError as error:
             self._refused(BackendProtocolError(f"The backend's response is not valid HTTP: {error}."))
@@ -172,6 +178,7 @@ class BackendSocket(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
         """The backend closed the connection, or it was aborted here."""
+        self._intake.end()
         self.transport = None
         self._refused(FreshConnectionClosed("The backend closed the connection before it answered the upgrade."))
         if self._tunnel is not None:
@@ -220,9 +227,9 @@ class BackendSocket(asyncio.Protocol):
                 return
         before = self.frames.frames
         self.frames.scan(data)
-        if tunnel.write(data) and self.transport is not None:
-            self.transport.pause_reading()
-            tunnel.when_writable(self._resume)
+        if tunnel.write(data):
+            self._intake.hold()
+            tunnel.when_writable(self._intake.go_on)
         if count := self.frames.frames - before:
             self._on_tokens(count)
         self._usage.passed(data)
@@ -237,12 +244,8 @@ class BackendSocket(asyncio.Protocol):
         try:
             tunnel.spend(self._usage.prompt_tokens, self._usage.completion_tokens)
         except GatewayError as error:
-            self.failure = error
+            self.failure = error.again()
             self.ended.set()
-
-    def _resume(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
 
 
 class Tunnels:

@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.front.json_body import Steps
 from gateway.request import InferenceRequest
+from gateway.turns import Steps
 from tests.clients import chat
 from tests.fault.rig import running
 from tests.scripted import ScriptedBackend

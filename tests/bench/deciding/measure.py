@@ -14,12 +14,13 @@ from gateway._native import prefix_keys
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import at_once, parse_body
+from gateway.front.json_body import parse_body
 from gateway.request import Demand
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, seed
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.wait_queue import Ticket
+from gateway.turns import at_once
 from loadtest.report.statistics import percentile
 from tests.bench.deciding.fleet import Busy
 from tests.bench.deciding.results import Timing

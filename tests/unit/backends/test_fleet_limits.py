@@ -12,6 +12,7 @@ from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.request import Demand
 from gateway.routing.kv_reservations import Reservation
+from gateway.turns import at_once
 
 from .conftest import MakeScene, ManualClock
 
@@ -61,7 +62,7 @@ def test_requests_that_wait_for_an_adapter_do_not_count(scene: MakeScene) -> Non
         lines.append(f'vllm:num_requests_waiting_by_reason{{{labels},reason="{reason}"}} {waiting}')
     reader = MetricsReader()
     for second in range(5):
-        s.fleet.measured(a, reader.read(map(str.encode, lines), second).telemetry)
+        s.fleet.measured(a, at_once(reader.read(map(str.encode, lines), second)).telemetry)
     assert a.limit(5.0) == 256
 
 

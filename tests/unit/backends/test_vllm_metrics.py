@@ -4,6 +4,7 @@ import pytest
 
 from gateway.backends.facts import AdapterReport
 from gateway.backends.vllm_metrics import MAX_LINES, Findings, LineFilter, MetricsReader
+from gateway.turns import at_once
 
 RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
@@ -13,7 +14,7 @@ def scrape(page: bytes, piece_bytes: int = 1000) -> Findings:
     lines = LineFilter()
     for start in range(0, len(page), piece_bytes):
         lines.feed(page[start : start + piece_bytes])
-    return MetricsReader().read(lines.finish(), 5.0)
+    return at_once(MetricsReader().read(lines.finish(), 5.0))
 
 
 def rank(number: int, running: float, queries: float, tokens: str = "100") -> str:
@@ -162,7 +163,7 @@ def test_a_reader_that_knows_the_series_reads_new_values_and_refuses_garbage_in_
 
     def read(running: bytes, tokens: bytes = b"16") -> Findings:
         page = [b'vllm:num_requests_running{model_name="a } b"} ' + running, b"process_start_time_seconds 1.5"]
-        return reader.read([*page, b'vllm:cache_config_info{block_size="' + tokens + b'"} 1.0'], 5.0)
+        return at_once(reader.read([*page, b'vllm:cache_config_info{block_size="' + tokens + b'"} 1.0'], 5.0))
 
     def seen(found: Findings) -> tuple[int, int]:
         assert found.telemetry is not None
@@ -179,6 +180,6 @@ def test_a_reader_that_knows_the_series_reads_new_values_and_refuses_garbage_in_
 def test_series_that_never_come_again_do_not_pile_up() -> None:
     reader = MetricsReader()
     for number in range(10_000):
-        found = reader.read([b'vllm:num_requests_running{engine="%d"} 1' % number], 5.0)
+        found = at_once(reader.read([b'vllm:num_requests_running{engine="%d"} 1' % number], 5.0))
         assert found.telemetry is not None
     assert len(reader._known) <= 4096

@@ -12,7 +12,6 @@ from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LineDispatchers, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
 from gateway.config.file import parse
-from gateway.front.json_body import in_turns
 from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.stored_responses import StoredResponses
@@ -21,6 +20,7 @@ from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates, OutputLengths
 from gateway.scheduling.pace import BatchPace
+from gateway.turns import in_turns
 from tests.unit.batches.test_partial import Engine
 from tests.unit.scheduling.virtual_time import run
 

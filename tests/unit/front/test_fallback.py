@@ -26,10 +26,10 @@ from gateway.errors import (
     WaitExpired,
 )
 from gateway.front.fallback import Fallbacks, reason_for
-from gateway.front.json_body import Steps
 from gateway.front.reply import ClientResponse
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
+from gateway.turns import Steps
 from tests.unit.dispatching import WELL, Scene, request
 from tests.unit.scheduling.virtual_time import run
 

@@ -7,7 +7,8 @@ import pytest
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front.json_body import ACTED_ON, REFUSED, at_once, parse_body, refuse_fields
+from gateway.front.json_body import ACTED_ON, REFUSED, parse_body, refuse_fields
+from gateway.turns import at_once
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 ROW = re.compile(r"\| `(\w+)` \| ([a-z ]+) \| (.+) \|")

@@ -13,7 +13,8 @@ from gateway._native import json_object
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
 from gateway.front import json_body
-from gateway.front.json_body import ACTED_ON, REFUSED, at_once
+from gateway.front.json_body import ACTED_ON, REFUSED
+from gateway.turns import at_once
 
 LIMITS = ServerConfig()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.front import json_body
-from gateway.front.json_body import at_once, marks_of, offset_of, spelled_out, top_level_keys
+from gateway.front.json_body import marks_of, offset_of, spelled_out, top_level_keys
+from gateway.turns import at_once
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["\\", "\\\\", '"', '\\"', '"\\', "\n", "{", "}]", ":", ",", "\\" * 4096, "\\" * 4097, '"' * 3]

@@ -122,9 +122,13 @@ def test_a_head_without_end_is_given_up_at_64_kibibytes() -> None:
 
 
 def test_a_long_body_does_not_count_as_a_long_head() -> None:
-    connection, _, receiver = sending()
-    connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
-    assert receiver.said[-2:] == ["end", "received"]
+    async def main() -> None:
+        connection, _, receiver = sending()
+        connection.data_received(b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"x" * 200_000)
+        await turns(13)
+        assert receiver.said[-2:] == ["end", "received"]
+
+    run(main())
 
 
 @pytest.mark.parametrize(
