@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from gateway.config import Config, Listen, masked
 from gateway.config.coordination import CoordinationConfig
-from gateway.config.values import version_of
+from gateway.config.files import version_of
 from gateway.threads import Threads
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place

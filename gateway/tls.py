@@ -10,7 +10,8 @@ from typing import Self
 import structlog
 from pydantic import Field, model_validator
 
-from gateway.config.values import Section, default, version_of
+from gateway.config.files import check_pem, version_of
+from gateway.config.values import Section, default
 
 Stamp = tuple[tuple[int, ...], ...]
 """The version of each file; empty = it cannot be seen."""
@@ -29,7 +30,8 @@ def _stamp(*files: str) -> Stamp:
 def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
     """Raises ValueError that names the files."""
     try:
-        context.load_cert_chain(certificate, key or None, password="")  # without one, OpenSSL asks on the terminal
+        key_file = check_pem(key) if key else None
+        context.load_cert_chain(check_pem(certificate), key_file, password="")  # else OpenSSL asks on the terminal
     except (OSError, ValueError) as error:
         with_key = f" with key {key}" if key else ""
         raise ValueError(f"cannot use certificate {certificate}{with_key}: {_reason(error)}") from error
@@ -38,7 +40,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
 def _load_authorities(context: ssl.SSLContext, file: str) -> None:
     """Raises ValueError that names the file."""
     try:
-        context.load_verify_locations(file)
+        context.load_verify_locations(check_pem(file))
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot use CA certificates {file}: {_reason(error)}") from error
 

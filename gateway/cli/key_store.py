@@ -82,9 +82,9 @@ class KeyStore:
         self._configured = configured
 
     def read(self) -> Keys:
-        """The keys of the file; none if it does not exist. Raises KeysError."""
+        """The keys of the file; none if it does not exist or was only created. Raises KeysError."""
         try:
-            return read_keys(self.file) if self.file.exists() else ()
+            return read_keys(self.file) if self.file.exists() and self.file.stat().st_size else ()
         except (ConfigError, OSError) as error:
             raise KeysError(str(error)) from error
 

@@ -21,6 +21,7 @@ from gateway.config.values import (
     Origin,
     Seconds,
     SecondsOrZero,
+    Secret,
     Section,
     check_installed,
     default,
@@ -69,7 +70,7 @@ class Listen(Section):
 class AdminConfig(Listen):
     """The admin port (/metrics, /livez, /readyz, /admin/*)."""
 
-    token: str = default(
+    token: Secret = default(
         "",
         "Token that requests must have (`Authorization: Bearer ...`), but for `open_paths`; empty = none.",
         pattern=r"^[!-~]*$",

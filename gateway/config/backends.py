@@ -12,6 +12,7 @@ from gateway.config.values import (
     Endpoint,
     HostName,
     Seconds,
+    Secret,
     Section,
     check_installed,
     default,
@@ -52,7 +53,7 @@ class SleepConfig(Section):
 class DiscoveredBackend(Section):
     """Settings of every backend that DNS or Kubernetes finds."""
 
-    api_key: str = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
+    api_key: Secret = default("", "Key sent to the backend; clients' keys are never forwarded.", pattern=r"^[!-~]*$")
     max_in_flight: CountOrAuto = default("auto", "Maximum sequences in flight; auto = vLLM's max_num_seqs, or learned.")
     kv_cache_tokens: CountOrAuto = default("auto", "Tokens in the KV cache; auto = kv_cache_size_tokens of /metrics.")
     kv_events: KvEvents = default("auto", "KV events; auto = /kv_event_sources, at the backend's host; off = none.")

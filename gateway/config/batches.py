@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, model_validator
 
-from gateway.config.values import Count, Seconds, Section, check_installed, default
+from gateway.config.values import Count, Seconds, Secret, Section, check_installed, default
 
 _MONTH_SECONDS = 30.0 * 86400
 _S3 = "s3://"
@@ -49,7 +49,7 @@ def _checked_database(url: str) -> str:
 
 Place = Annotated[str, AfterValidator(_checked_path)]
 Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]
-Database = Annotated[str, AfterValidator(_checked_database)]
+Database = Annotated[Secret, AfterValidator(_checked_database)]
 
 
 class BatchesConfig(Section):

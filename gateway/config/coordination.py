@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.values import Count, Section, check_installed, default
+from gateway.config.values import Count, Secret, Section, check_installed, default
 
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 _PORTS = {"redis": 6379, "rediss": 6379, "redis+sentinel": 26379, "rediss+sentinel": 26379}
@@ -80,8 +80,8 @@ class CoordinationConfig(Section):
         "URL of Redis or Valkey: redis://, rediss:// (TLS), unix:// or redis+sentinel://; empty = one gateway alone.",
     )
     username: str = default("", "User of an access control list; empty = the default user.")
-    password: str = default("", "Password of Redis or Valkey; empty = none.")
-    sentinel_password: str = default("", "Password of the Sentinels; empty = none.")
+    password: Secret = default("", "Password of Redis or Valkey; empty = none.")
+    sentinel_password: Secret = default("", "Password of the Sentinels; empty = none.")
     ca: str = default("", "Path of the CA certificates (PEM) for TLS; empty = those of the system.")
     name: str = Field(
         default="gateway",

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from gateway.config import Config, ConfigError
 from gateway.config import errors as config_errors
 from gateway.config.errors import Mistake, Place
+from gateway.config.files import MAX_CONFIG_BYTES, read_file
 
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be: a reload reads beside requests
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
@@ -45,6 +46,20 @@ def _substituted(value: Any, environ: Mapping[str, str], place: Place, unset: li
     return _VARIABLE.sub(replace, value)
 
 
+def _refuse_aliases(root: yaml.Node) -> None:
+    """Raises a YAMLError at an alias: a few lines of them stand for billions of values."""
+    seen, waiting = set[int](), [(root, root)]
+    while waiting:
+        node, place = waiting.pop()
+        if id(node) in seen:
+            raise yaml.MarkedYAMLError(problem="aliases (*name) are not supported", problem_mark=place.start_mark)
+        seen.add(id(node))
+        if isinstance(node, yaml.MappingNode):
+            waiting += [(each, key) for key, value in reversed(node.value) for each in (value, key)]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += [(each, node) for each in reversed(node.value)]
+
+
 def parse(document: Any) -> Config:
     """Check a parsed document. Raises ConfigError with one line for each mistake."""
     if not isinstance(document, dict):
@@ -58,20 +73,26 @@ def parse(document: Any) -> Config:
 class YamlFile:
     """A file as it was read: its document, and where its keys are. Raises ConfigError if it cannot be read."""
 
-    def __init__(self, file: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, file: Path, environ: Mapping[str, str], max_bytes: int = MAX_CONFIG_BYTES) -> None:
         self._file = file
         self.unset: list[Mistake] = []  # keys with environment variables that have no value
         try:
-            text = file.read_text(encoding="utf-8")
+            text = read_file(file, max_bytes).decode()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{file}: {error.strerror if isinstance(error, OSError) else error}") from error
         try:
             loader = LOADER(text)
             self._root = loader.get_single_node()
-            document = None if self._root is None else loader.construct_document(self._root)
+            if self._root is None:  # as while another program writes it
+                raise ConfigError(f"{file}: is empty; write [] for an empty list or {{}} for an empty mapping")
+            _refuse_aliases(self._root)
+            self.document: Any = _substituted(loader.construct_document(self._root), environ, (), self.unset)
         except yaml.YAMLError as error:
             raise ConfigError(f"{file}:{config_errors.of_yaml(error, text)}") from error
-        self.document: Any = _substituted(document, environ, (), self.unset)
+        except RecursionError as error:
+            raise ConfigError(f"{file}: is nested too deeply") from error
+        if self.document is None:
+            raise ConfigError(f"{file}: is null; write [] for an empty list or {{}} for an empty mapping")
 
     def complaints(self, found: Sequence[Mistake]) -> str:
         """All mistakes of the file and these, one a line, with their lines."""
@@ -84,6 +105,16 @@ class YamlFile:
         rest = [(place, what) for place, what in found if place not in without_value]
         lines += config_errors.with_lines(self._file, self._root, [*self.unset, *rest])
         return "\n".join(lines)
+
+
+def _of_text(text: str) -> Any:
+    """Raises YAMLError or RecursionError."""
+    loader = LOADER(text)
+    root = loader.get_single_node()
+    if root is None:
+        return None
+    _refuse_aliases(root)
+    return loader.construct_document(root)
 
 
 def of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -99,9 +130,9 @@ def of_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             document = merged(document, {"auth": {"keys": keys_of(value.split(","))}})
         elif setting := _SETTING.fullmatch(name):
             try:
-                nested = yaml.load(value, Loader=LOADER)
-            except yaml.YAMLError as error:
-                raise ConfigError(f"{name}: not valid YAML") from error
+                nested = _of_text(value)
+            except (yaml.YAMLError, RecursionError) as error:
+                raise ConfigError(f"{name}: not valid YAML, or with aliases") from error
             for key in reversed(f"{setting[1]}__{setting[2]}".lower().split("__")):
                 nested = {key: nested}
             document = merged(document, nested)
@@ -141,7 +172,7 @@ def load(
 ) -> Config:
     """Read the file, if any; environment variables override it, and command-line values both. Raises ConfigError."""
     read = None if file is None else YamlFile(file, environ)
-    document: Any = {} if read is None else read.document or {}
+    document: Any = {} if read is None else read.document
     if not isinstance(document, dict):
         raise ConfigError(f"{file}: the configuration must be a mapping with a key `backends`")
     given: dict[str, Any] = {}

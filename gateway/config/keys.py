@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.values import Count, Instant, Section, default, refuse, twice
+from gateway.config.values import Count, Instant, Secret, Section, default, refuse, twice
 
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 
@@ -30,7 +30,7 @@ class KeyConfig(Section):
     """An API key that clients may use."""
 
     name: str = Field(min_length=1, max_length=64, description="Unique name in logs, metrics and reports.")
-    key: str = default("", "API key in plain text; alternative to `key_sha256`.")
+    key: Secret = default("", "API key in plain text; alternative to `key_sha256`.")
     key_sha256: str = default("", "SHA-256 of the API key in hex; alternative to `key`.", pattern=r"^([0-9a-f]{64})?$")
     previous: tuple[PreviousKey, ...] = default(
         (), "Earlier secrets that are still valid, as `gateway keys rotate` adds."
@@ -125,7 +125,7 @@ class AuthConfig(Section):
     keys_file: str | None = default(
         None, "File with more keys, hashed; followed while it changes, and written by `gateway keys`. null = none."
     )
-    cache_salt_secret: str = default("", "Secret for all cache salts, of isolate_cache too; empty = random at start.")
+    cache_salt_secret: Secret = default("", "Secret of all cache salts, of isolate_cache too; empty = random at start.")
 
     @model_validator(mode="after")
     def _has_distinct_keys(self) -> Self:

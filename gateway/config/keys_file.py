@@ -18,11 +18,11 @@ def read_keys(file: Path, configured: Sequence[KeyConfig] = ()) -> tuple[KeyConf
     the configuration has.
     """
     read = YamlFile(file, {})
-    if not isinstance(read.document, list | None):
+    if not isinstance(read.document, list):
         raise ConfigError(f"{file}: must be a list of keys, such as [{{name: team-a, key_sha256: ...}}]")
     keys, found = tuple[KeyConfig, ...](), list[Mistake]()
     try:
-        keys = _KEYS.validate_python([] if read.document is None else read.document)
+        keys = _KEYS.validate_python(read.document)
     except ValidationError as error:
         found = mistakes(error, within=("auth", "keys"))
     plain = "must not be in this file in plain text; set key_sha256, as `gateway keys new` does"

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -33,9 +32,12 @@ def default(value: T, description: str, **rules: Any) -> T:
 
 
 class Section(BaseModel):
-    """A part of the file: unknown keys are refused, values never change."""
+    """A part of the file: unknown keys are refused, values never change.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    White space at the ends of a text is never part of it: secrets often come from files that end with a newline.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_strip_whitespace=True)
 
 
 def _checked_host(host: str) -> str:
@@ -79,18 +81,19 @@ def _checked_origin(url: str) -> str:
     return url.rstrip("/")
 
 
-def version_of(file: Path) -> tuple[int, ...]:
-    """What changes when the file, or the target of its link, does. Raises OSError."""
-    status = file.stat()
-    return status.st_mtime_ns, status.st_size, status.st_ino
-
-
 def _checked_instant(value: Any) -> Any:
     """A time with its zone, as text or as YAML reads it: a number would be read as seconds since 1970."""
     text = value.isoformat() if hasattr(value, "isoformat") else value
     if not (isinstance(text, str) and _RFC_3339.fullmatch(text)):
         raise ValueError("must be a time with its zone (RFC 3339), such as 2027-01-31T00:00:00Z")
     return value
+
+
+def _not_blank(secret: Any) -> Any:
+    """A secret that is only white space would count as none, and open what it should close."""
+    if isinstance(secret, str) and secret and not secret.strip():
+        raise ValueError("has only white space; set a secret, or leave the key out")
+    return secret
 
 
 def check_installed(module: str, extra: str) -> None:
@@ -129,6 +132,7 @@ def _checked_origin_of_pages(origin: str) -> str:
     return origin.lower()
 
 
+Secret = Annotated[str, BeforeValidator(_not_blank)]
 ListenHost = Annotated[str, AfterValidator(lambda host: _checked_host(host) if host else host)]  # "" = all addresses
 HostName = Annotated[str, AfterValidator(lambda name: _checked_host(name).lower().removesuffix("."))]
 Endpoint = Annotated[str, AfterValidator(_checked_endpoint)]

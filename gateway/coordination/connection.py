@@ -14,6 +14,7 @@ from typing import Any, Final, cast
 from hiredis import HiredisError, PushNotification, Reader, ReplyError, pack_command
 
 from gateway.config.coordination import CoordinationConfig
+from gateway.config.files import check_pem
 from gateway.coordination.store import StoreLost
 from gateway.turns import SLICE_BYTES, Intake
 
@@ -180,7 +181,7 @@ async def _connection(config: CoordinationConfig, host: tuple[str, int] | None, 
             if host is None:
                 _, connection = await loop.create_unix_connection(lambda: RedisConnection(heard), address.socket_path)
                 return connection
-            tls = create_default_context(cafile=config.ca or None) if address.tls else None
+            tls = create_default_context(cafile=check_pem(config.ca) if config.ca else None) if address.tls else None
             transport, connection = await loop.create_connection(lambda: RedisConnection(heard), *host, ssl=tls)
     except OSError as error:  # TimeoutError and errors of TLS are, too
         raise StoreLost(f"{type(error).__name__}: {error}".rstrip(": ")) from error

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from gateway import __version__
 from gateway.backends.fleet import Wanted
 from gateway.config.backends import BackendConfig, DiscoveredBackend, KubernetesDiscovery
+from gateway.config.files import MAX_CONFIG_BYTES, read_file
 from gateway.discovery.listings import DiscoveryError, Listing
 
 T = TypeVar("T")
@@ -396,7 +397,7 @@ def _name_of(config: KubernetesDiscovery) -> str:
 def _existing(file: str) -> str:
     """The path of a file that is there, which the library does not check. Raises OSError."""
     path = Path(file).expanduser()
-    path.stat()
+    read_file(path, MAX_CONFIG_BYTES)
     return str(path)
 
 

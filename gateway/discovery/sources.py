@@ -16,7 +16,7 @@ from gateway.config import ConfigError
 from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.errors import Mistake, mistakes
 from gateway.config.file import YamlFile
-from gateway.config.values import version_of
+from gateway.config.files import MAX_LISTING_BYTES, version_of
 from gateway.discovery.listings import DiscoveryError, Listing, polled
 from gateway.threads import Threads
 
@@ -80,14 +80,14 @@ class WatchedFile:
             version = version_of(self._file)
             if version == self._version:
                 return
-            read = YamlFile(self._file, os.environ)
+            read = YamlFile(self._file, os.environ, MAX_LISTING_BYTES)
         except OSError as error:
             raise DiscoveryError(f"{self._file}: {error}") from error
         except ConfigError as error:
             raise DiscoveryError(str(error)) from error
         backends, found = tuple[BackendConfig, ...](), list[Mistake]()
         try:
-            backends = _BACKENDS.validate_python(read.document or [])
+            backends = _BACKENDS.validate_python(read.document)
         except ValidationError as error:
             found = mistakes(error, within=("backends",))
         if complaints := read.complaints(found):

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol, Self
 import requests
 from opentelemetry.util.re import parse_env_headers
 
+from gateway.config.files import MAX_PEM_BYTES, read_file
+
 _PASSING_STATUSES = (408, 429, 502, 503, 504)
 _PASSING_CODES = frozenset(
     ["CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED", "OUT_OF_RANGE", "UNAVAILABLE", "DATA_LOSS"]
@@ -133,7 +135,7 @@ class GrpcReceiver:
             self._channel = grpc.insecure_channel(target, **more)
         else:
             files = settings.certificate, settings.client_key, settings.client_certificate
-            pems = [Path(file).read_bytes() if file else None for file in files]
+            pems = [read_file(Path(file), MAX_PEM_BYTES) if file else None for file in files]
             self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(*pems), **more)
         self._call = self._channel.unary_unary(_EXPORT)
 

@@ -299,7 +299,7 @@ class Tunnels:
             socket.open(tunnel, on_tokens)
             await self._until_ended(socket, started)
             if socket.failure is not None:
-                raise socket.failure
+                raise socket.failure.again()
             if not socket.frames.closed:
                 raise StreamInterrupted("The backend closed the connection in the middle of the session.")
         except asyncio.CancelledError:

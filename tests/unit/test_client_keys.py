@@ -39,7 +39,7 @@ class Scene:
         """Replace the file, as an editor or `gateway keys` does."""
         new = self.file.with_suffix(".new")
         new.write_text(
-            "".join(f"- {{name: {each}, key_sha256: {sha256(each.encode()).hexdigest()}}}\n" for each in names)
+            "".join(f"- {{name: {each}, key_sha256: {sha256(each.encode()).hexdigest()}}}\n" for each in names) or "[]"
         )
         new.replace(self.file)
 
@@ -80,7 +80,21 @@ async def test_an_invalid_or_missing_file_keeps_the_keys_and_is_logged_once_for_
     assert scene.changes == [["bob"]]
 
 
-async def test_an_empty_file_admits_no_client(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["", "# gone\n", "null\n"])
+async def test_a_file_that_lost_its_content_revokes_no_key(text: str, tmp_path: Path) -> None:
+    """As of a writer that truncates first, or a full disk."""
+    scene = Scene(tmp_path / "keys.yaml", "ann")
+    with capture_logs() as logs:
+        scene.file.write_text(text)
+        await scene.keys.step()
+    assert (scene.keys.names, scene.changes) == (["ann"], [])
+    assert "write []" in logs[0]["reasons"][0]
+    scene.write()
+    await scene.keys.step()
+    assert scene.keys.names == []
+
+
+async def test_an_empty_list_admits_no_client(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "keys.yaml")
     assert (scene.keys.names, scene.keys.are_needed) == ([], True)
     assert not ClientKeys(AuthConfig(), lambda: None).are_needed
