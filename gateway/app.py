@@ -75,6 +75,7 @@ from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
+from gateway.turns import at_once
 from gateway.usage_page import UsagePage
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ class Gateway:
         self.fleet.expect(config.named_models)
         self.adapter_loader.follow(config.models.adapters)
         self.fleet.follow_settings(config.health, admission)
-        self.membership.follow("file", [Wanted(backend) for backend in config.backends])
+        at_once(self.membership.follow("file", [Wanted(backend) for backend in config.backends]))
         self.discovery.follow(config.discovery)
         self.timeline.reloaded()
 

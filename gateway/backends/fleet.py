@@ -45,6 +45,15 @@ class FleetChanges:
     replaced: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
 
+    def merged(self, later: "FleetChanges") -> "FleetChanges":
+        """These changes, and those after them."""
+        return FleetChanges(
+            self.added + later.added,
+            self.removed + later.removed,
+            self.replaced + later.replaced,
+            self.changed + later.changed,
+        )
+
 
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
     """The backends of a model that may get requests; never those that drain, sleep, or are certainly gone.

@@ -10,9 +10,11 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, FleetChanges, Wanted
 from gateway.config.backends import BackendConfig
 from gateway.errors import BackendExists, BackendNotFound
+from gateway.turns import Steps
 
 BY_HAND = "by hand"
 _FILE = "file"  # the source that is the configuration
+_CHANGED_AT_ONCE = 32  # backends; all of the fleet's listeners look at all backends after each change
 
 
 class Membership:
@@ -63,10 +65,26 @@ class Membership:
         """Where a backend runs, by the first source that lists it; empty = not known."""
         return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
 
-    def follow(self, source: str, listed: Iterable[Wanted]) -> FleetChanges:
-        """A source lists exactly these backends now. A backend that was added by hand is the source's once listed."""
-        self._sources[source] = {each.config.name: each for each in listed}
-        return self._sources_changed()
+    def follow(self, source: str, listed: Iterable[Wanted]) -> Steps[FleetChanges]:
+        """A source lists exactly these backends now. A backend that was added by hand is the source's once listed.
+
+        Each step changes a few, the new ones first. One that leaves goes before that with the one that has its URL.
+        """
+        target, changes = {each.config.name: each for each in listed}, FleetChanges()
+        while True:
+            known = self._sources.get(source, {})
+            new = [name for name in target if known.get(name) != target[name]]
+            gone = [name for name in known if name not in target]
+            if len(new) + len(gone) <= _CHANGED_AT_ONCE:
+                self._sources[source] = target
+                return changes.merged(self._sources_changed())
+            few = {name: target[name] for name in new[:_CHANGED_AT_ONCE]}
+            urls = {each.config.url for each in few.values()}
+            leaving = {*(gone if new else gone[:_CHANGED_AT_ONCE])}
+            leaving = {name for name in leaving if not new or known[name].config.url in urls}
+            self._sources[source] = {name: each for name, each in (known | few).items() if name not in leaving}
+            changes = changes.merged(self._sources_changed())
+            yield
 
     def keep_sources(self, names: Iterable[str]) -> None:
         """There are no other sources any more than these and the configuration: what others listed leaves."""

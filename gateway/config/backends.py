@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from gateway.config.values import (
     BackendUrl,
+    Count,
     CountOrAuto,
     Endpoint,
     HostName,
@@ -154,6 +155,7 @@ class DiscoveryConfig(Section):
     file: str | None = default(None, "YAML file with a list like `backends`; read again when it changes. null = none.")
     dns: tuple[DnsDiscovery, ...] = default((), "Names in DNS, asked again when their records expire (30 s at most).")
     kubernetes: tuple[KubernetesDiscovery, ...] = default((), "EndpointSlices in Kubernetes, followed by a watch.")
+    max_backends: Count = default(1024, "Backends used of one source; those beyond are left out, and the log says so.")
     backend: DiscoveredBackend = default(DiscoveredBackend(), "Settings of every backend that DNS or Kubernetes finds.")
 
     @field_validator("kubernetes")

@@ -15,10 +15,11 @@ from gateway.config.backends import DiscoveryConfig
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing
 from gateway.discovery.sources import DnsName, WatchedFile
 from gateway.supervisor import Supervisor
+from gateway.turns import Steps, in_turns
 
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 1.0, 10.0  # before a source that failed is started again; doubles
 
-Follow = Callable[[str, Sequence[Wanted]], FleetChanges]
+Follow = Callable[[str, Sequence[Wanted]], Steps[FleetChanges]]
 
 log = structlog.get_logger("gateway")
 
@@ -36,9 +37,10 @@ def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
 
 
 class SourceFollower:
-    """Follows one source. `follow` is `Membership.follow`."""
+    """Follows one source, up to `max_backends` of what it lists. `follow` is `Membership.follow`."""
 
-    def __init__(self, source: BackendSource, follow: Follow, random: Random) -> None:
+    def __init__(self, source: BackendSource, follow: Follow, random: Random, max_backends: int) -> None:
+        self.max_backends = max_backends
         self._source = source
         self._follow = follow
         self._random = random
@@ -62,17 +64,21 @@ class SourceFollower:
             async with aclosing(self._source.listings()) as listings:
                 async for listing in listings:
                     self._retry_seconds = _LEAST_RETRY_SECONDS
-                    self._apply(listing)
+                    await self._apply(listing)
         except DiscoveryError as error:
             self._complain(str(error))
         await asyncio.sleep(self._retry_seconds * self._random.uniform(0.5, 1.0))
         self._retry_seconds = min(_MOST_RETRY_SECONDS, 2 * self._retry_seconds)
 
-    def _apply(self, listing: Listing) -> None:
-        self._complain(listing.problem)
-        if listing.backends != self._listed and self._is_wanted:
-            self._listed = listing.backends
-            changes = self._follow(self._source.name, listing.backends)
+    async def _apply(self, listing: Listing) -> None:
+        problem, count, most = listing.problem, len(listing.backends), self.max_backends
+        if count > most:
+            problem = f"{count} backends are listed; only the first {most} are used. Raise discovery.max_backends."
+        self._complain(problem)
+        listed = listing.backends[:most]
+        if listed != self._listed and self._is_wanted:
+            changes = await in_turns(self._follow(self._source.name, listed))
+            self._listed = listed
             log.info("discovered", source=self._source.name, added=changes.added, removed=changes.removed)
 
     def _complain(self, reason: str) -> None:
@@ -90,6 +96,7 @@ class Discovery:
         self._supervisor = supervisor
         self._random = random
         self._sources = configured_sources(config)
+        self._max_backends = config.max_backends
         self._following: dict[BackendSource, tuple[SourceFollower, asyncio.Task[None]]] = {}
         self._ending: set[asyncio.Task[None]] = set()
 
@@ -109,15 +116,17 @@ class Discovery:
 
     def follow(self, config: DiscoveryConfig) -> None:
         """Follow other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
-        self._sources = configured_sources(config)
+        self._sources, self._max_backends = configured_sources(config), config.max_backends
         self._end()
         self._begin()
         self._membership.keep_sources(self.names)
 
     def _begin(self) -> None:
         for source in self._sources:
-            if source not in self._following:
-                follower = SourceFollower(source, self._membership.follow, self._random)
+            if source in self._following:
+                self._following[source][0].max_backends = self._max_backends
+            else:
+                follower = SourceFollower(source, self._membership.follow, self._random, self._max_backends)
                 task = asyncio.get_running_loop().create_task(follower.run(self._supervisor), name="discovery")
                 self._following[source] = follower, task
 

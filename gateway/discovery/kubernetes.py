@@ -13,6 +13,7 @@ the last version that was seen, as after a loss of the connection. Only if the A
 (410) are the slices listed again. This module is imported where it is used: the client of the API takes 60 MiB.
 """
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
@@ -32,12 +33,16 @@ from gateway.backends.fleet import Wanted
 from gateway.config.backends import BackendConfig, DiscoveredBackend, KubernetesDiscovery
 from gateway.config.files import MAX_CONFIG_BYTES, read_file
 from gateway.discovery.listings import DiscoveryError, Listing
+from gateway.turns import SLICE_BYTES
 
 T = TypeVar("T")
 NOT_READY = "not ready"
 _FAMILIES = ("IPv4", "IPv6", "FQDN")  # address types, the preferred one first
 _MAX_NAME_LENGTH = 128  # of a backend
 _MOST_PROBLEMS = 3  # in one message
+_MAX_LIST_BYTES = 8 << 20
+_MAX_LIST_CONTAINERS = 65536  # what takes longest to read; an endpoint has five
+_MOST_MADE = 4096
 _LIST_SECONDS = 10.0
 _WATCH_SECONDS = 60  # and no more, so that a connection that is dead but was not closed is noticed
 _GRACE_SECONDS = 10.0
@@ -137,6 +142,8 @@ class SliceTable:
 
     def replace(self, document: bytes) -> None:
         """Take the answer to a list request. Raises DiscoveryError."""
+        if document.count(b"{") + document.count(b"[") > _MAX_LIST_CONTAINERS:
+            raise DiscoveryError(f"the API server lists over {_MAX_LIST_CONTAINERS} objects and arrays, the limit")
         listed = _decoded(document, EndpointSliceList)
         self._slices = {each.metadata.name: each for each in listed.items or ()}
         self.version = listed.metadata.resource_version
@@ -167,9 +174,13 @@ def status_message(body: bytes) -> str:
 
 
 def listed_backends(
-    slices: Iterable[EndpointSlice], config: KubernetesDiscovery, settings: Mapping[str, Any]
+    slices: Iterable[EndpointSlice],
+    config: KubernetesDiscovery,
+    settings: Mapping[str, Any],
+    made: dict["_Sighting", Wanted] | None = None,
 ) -> Listing:
-    """The backends of these slices, by name. `settings`: of every backend."""
+    """The backends of these slices, by name. `settings`: of every backend; `made`: backends of earlier listings."""
+    made = {} if made is None else made
     slices, problems = sorted(slices, key=lambda each: each.metadata.name), list[str]()
     if not slices:
         problems.append(f"no EndpointSlice of {config.service or config.selector}: check the name and the namespace")
@@ -184,7 +195,7 @@ def listed_backends(
     urls = set[str]()
     for each in sorted(here, key=lambda each: each.preference):
         try:
-            wanted = each.wanted("https" if config.tls else "http", settings)
+            wanted = made.get(each) or made.setdefault(each, each.wanted("https" if config.tls else "http", settings))
         except ValidationError:
             problems.append(f"{each.name or 'an endpoint'} has an address that cannot be used: {each.host}")
             continue
@@ -278,6 +289,7 @@ class KubernetesEndpoints:
         self._labels = config.selector or f"kubernetes.io/service-name={config.service}"
         self._namespace = config.namespace
         self._client: ApiClient | None = None
+        self._made: dict[_Sighting, Wanted] = {}
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, KubernetesEndpoints):
@@ -305,11 +317,18 @@ class KubernetesEndpoints:
             await self._close()
 
     def _listing(self) -> Listing:
-        return listed_backends(self._table.slices, self._config, self._settings)
+        if len(self._made) > _MOST_MADE:
+            self._made.clear()
+        return listed_backends(self._table.slices, self._config, self._settings, self._made)
 
     async def _list(self) -> None:
         async with await self._get(_request_timeout=_LIST_SECONDS) as response:
-            self._table.replace(await response.read())
+            document = bytearray()
+            async for piece in response.content.iter_chunked(SLICE_BYTES):
+                document += piece
+                if len(document) > _MAX_LIST_BYTES:
+                    raise DiscoveryError(f"the API server lists over {_MAX_LIST_BYTES} bytes, the limit")
+            self._table.replace(bytes(document))
 
     async def _watch(self, is_fresh: bool) -> AsyncGenerator[None, None]:
         """Yields after each event, until the next watch or the next list has to follow. `is_fresh`: just listed."""
@@ -326,6 +345,7 @@ class KubernetesEndpoints:
                     self._table.apply(line)
                     seen += 1
                     yield
+                    await asyncio.sleep(0)  # many lines may have come at once
         except SlicesExpired:
             self._table.expire()
             if is_fresh and not seen:

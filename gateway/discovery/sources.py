@@ -19,6 +19,7 @@ from gateway.config.file import YamlFile
 from gateway.config.files import MAX_LISTING_BYTES, version_of
 from gateway.discovery.listings import DiscoveryError, Listing, polled
 from gateway.threads import Threads
+from gateway.turns import Steps, in_turns
 
 if TYPE_CHECKING:
     import dns.asyncresolver
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _FILE_SECONDS = 1.0
 _MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, whatever the TTL
 _TIMEOUT_SECONDS = 5.0
+_MADE_AT_ONCE = 128
 _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
 
 
@@ -127,10 +129,19 @@ class DnsName:
                 addresses = [f"{host}:{config.port}" for host in addresses]
             scheme = "https" if config.tls else "http"
             urls = [f"{scheme}://{address}" for address in sorted(set(addresses))]
-            found = tuple(Wanted(BackendConfig(url=url, **self._settings)) for url in urls)
+            found = await in_turns(self._made(urls))
         except (dns.exception.DNSException, OSError, ValidationError) as error:
             raise DiscoveryError(f"{config.name}: {error}") from error
-        return Listing(found), min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
+        return Listing(tuple(found)), min(_MOST_SECONDS, max(_LEAST_SECONDS, seconds))
+
+    def _made(self, urls: list[str]) -> Steps[list[Wanted]]:
+        """The backends; an answer may have thousands of addresses. Raises ValidationError."""
+        found = list[Wanted]()
+        for url in urls:
+            if len(found) % _MADE_AT_ONCE == _MADE_AT_ONCE - 1:
+                yield
+            found.append(Wanted(BackendConfig(url=url, **self._settings)))
+        return found
 
     def _new_resolver(self) -> "dns.asyncresolver.Resolver":
         import dns.asyncresolver

@@ -222,7 +222,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.log",
         "threads",
     },
-    "discovery": {"backends.fleet", "backends.membership", "config", "supervisor", "threads"},
+    "discovery": {"backends.fleet", "backends.membership", "config", "supervisor", "threads", "turns"},
     # Outside the serving path: only the composition root and the commands know them.
     "insights": {"request", "observe.record"},
     "plan": {"config", "backends"},

@@ -48,6 +48,7 @@ VALUES: dict[str, list[Any]] = {
     "discovery.file": [None],
     "discovery.dns": [()],
     "discovery.kubernetes": [()],
+    "discovery.max_backends": [7],
     "discovery.backend": [{}, {"api_key": "x"}],
     "routing.policy": ["prefix", "least_loaded", "round_robin"],
     "routing.decode_weight": [1.0, 5.0],

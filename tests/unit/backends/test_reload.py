@@ -10,6 +10,7 @@ from gateway.backends.probe import BackendWatches
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.errors import EngineDead
+from gateway.turns import at_once
 from tests.unit.backends.conftest import MakeScene
 from tests.unit.backends.scripted import Scripted
 
@@ -74,7 +75,7 @@ def test_sources_that_are_not_kept_lose_their_backends(scene: MakeScene) -> None
     from gateway.backends.fleet import Wanted
 
     for source, name in (("dns x", "x"), ("dns y", "y")):
-        membership.follow(source, [Wanted(BackendConfig(url=f"http://10.1.0.{ord(name)}:1", name=name))])
+        at_once(membership.follow(source, [Wanted(BackendConfig(url=f"http://10.1.0.{ord(name)}:1", name=name))]))
     membership.keep_sources(["dns y"])
     assert [*made.fleet.by_name] == ["a", "y"]
     membership.keep_sources([])

@@ -11,10 +11,14 @@ from gateway.backends.fleet import FleetChanges, Wanted
 from gateway.config.backends import BackendConfig
 from gateway.discovery.follow import SourceFollower
 from gateway.discovery.listings import DiscoveryError, Listing
+from gateway.turns import Steps
 
 
 def listing(*names: str, problem: str = "") -> Listing:
     return Listing(tuple(Wanted(BackendConfig(url=f"http://{name}:8000", name=name)) for name in names), problem)
+
+
+MAX_BACKENDS = 3
 
 
 class Scripted:
@@ -44,7 +48,7 @@ class Followed:
         self.applied: list[list[str]] = []
         self.slept: list[float] = []
         self._starts = len(starts)
-        self._follower = SourceFollower(self.source, self._follow, self.LongestJitter())
+        self._follower = SourceFollower(self.source, self._follow, self.LongestJitter(), MAX_BACKENDS)
         monkeypatch.setattr("asyncio.sleep", self._sleep)
 
     class LongestJitter(Random):
@@ -52,13 +56,15 @@ class Followed:
             assert (a, b) == (0.5, 1.0)
             return b
 
-    def _follow(self, source: str, wanted: Sequence[Wanted]) -> FleetChanges:
+    def _follow(self, source: str, wanted: Sequence[Wanted]) -> Steps[FleetChanges]:
         assert source == "scripted"
+        yield
         self.applied.append([each.config.name for each in wanted])
         return FleetChanges(added=self.applied[-1])
 
     async def _sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
+        if seconds:
+            self.slept.append(seconds)
 
     async def run(self) -> list[Any]:
         """Let the source start as often as it is scripted; gives what was logged."""
@@ -98,3 +104,14 @@ async def test_pauses_grow_until_the_source_works_again(monkeypatch: pytest.Monk
     followed = Followed(monkeypatch, *[["down"]] * 6, [listing("a"), "down"], ["down"])
     await followed.run()
     assert followed.slept == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0, 1.0, 2.0]
+
+
+async def test_what_is_listed_beyond_the_limit_is_left_out_and_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = Followed(monkeypatch, [listing(*"abcd"), listing(*"abcd"), listing(*"abc"), listing(*"abcde")])
+    beyond = "{} backends are listed; only the first 3 are used. Raise discovery.max_backends."
+    assert await followed.run() == [
+        ("discovery_failed", beyond.format(4)),
+        ("discovered", ["a", "b", "c"]),
+        ("discovery_failed", beyond.format(5)),
+    ]
+    assert followed.applied == [["a", "b", "c"]]
