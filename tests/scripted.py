@@ -6,10 +6,12 @@ says otherwise. Everything else is an inference request: it is noted in `ledger`
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
@@ -234,10 +236,14 @@ def read_head(head: bytes, connection: int, now: float) -> Seen:
 
 
 class ScriptedBackend:
-    """`async with ScriptedBackend() as backend:` listens at `backend.url`."""
+    """`async with ScriptedBackend() as backend:` listens at `backend.url`; with TLS if it has a certificate."""
 
-    def __init__(self, model: str = MODEL, *, port: int = 0) -> None:
+    def __init__(self, model: str = MODEL, *, port: int = 0, certificate: Path | None = None) -> None:
         self.model = model
+        self.tls: ssl.SSLContext | None = None
+        if certificate is not None:
+            self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+            self.tls.load_cert_chain(certificate)
         self.port = port
         self.ledger: list[Seen] = []
         self.malformed: list[str] = []
@@ -255,7 +261,7 @@ class ScriptedBackend:
     @property
     def url(self) -> str:
         """The base URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}"
 
     def plays(self, *steps: Step | Iterable[Step], reads_body: bool = True) -> None:
         """From now on every inference request gets these steps."""
@@ -285,7 +291,7 @@ class ScriptedBackend:
         """Listen, at the same port as before."""
         self._close_hole()
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(self._connect, "127.0.0.1", self.port, backlog=1024)
+        self._server = await loop.create_server(self._connect, "127.0.0.1", self.port, backlog=1024, ssl=self.tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def _close_hole(self) -> None:

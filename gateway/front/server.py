@@ -4,12 +4,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from functools import partial
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.beginnings import Beginnings
 from gateway.front.connection import ClientConnection, RequestHandler
+from gateway.front.encryption import EncryptedTransport
 from gateway.listeners import BACKLOG, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
@@ -86,10 +87,7 @@ class Server:
                 continue
             if _UNSENT_OPTION is not None:  # connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
-            listener = await loop.create_server(
-                lambda: ClientConnection(self, loop), sock=each, backlog=BACKLOG, **self._encryption()
-            )
-            self._servers.append(listener)
+            self._servers.append(await loop.create_server(partial(self._accepted, loop), sock=each, backlog=BACKLOG))
         try:
             with self._supervisor.looking("client_watch", self._watch, _LOOK_SECONDS):
                 yield
@@ -97,11 +95,12 @@ class Server:
             self.stop_listening()
             await self._cut()
 
-    def _encryption(self) -> dict[str, Any]:
+    def _accepted(self, loop: asyncio.AbstractEventLoop) -> asyncio.BufferedProtocol:
+        """The protocol of a client that has just connected."""
+        connection = ClientConnection(self, loop)
         if self._tls is None:
-            return {}
-        seconds = self.config.header_timeout_seconds
-        return {"ssl": self._tls.context, "ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": _LOOK_SECONDS}
+            return connection
+        return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop)
 
     def stop_listening(self) -> None:
         """Accept no more clients. Those that are connected stay."""

@@ -55,6 +55,12 @@ class Receiver(Protocol):
     def failed(self, error: BackendError) -> None: ...
 
 
+class BuffersReads(Protocol):
+    """What a transport with TLS has, besides what all have."""
+
+    def set_read_buffer_limits(self, high: int) -> None: ...
+
+
 class BackendConnection(asyncio.Protocol):
     """At most one exchange at a time. Between exchanges a byte or an EOF from the backend makes it unusable."""
 
@@ -341,13 +347,15 @@ class Pool:
         try:
             context, name = self._tls.options(self.backend.config.tls) if origin.tls else (None, None)
             async with asyncio.timeout(self._config.connect_timeout_seconds):
-                _, connection = await loop.create_connection(
+                transport, connection = await loop.create_connection(
                     make,
                     origin.host,
                     origin.port,
                     ssl=context,
                     server_hostname=name,
                 )
+                if context is not None:  # while its protocol is paused, at most one read is kept
+                    cast(BuffersReads, transport).set_read_buffer_limits(1)
         except TimeoutError as error:
             raise ConnectFailed(
                 f"Timeout: backend {self.backend.name!r} did not accept a connection"

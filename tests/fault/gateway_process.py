@@ -1,6 +1,8 @@
 """The gateway's command in a process of its own, with its standard output and error where a test wants them."""
 
 import asyncio
+import os
+import resource
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -22,10 +24,24 @@ EXIT_SECONDS = 15.0
 class GatewayProcess:
     """A running command and its ports."""
 
-    def __init__(self, process: "subprocess.Popen[bytes]", port: int, admin_port: int) -> None:
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", port: int, admin_port: int, *, has_tls: bool = False
+    ) -> None:
         self.process = process
         self.port = port
         self.admin_port = admin_port
+        self.has_tls = has_tls
+
+    @property
+    def descriptors(self) -> int:
+        """How many it has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    @property
+    def memory_bytes(self) -> int:
+        """What is resident of it."""
+        pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
+        return int(pages) * resource.getpagesize()
 
     async def get(self, target: str, *, admin: bool = False) -> Answer:
         """One GET on a connection of its own."""
@@ -46,7 +62,8 @@ class GatewayProcess:
 
     async def ready(self, processes: int = 1) -> None:
         """Wait until it serves; so many processes have to start."""
-        url, seconds = f"http://127.0.0.1:{self.port}/readyz", READY_SECONDS * processes
+        port = self.admin_port if self.has_tls else self.port
+        url, seconds = f"http://127.0.0.1:{port}/readyz", READY_SECONDS * processes
         await asyncio.to_thread(wait_until, lambda: serves(url), self.process.poll, seconds)
 
     async def ended(self) -> int:
@@ -63,20 +80,23 @@ async def gateway_process(
     stderr: Any = subprocess.DEVNULL,
     before: Callable[[], None] | None = None,
     sections: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    per_backend: dict[str, Any] | None = None,
     process_group: int | None = None,
     workers: int = 1,
 ) -> AsyncIterator[GatewayProcess]:
     """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
     port, admin_port = free_ports(2)
     admin = {"port": admin_port, "allowed_hosts": ["gateway"]}  # as `tests.clients` names it
-    server = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0, "workers": workers}
-    file = folder / "gateway.yaml"
-    file.write_text(yaml.safe_dump({"server": server, "backends": [{"url": backend.url}], **(sections or {})}))
+    base = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0, "workers": workers}
+    file, more = folder / "gateway.yaml", server or {}
+    backends = [{"url": backend.url, **(per_backend or {})}]
+    file.write_text(yaml.safe_dump({"server": base | more, "backends": backends, **(sections or {})}))
     process = subprocess.Popen(
         [sys.executable, "-m", "gateway", "serve", "-c", str(file)],
         stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=before, process_group=process_group,
     )  # fmt: skip
-    running = GatewayProcess(process, port, admin_port)
+    running = GatewayProcess(process, port, admin_port, has_tls="tls" in more)
     try:
         await running.ready(workers if workers == 1 else workers + 1)
         yield running

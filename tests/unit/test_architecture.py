@@ -298,6 +298,7 @@ EDGES = {
     "embeddings.waiter",
     "front.body",
     "front.connection",
+    "front.encryption",
     "front.handler",
     "front.realtime",
     "front.server",

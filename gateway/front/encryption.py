@@ -1,0 +1,146 @@
+"""TLS of a client's connection: between the transport of its socket and its protocol.
+
+asyncio's own TLS shows a connection to its protocol only after the handshake, and keeps what a client does not read in
+three buffers. This one shows it as soon as the client is accepted, so that one counter sees every socket. All output
+that is unsent is in the socket's transport, so that its size and its limits count everything.
+"""
+
+import asyncio
+import ssl
+from contextlib import suppress
+from typing import Any, cast
+
+_RECORD_BYTES = 16384  # encrypted or decrypted at once: OpenSSL's buffers stay that small
+
+
+class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
+    """The transport of `protocol`, and the protocol of the socket's transport."""
+
+    _raw: asyncio.Transport
+    _late: asyncio.TimerHandle
+
+    def __init__(
+        self,
+        protocol: asyncio.BufferedProtocol,
+        context: ssl.SSLContext,
+        handshake_seconds: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._protocol = protocol
+        self._context = context
+        self._handshake_seconds = handshake_seconds
+        self._loop = loop
+        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
+        self._is_open = False  # the handshake has ended
+
+    # What the protocol calls.
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if not self._is_open or self._raw.is_closing():
+            return
+        rest, records = memoryview(data), list[bytes]()
+        try:
+            while rest:
+                rest = rest[self._tls.write(rest[:_RECORD_BYTES]) :]
+                records.append(self._to_send.read())
+        except ssl.SSLError:  # the client broke the session
+            self._raw.abort()
+            return
+        self._raw.writelines(records)
+
+    def close(self) -> None:
+        if self._is_open and not self._raw.is_closing():
+            with suppress(ssl.SSLError):  # it does not wait for the client's answer
+                self._tls.unwrap()
+            self._flush()
+        self._raw.close()
+
+    def abort(self) -> None:
+        self._raw.abort()
+
+    def is_closing(self) -> bool:
+        return self._raw.is_closing()
+
+    def is_reading(self) -> bool:
+        return self._raw.is_reading()
+
+    def pause_reading(self) -> None:
+        self._raw.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._raw.resume_reading()
+        self._loop.call_soon(self._advance)  # a part of what was received may not be decrypted yet
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def get_write_buffer_size(self) -> int:
+        return self._raw.get_write_buffer_size()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._raw.set_write_buffer_limits(high, low)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """That of the socket, with `sslcontext` and `ssl_object`."""
+        own = {"sslcontext": self._context, "ssl_object": self._tls}
+        return own[name] if name in own else self._raw.get_extra_info(name, default)
+
+    # What the socket's transport calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._raw = cast(asyncio.Transport, transport)
+        self._late = self._loop.call_later(self._handshake_seconds, self._raw.abort)
+        self._protocol.connection_made(self)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._late.cancel()
+        self._protocol.connection_lost(error)
+
+    def eof_received(self) -> None:
+        self.close()
+
+    def pause_writing(self) -> None:
+        self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._protocol.resume_writing()
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return cast(memoryview, self._protocol.get_buffer(sizehint))[:_RECORD_BYTES]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Bytes of the session have been read."""
+        self._received.write(self.get_buffer(-1)[:nbytes])
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on with the handshake, then with what the client sends, as far as bytes have come."""
+        try:
+            if not self._is_open:
+                self._tls.do_handshake()
+                self._is_open = True
+                self._late.cancel()
+            self._decrypt()
+        except ssl.SSLWantReadError:
+            self._flush()
+        except ssl.SSLError:  # no TLS, nothing in common, or not the right certificate
+            self._flush()  # tells the client why
+            self._raw.close()
+        else:
+            self._flush()
+
+    def _decrypt(self) -> None:
+        """Pass on what is complete. Raises SSLWantReadError at its end."""
+        while self._raw.is_reading() and not self._raw.is_closing():
+            room = cast(memoryview, self._protocol.get_buffer(-1))
+            count: Any = self._tls.read(len(room), room)  # a number, as there is a buffer
+            if not count:
+                self.close()  # the client has said that it sends nothing more
+                return
+            self._protocol.buffer_updated(count)
+
+    def _flush(self) -> None:
+        """Send what the session itself has to say."""
+        if self._to_send.pending and not self._raw.is_closing():
+            self._raw.write(self._to_send.read())
