@@ -6,19 +6,25 @@ known names are accepted. Addresses and loopback names cannot be taken over like
 under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something. The
 port's own page has the port's own origin, and may send what `OWN_PAGE_MAY_SEND` lists. A token, if one is configured,
 keeps everyone else out; the files of the page need none.
+
+All that a connection may hold is bounded here for every path: how many there are, how long a head may take to arrive,
+and how long an answer may stay unread.
 """
 
 import asyncio
 import hmac
 import socket
-from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from http import HTTPStatus
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, cast
 from urllib.parse import urlsplit
 
 import orjson
+import structlog
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
 from gateway.config import AdminConfig, Listen
@@ -27,15 +33,28 @@ from gateway.errors import (
     Draining,
     GatewayError,
     HostNotAllowed,
+    InternalError,
+    InvalidRequest,
+    MethodNotAllowed,
     OriginNotAllowed,
     RequestTimeout,
+    RouteNotFound,
     Unauthorized,
 )
 from gateway.front.reply import render
-from gateway.listeners import bind
+from gateway.listeners import BACKLOG, bind
+from gateway.resources import operator_connections
+from gateway.supervisor import LogThrottle, running
 
 MAX_BODY_BYTES = 1048576  # parsed in a few milliseconds
 _BODY_SECONDS = 10.0
+_HEAD_SECONDS: Final = 10.0  # from the start of a connection, or from the first byte of its next request
+_IDLE_SECONDS: Final = 75.0
+_SHUTDOWN_SECONDS: Final = 60.0
+_UNREAD_SECONDS: Final = 20.0  # in which everything that was written has to be taken, at least once
+_LOOK_SECONDS: Final = 1.0
+_MOST_SHOWN: Final = 200  # of a path, in an error
+_CLIENTS_FAULT: Final = (ConnectionError, HttpProcessingError, web.RequestPayloadError)  # it left, or sends no HTTP
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 OWN_PAGE_MAY_SEND: Final = ("/admin/route", "/admin/dashboard/playground")
 
@@ -48,7 +67,7 @@ class OperatorPort:
         self._section = section
         self._listen = listen
         self._open_files = open_files
-        self._sites: list[web.SockSite] = []
+        self._server: OperatorServer | None = None  # while it listens
 
     def follow(self, listen: Listen | None) -> None:
         """Take over the names that the port is known by, and its token; where it listens stays."""
@@ -64,21 +83,19 @@ class OperatorPort:
             return
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.router.add_routes(routes)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False)
-        await runner.setup()
-        try:
-            for each in sockets or await bind(self._listen.host, self._listen.port):
-                self._sites.append(web.SockSite(runner, each))
-                await self._sites[-1].start()
-            address = runner.addresses[0]
-            yield None if isinstance(address, str) else int(address[1])  # a worker's is a path
-        finally:
-            await runner.cleanup()
+        server = self._server = OperatorServer(app, sockets or await bind(self._listen.host, self._listen.port))
+        async with server.serving() as port:
+            yield port
 
     async def stop_listening(self) -> None:
         """Accept no more connections. Those that are there are closed after their next answer."""
-        while self._sites:
-            await self._sites.pop().stop()
+        if self._server is not None:
+            self._server.pause()
+
+    async def listen_again(self) -> None:
+        """Accept connections as before `stop_listening`."""
+        if self._server is not None:
+            await self._server.listen()
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -86,16 +103,187 @@ class OperatorPort:
         try:
             check_sender(request, own_hosts(self._listen), self._section)
             check_token(request, self._listen, self._open_files)
-            if not self._sites and request.method not in SAFE_METHODS:
+            if not self._is_listening and request.method not in SAFE_METHODS:
                 raise Draining("Another process serves now. Connect again.", retry_after_seconds=1.0)
             answer = await handler(request)
         except GatewayError as error:
-            answer = web.Response(body=render(error), status=error.status, content_type="application/json")
-            if isinstance(error, Unauthorized):
-                answer.headers["www-authenticate"] = "Bearer"
-        if not self._sites:
+            answer = as_answer(error)
+        if not self._is_listening:
             answer.force_close()
         return answer
+
+    @property
+    def _is_listening(self) -> bool:
+        return self._server is not None and self._server.is_listening
+
+
+class OperatorServer:
+    """Serves an application at bound sockets, which become its own, to a bounded number of connections."""
+
+    def __init__(
+        self, app: web.Application, sockets: Iterable[socket.socket], shutdown_seconds: float = _SHUTDOWN_SECONDS
+    ) -> None:
+        """`shutdown_seconds`: for answers that are not complete at the end of `serving`."""
+        app.middlewares.insert(0, _timed)
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=shutdown_seconds)
+        self._sockets = [*sockets]
+        self._most_connections = operator_connections()
+        self._listening: list[asyncio.Server] = []
+        self.open: set[OperatorConnection] = set()
+        self.throttle = LogThrottle(asyncio.get_running_loop().time)
+
+    @property
+    def is_listening(self) -> bool:
+        return bool(self._listening)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[int | None]:
+        """Accept connections while the block runs; yields the port, or None if it is a worker's, which has a path."""
+        try:
+            await self._runner.setup()
+            async with running(self._watch()):
+                await self.listen()
+                address = self._sockets[0].getsockname()
+                yield None if isinstance(address, str) else int(address[1])
+        finally:
+            self.pause()
+            for each in self._sockets:
+                each.close()
+            await self._runner.cleanup()
+
+    async def listen(self) -> None:
+        """Accept connections."""
+        loop = asyncio.get_running_loop()
+        for each in self._sockets:
+            make = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
+            self._listening.append(await make(self._connection, sock=each.dup(), backlog=BACKLOG))
+
+    def pause(self) -> None:
+        """Accept no connections until `listen` is called again; they wait."""
+        while self._listening:
+            self._listening.pop().close()
+
+    def _connection(self) -> "OperatorConnection":
+        assert self._runner.server is not None
+        return OperatorConnection(self, self._runner.server)
+
+    def connected(self, connection: "OperatorConnection") -> bool:
+        """Whether there is a place for one more."""
+        if len(self.open) >= self._most_connections:
+            return False
+        self.open.add(connection)
+        return True
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            for connection in [*self.open]:
+                connection.look(loop.time())
+
+
+class OperatorConnection(web.RequestHandler):
+    """One connection of aiohttp's server, with deadlines; what it refuses has the shape of all errors of the port."""
+
+    __slots__ = ("_head_since", "_is_answering", "_operators", "_socket", "_unread_since")
+
+    def __init__(self, operators: OperatorServer, manager: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(manager, loop=loop, access_log=None, keepalive_timeout=_IDLE_SECONDS)  # type: ignore[arg-type]
+        self._operators = operators
+        self._socket: asyncio.Transport
+        self._is_answering = False
+        self._head_since: float | None = loop.time()  # None = none is expected yet
+        self._unread_since: float | None = None  # None = the client has taken everything
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._socket = cast(asyncio.Transport, transport)
+        if self._operators.connected(self):
+            super().connection_made(transport)
+        else:
+            self._socket.abort()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._operators.open.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._head_since is None and not self._is_answering:
+            self._head_since = self._loop.time()
+        super().data_received(data)
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """No head is expected while the block runs."""
+        self._is_answering, self._head_since = True, None
+        try:
+            yield
+        finally:
+            self._is_answering = False
+
+    def look(self, now: float) -> None:
+        """Close the connection if its client has been too slow."""
+        if not self._socket.get_write_buffer_size():
+            self._unread_since = None
+        elif self._unread_since is None:
+            self._unread_since = now
+        deadlines = ((self._head_since, _HEAD_SECONDS), (self._unread_since, _UNREAD_SECONDS))
+        if any(since is not None and now - since > most_seconds for since, most_seconds in deadlines):
+            self._socket.abort()
+
+    async def finish_response(self, request: Any, resp: web.StreamResponse, start_time: float | None) -> Any:
+        """Errors of aiohttp get the shape of the others."""
+        if isinstance(resp, web.HTTPException):
+            resp = _as_error(request, resp)
+        return await super().finish_response(request, resp, start_time)
+
+    def handle_error(self, request: Any, _: int = 500, exc: Any = None, *__: Any) -> web.StreamResponse:
+        """The answer to what is no HTTP, or to a request whose handler failed."""
+        if isinstance(exc, _CLIENTS_FAULT):
+            error: GatewayError = InvalidRequest("Malformed HTTP.")
+        else:
+            self.log_exception(exc_info=exc)
+            error = InternalError("The gateway failed to answer this request. Its reasons are in the gateway's log.")
+        if request.writer.output_size:  # a part of another answer
+            raise ConnectionError from exc
+        answer = as_answer(error)
+        answer.force_close()
+        return answer
+
+    def log_exception(self, *_: Any, exc_info: Any = None, **__: Any) -> None:
+        """Log a defect, a line a minute for each kind; what the client did wrong is none."""
+        if not isinstance(exc_info, _CLIENTS_FAULT) and self._operators.throttle.allows(repr(type(exc_info))):
+            structlog.get_logger("gateway").error("operator_request_failed", exc_info=exc_info)
+
+
+@web.middleware
+async def _timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+    connection = request.protocol
+    assert isinstance(connection, OperatorConnection)
+    with connection.answering():
+        return await handler(request)
+
+
+def as_answer(error: GatewayError) -> web.Response:
+    """An error as the port answers it."""
+    answer = web.Response(body=render(error), status=error.status, content_type="application/json")
+    if isinstance(error, Unauthorized):
+        answer.headers["www-authenticate"] = "Bearer"
+    if isinstance(error, MethodNotAllowed):
+        answer.headers["allow"] = error.allow
+    return answer
+
+
+def _as_error(request: web.BaseRequest, refusal: web.HTTPException) -> web.Response:
+    shown = f"{request.method} {request.path[:_MOST_SHOWN]}"
+    if isinstance(refusal, web.HTTPMethodNotAllowed):
+        allow = ", ".join(sorted(refusal.allowed_methods))
+        return as_answer(MethodNotAllowed(f"The method of {shown} is not allowed; use {allow}.", allow=allow))
+    if refusal.status == HTTPStatus.NOT_FOUND:
+        return as_answer(RouteNotFound(f"Unknown request URL: {shown}."))
+    answer = as_answer(InvalidRequest(f"{refusal.reason}: {shown}."))
+    answer.set_status(refusal.status)
+    return answer
 
 
 def check_token(request: web.Request, listen: Listen | None, open_files: Collection[str] = ()) -> None:
@@ -169,6 +357,8 @@ async def body_of(request: web.Request) -> bytes:
             return await request.read()
     except TimeoutError as error:
         raise RequestTimeout(f"Timeout: the request body did not arrive within {_BODY_SECONDS:g} s.") from error
+    except web.RequestPayloadError as error:
+        raise InvalidRequest("Malformed HTTP: the framing of the body is invalid.") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise BodyTooLarge(f"The body exceeds {MAX_BODY_BYTES} bytes, the limit on the admin port.") from error
 

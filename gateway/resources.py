@@ -13,7 +13,8 @@ from gateway.config import Config
 from gateway.errors import MemoryFull
 
 _NONE_LEFT = frozenset({errno.EMFILE, errno.ENFILE})
-_RESERVED = 32  # standard streams, listeners, the event loop, the admin port
+_OWN = 18  # standard streams, listeners, the event loop
+_MOST_OPERATORS, _LEAST_OPERATORS = 64, 7  # connections of each port for operators
 _RETRY_AFTER_SECONDS = 1.0
 _PER_BACKEND = 16  # probes, questions, KV events, idle connections
 
@@ -28,10 +29,19 @@ def raise_limit() -> int:
     return hard
 
 
+def operator_connections(limit: int | None = None) -> int:
+    """How many connections each port for operators accepts. `limit`: of descriptors; None = the one in force."""
+    if limit is None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_OPERATORS if limit == resource.RLIM_INFINITY else limit // 32
+    return min(_MOST_OPERATORS, max(_LEAST_OPERATORS, most))
+
+
 def fitted(config: Config, limit: int) -> Config:
     """The configuration with no more client connections than descriptors allow: each may need another to a backend."""
     wanted = config.server.max_connections
-    most = max(1, (limit - _RESERVED - _PER_BACKEND * len(config.backends)) // 2)
+    reserved = _OWN + 2 * operator_connections(limit) + _PER_BACKEND * len(config.backends)
+    most = max(1, (limit - reserved) // 2)
     if limit == resource.RLIM_INFINITY or wanted <= most:
         return config
     structlog.get_logger("gateway").warning(

@@ -124,7 +124,7 @@ class EventLog(LineWriter):
         super().__init__(out, "log")
         self._wall_clock = wall_clock
         self._own: dict[str, Any] = {} if worker is None else {"worker": worker}
-        self._stream = QueuedText(self)
+        self._stream, self._others = QueuedText(self), TextOfOthers(self)
         self._console: Any = None  # the renderer for people; None = JSON
         self._stack = ExitStack()
 
@@ -145,12 +145,19 @@ class EventLog(LineWriter):
     def __enter__(self) -> Self:
         super().__enter__()
         self.follow("info", "json")
-        self._stack.enter_context(redirect_stderr(self._stream))
+        self._stack.enter_context(redirect_stderr(self._others))
         return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
         super().__exit__(*error)
+
+    def write_text(self, text: str) -> None:
+        """Write what is not an event: in JSON it is one line, whatever its own lines are."""
+        if self._console is None:
+            plain = text.rstrip("\n").encode("utf-8", "backslashreplace").decode()
+            text = self.rendered(None, "warning", {"event": "output", "text": plain}) + "\n"
+        self._stream.write(text)
 
     def rendered(self, logger: WrappedLogger, name: str, event: EventDict) -> str:
         """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
@@ -183,4 +190,21 @@ class QueuedText(io.TextIOBase):
 
     def write(self, text: str) -> int:
         self._writer.write(text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+
+@_weakly_referenced
+class TextOfOthers(QueuedText):
+    """Standard error for all that does not log events: libraries, warnings, tracebacks of threads."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(log)
+        self._log = log
+        self._begun = ""  # a line without its end
+
+    def write(self, text: str) -> int:
+        lines, end, rest = (self._begun + text).rpartition("\n")
+        self._begun = rest[-_SLICE_BYTES:]
+        if lines.strip():
+            self._log.write_text(lines + end)
         return len(text)

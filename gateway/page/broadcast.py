@@ -1,7 +1,8 @@
 """The dashboard's stream: made once a second for all watchers together, and not at all while there is none.
 
 A look may take at most a hundredth of the time: after one that took long, the next one comes later. A watcher that
-does not read in time is cut off; its page connects again, and begins with the whole.
+does not read in time is cut off, and its place is free; its page connects again, and begins with the whole. If all
+places are taken, a newcomer gets that of the page that has had its own for longest.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ MOST_WATCHERS: Final = 16
 _PERIOD_SECONDS = 1.0
 _TIMES_AS_LONG: Final = 100  # the pause, than a look took
 _MOST_UNREAD: Final = 8  # messages
+_KEPT_SECONDS: Final = 30.0  # a place, for certain
 
 
 class Shown(Protocol):
@@ -49,7 +51,7 @@ class Broadcast:
         self._supervisor = supervisor
         self._clock = clock
         self._period_seconds = period_seconds
-        self._watchers: set[Messages] = set()
+        self._watchers: dict[Messages, float] = {}  # since when, the first ones first
         self._ticking: asyncio.Task[None] | None = None
         self._is_stopped = False
         self.look_seconds = 0.0  # that the last one took
@@ -63,24 +65,32 @@ class Broadcast:
         """Be a watcher while the block runs; the first message has everything. Raises RateLimited or Draining."""
         if self._is_stopped:
             raise Draining("Another process serves now, or none. Connect again.", retry_after_seconds=1.0)
-        if len(self._watchers) >= MOST_WATCHERS:
-            raise RateLimited(f"{MOST_WATCHERS} pages watch this gateway, which is the limit.", retry_after_seconds=5.0)
-        if not self._watchers:
+        self._make_place()
+        if self._ticking is None:
             self._begin()
         messages: Messages = asyncio.Queue(_MOST_UNREAD)
         messages.put_nowait(event("full", self._view.full()))
-        self._watchers.add(messages)
+        self._watchers[messages] = self._clock()
         try:
             yield messages
         finally:
-            self._watchers.discard(messages)
-            if not self._watchers:
-                self._end()
+            self._watchers.pop(messages, None)
+            if not self._watchers and self._ticking is not None:
+                self._end(self._ticking)
+
+    def _make_place(self) -> None:
+        """Raises RateLimited if all places are taken, and none for long."""
+        if len(self._watchers) < MOST_WATCHERS:
+            return
+        longest, since = next(iter(self._watchers.items()))
+        if self._clock() - since < _KEPT_SECONDS:
+            raise RateLimited(f"{MOST_WATCHERS} pages watch this gateway, which is the limit.", retry_after_seconds=5.0)
+        self._cut_off(longest)
 
     def end_streams(self) -> None:
         """End all streams; watchers may connect again."""
-        for messages in self._watchers:
-            _end(messages)
+        for messages in [*self._watchers]:
+            self._cut_off(messages)
 
     def stop(self) -> None:
         """End all streams and begin no others: the port closes, or another process has taken over."""
@@ -92,10 +102,9 @@ class Broadcast:
         self._view.begin()
         self._ticking = asyncio.get_running_loop().create_task(self._tick(), name="dashboard")
 
-    def _end(self) -> None:
-        if self._ticking is not None:
-            self._ticking.cancel()
-            self._ticking = None
+    def _end(self, ticking: asyncio.Task[None]) -> None:
+        ticking.cancel()
+        self._ticking = None
         self._watched(False)
         self._view.end()
 
@@ -106,18 +115,18 @@ class Broadcast:
                 began = self._clock()
                 message = event("tick", self._view.tick())
                 self.look_seconds = self._clock() - began
-                for messages in self._watchers:
+                for messages in [*self._watchers]:
                     if messages.full():
-                        _end(messages)
+                        self._cut_off(messages)
                     else:
                         messages.put_nowait(message)
 
-
-def _end(messages: Messages) -> None:
-    """The watcher reads nothing more, and what it has not read is dropped."""
-    while not messages.empty():
-        messages.get_nowait()
-    messages.put_nowait(None)
+    def _cut_off(self, messages: Messages) -> None:
+        """The watcher loses its place at once, reads nothing more, and what it has not read is dropped."""
+        del self._watchers[messages]
+        while not messages.empty():
+            messages.get_nowait()
+        messages.put_nowait(None)
 
 
 def event(name: str, document: dict[str, Any]) -> bytes:

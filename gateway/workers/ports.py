@@ -22,9 +22,15 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from yarl import URL
 
-from gateway.admin_http import MAX_BODY_BYTES, OWN_PAGE_MAY_SEND, SAFE_METHODS, body_of
+from gateway.admin_http import (
+    MAX_BODY_BYTES,
+    OWN_PAGE_MAY_SEND,
+    SAFE_METHODS,
+    OperatorServer,
+    as_answer,
+    body_of,
+)
 from gateway.errors import GatewayError, InvalidRequest, WorkerUnreachable
-from gateway.front.reply import render
 from gateway.threads import Threads
 from gateway.workers.exposition import merged
 from gateway.workers.place import socket_path
@@ -72,14 +78,9 @@ class WorkersPort:
         """Serve at these bound sockets while the block runs; yields the port."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
         app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
-        await runner.setup()
-        try:
-            for each in sockets:
-                await web.SockSite(runner, each).start()
-            yield int(runner.addresses[0][1])
-        finally:
-            await runner.cleanup()
+        async with OperatorServer(app, sockets, shutdown_seconds=1.0).serving() as port:
+            assert port is not None
+            yield port
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.raw_path
@@ -193,7 +194,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         return await handler(request)
     except GatewayError as error:
-        return web.Response(body=render(error), status=error.status, content_type="application/json")
+        return as_answer(error)
 
 
 def _unreachable(number: int) -> WorkerUnreachable:

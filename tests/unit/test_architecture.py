@@ -144,7 +144,7 @@ LAYERS: dict[str, set[str]] = {
         "turns",
     },
     "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
-    "admin_http": {"config", "errors", "front.reply", "listeners"},
+    "admin_http": {"config", "errors", "front.reply", "listeners", "resources", "supervisor"},
     "admin": {
         "admin_http",
         "request",

@@ -62,8 +62,14 @@ def test_whatever_else_goes_to_standard_error_is_queued_too() -> None:
         assert isinstance(sys.stderr, QueuedText)
         logging.getLogger("asyncio").error("a callback failed")
         sys.stderr.write("a tracebäck \udcff\n")
+        sys.stderr.write("several\nlines\nand ")
+        sys.stderr.write("a rest\n")
     assert sys.stderr is before
-    assert "a tracebäck \\udcff\n" in out.getvalue().decode()
+    lines = [orjson.loads(line) for line in out.getvalue().splitlines()]
+    assert {line["event"] for line in lines} == {"output"}
+    texts = [line["text"] for line in lines]
+    assert texts[-3:] == ["a tracebäck \\udcff", "several\nlines", "and a rest"]
+    assert any("a callback failed" in text for text in texts) or logging.getLogger().handlers
 
 
 class Sly:

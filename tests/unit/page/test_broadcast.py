@@ -1,6 +1,7 @@
 """One stream for all watchers: made while somebody watches, bounded, and ended for who does not read."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Any
 
 import orjson
@@ -142,3 +143,28 @@ async def test_looks_that_take_long_come_later() -> None:
         ticks = scene.shown.log.count("tick")
         await asyncio.sleep(0.05)
         assert scene.shown.log.count("tick") == ticks  # the next one is due after 5 s
+
+
+async def test_a_watcher_that_is_cut_off_has_no_place_any_more() -> None:
+    scene = Scene()
+    with scene.stream.watching(), scene.stream.watching() as quick:
+        while scene.stream.watchers > 1:
+            await read(quick)
+        assert scene.watched == [True]
+    assert scene.watched == [True, False]
+
+
+async def test_a_newcomer_gets_the_place_that_is_taken_longest() -> None:
+    scene, now = Scene(), [0.0]
+    stream = Broadcast(scene.shown, scene.watched.append, scene.supervisor, lambda: now[0], 1000.0)
+    with ExitStack() as stack:
+        first, *_ = [stack.enter_context(stream.watching()) for _ in range(MOST_WATCHERS)]
+        now[0] = 29.0
+        with pytest.raises(RateLimited):
+            stack.enter_context(stream.watching())
+        now[0] = 31.0
+        newcomer = stack.enter_context(stream.watching())
+        assert await first.get() is None
+        assert (await read(newcomer))[0] == "full"
+        assert stream.watchers == MOST_WATCHERS
+    assert scene.watched == [True, False]
