@@ -93,7 +93,6 @@ class OperatorPort:
             self._server.pause()
 
     async def listen_again(self) -> None:
-        """Accept connections as before `stop_listening`."""
         if self._server is not None:
             await self._server.listen()
 
@@ -152,7 +151,6 @@ class OperatorServer:
             await self._runner.cleanup()
 
     async def listen(self) -> None:
-        """Accept connections."""
         loop = asyncio.get_running_loop()
         for each in self._sockets:
             make = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server

@@ -37,7 +37,7 @@ from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
-from gateway.front.routes import Route
+from gateway.front.routes import Route, logged_path
 from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
@@ -252,6 +252,8 @@ class Handler(RequestHandler):
         except GatewayError as error:
             explain(error, self._fleet, self._aliases, key)
             outcome, message = error.outcome, error.message
+            if error.status < 500 and not incoming.path.startswith(logged_path(incoming.path) or b" "):
+                message = error.code or error.type  # its message may quote the path
             self._fail(error, reply)
         except Exception as error:
             self._log.exception("internal_error", request_id=request_id, endpoint=route.endpoint)
@@ -273,7 +275,7 @@ class Handler(RequestHandler):
         if self._proxies is not None:
             reply.came_through(self._proxies, headers.get(FORWARDED_FOR, b""))
         if self._tracer is not None and not route.local:
-            line, trace = self._tracer.begin(headers, incoming.method, incoming.path)
+            line, trace = self._tracer.begin(headers, incoming.method, logged_path(incoming.path))
             incoming.follow_trace(line)
             if trace is not None:
                 record.traced(trace)
@@ -337,8 +339,7 @@ class Handler(RequestHandler):
 
     async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
         if self._batches is None:
-            method, path = incoming.method.decode("ascii", "replace"), incoming.path[:200].decode("ascii", "replace")
-            raise RouteNotFound(f"{method} {path}: files and batches are off; set batches.path in the configuration.")
+            raise RouteNotFound("Files and batches are off; set batches.path in the configuration.")
         await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
 
     async def _read_upload(

@@ -124,6 +124,14 @@ def invoked_route(document: Mapping[str, object]) -> Route:
     raise InvalidRequest(f"A body for /invocations needs one of the fields {', '.join(_INVOKED)}.")
 
 
+def logged_path(path: bytes) -> bytes:
+    """The path as it may be logged: without what the client chose, which may be a secret; empty = it is unknown."""
+    path = path.partition(b"?")[0]
+    if path in _ALLOWED:
+        return path
+    return b"/v1/responses/{id}" if _RESPONSE.fullmatch(path) else b""
+
+
 def find_route(method: bytes, path: bytes) -> Route:
     """The route of a request. Only query parameters of stored responses are kept.
 

@@ -20,7 +20,6 @@ _ID_BYTES: Final = 8  # of a span, and of either half of a trace's id
 _IDS_CHARACTERS: Final = 34  # of the lower half of a trace's id and of a span's id in hex, each with a "-"
 _TRACES_AT_ONCE = 256
 _ALL = 1 << 64
-_MOST_PATH_BYTES = 256
 
 
 class Price(NamedTuple):
@@ -154,9 +153,8 @@ class Tracer:
     def _sampled(
         self, trace_id: bytes, span_id: bytes, parent_id: bytes, method: bytes, path: bytes
     ) -> tuple[bytes, RequestTrace | None]:
-        target = path.partition(b"?")[0][:_MOST_PATH_BYTES].decode("latin-1")
         ids = trace_id, span_id, parent_id
-        trace = RequestTrace(ids, method.decode("latin-1"), target, self._clock, self._new_span_id)
+        trace = RequestTrace(ids, method.decode("latin-1"), path.decode("latin-1"), self._clock, self._new_span_id)
         return b"traceparent: %b\r\n" % trace.header(), trace
 
     def _new_span_id(self) -> bytes:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.file import parse
-from gateway.resources import are_used_up, fitted, raise_limit
+from gateway.resources import are_used_up, fitted, operator_connections, raise_limit
 
 
 @contextmanager
@@ -43,8 +43,14 @@ def test_clients_leave_a_descriptor_for_each_of_their_requests_and_some_for_each
     config = parse(document)
     most = fitted(config, limit).server.max_connections
     assert 1 <= most <= wanted
-    assert most == 1 or 2 * most + 16 * backends + 32 <= limit
-    assert most == wanted or 2 * (most + 1) + 16 * backends + 32 > limit
+    reserved = 16 * backends + 2 * operator_connections(limit) + 18  # two ports for operators, and what is always open
+    assert most == 1 or 2 * most + reserved <= limit
+    assert most == wanted or 2 * (most + 1) + reserved > limit
+
+
+def test_the_ports_for_operators_take_a_small_part_of_the_descriptors() -> None:
+    assert [operator_connections(limit) for limit in (8, 256, 1024, 2048, 1_048_576)] == [7, 8, 32, 64, 64]
+    assert operator_connections(resource.RLIM_INFINITY) == 64
 
 
 def test_without_a_limit_the_configuration_stays_as_it_is() -> None:
