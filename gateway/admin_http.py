@@ -42,7 +42,7 @@ from gateway.errors import (
     Unauthorized,
 )
 from gateway.front.reply import render
-from gateway.listeners import BACKLOG, bind
+from gateway.listeners import Acceptor, bind
 from gateway.resources import operator_connections
 from gateway.supervisor import LogThrottle, running
 
@@ -87,14 +87,10 @@ class OperatorPort:
         async with server.serving() as port:
             yield port
 
-    async def stop_listening(self) -> None:
-        """Accept no more connections. Those that are there are closed after their next answer."""
-        if self._server is not None:
-            self._server.pause()
-
-    async def listen_again(self) -> None:
-        if self._server is not None:
-            await self._server.listen()
+    @property
+    def acceptor(self) -> Acceptor | None:
+        """None = the port is disabled. While it does not accept, connections are closed after their next answer."""
+        return None if self._server is None else self._server.acceptor
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -113,7 +109,7 @@ class OperatorPort:
 
     @property
     def _is_listening(self) -> bool:
-        return self._server is not None and self._server.is_listening
+        return self.acceptor is not None and self.acceptor.is_accepting
 
 
 class OperatorServer:
@@ -125,15 +121,10 @@ class OperatorServer:
         """`shutdown_seconds`: for answers that are not complete at the end of `serving`."""
         app.middlewares.insert(0, _timed)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=shutdown_seconds)
-        self._sockets = [*sockets]
+        self.acceptor = Acceptor([*sockets], self._connection)
         self._most_connections = operator_connections()
-        self._listening: list[asyncio.Server] = []
         self.open: set[OperatorConnection] = set()
         self.throttle = LogThrottle(asyncio.get_running_loop().time)
-
-    @property
-    def is_listening(self) -> bool:
-        return bool(self._listening)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[int | None]:
@@ -141,27 +132,14 @@ class OperatorServer:
         try:
             await self._runner.setup()
             async with running(self._watch()):
-                await self.listen()
-                address = self._sockets[0].getsockname()
+                await self.acceptor.accept()
+                address = self.acceptor.address
                 yield None if isinstance(address, str) else int(address[1])
         finally:
-            self.pause()
-            for each in self._sockets:
-                each.close()
+            self.acceptor.stop()
             await self._runner.cleanup()
 
-    async def listen(self) -> None:
-        loop = asyncio.get_running_loop()
-        for each in self._sockets:
-            make = loop.create_unix_server if each.family == socket.AF_UNIX else loop.create_server
-            self._listening.append(await make(self._connection, sock=each.dup(), backlog=BACKLOG))
-
-    def pause(self) -> None:
-        """Accept no connections until `listen` is called again; they wait."""
-        while self._listening:
-            self._listening.pop().close()
-
-    def _connection(self) -> "OperatorConnection":
+    def _connection(self, _: int) -> "OperatorConnection":
         assert self._runner.server is not None
         return OperatorConnection(self, self._runner.server)
 

@@ -477,15 +477,6 @@ class Gateway:
         shown = self._metrics_pages, self._admin_pages, self._usage_page, self.control, self._dashboard_pages
         return [route for pages in shown for route in pages.routes()]
 
-    async def stop_listening(self) -> None:
-        """Accept no more connections, on any port. Those that are there go on; batches stop."""
-        if self.batches is not None:
-            await self.batches.stop()
-        await self.admin_port.stop_listening()
-        self.dashboard.stop()
-        await self.metrics_port.stop_listening()
-        self.server.stop_listening()
-
 
 def _cost_model(routing: RoutingConfig) -> CostModel:
     return CostModel(routing.seconds_per_prefill_token, routing.decode_weight)

@@ -6,9 +6,10 @@ systemd's side is described in sd_listen_fds(3) and sd_notify(3).
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from gateway.config import Listen, ServerConfig
 
@@ -91,3 +92,45 @@ def notify_systemd(environment: Mapping[str, str], state: str) -> None:
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.connect("\0" + address[1:] if address.startswith("@") else address)
         manager.send(state.encode())
+
+
+class Acceptor:
+    """Accepts connections at bound sockets, which are its own. `make`: the protocol of one, by its address family."""
+
+    def __init__(self, sockets: Sequence[socket.socket], make: Callable[[int], asyncio.BaseProtocol]) -> None:
+        self.address = sockets[0].getsockname()
+        self._make = make
+        self._paused = [*sockets]
+        self._servers: list[asyncio.Server] = []
+
+    @property
+    def is_accepting(self) -> bool:
+        return bool(self._servers)
+
+    def copies(self) -> list[socket.socket]:
+        """The sockets at which it accepts, as new ones of the caller."""
+        files = [each.fileno() for server in self._servers for each in server.sockets]
+        return [socket.socket(fileno=os.dup(file)) for file in files]
+
+    async def accept(self) -> None:
+        """Accept connections, also those that have waited meanwhile. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        while self._paused:
+            each = self._paused[0]
+            create: Callable[..., Any] = loop.create_server
+            if each.family == socket.AF_UNIX:
+                create = loop.create_unix_server
+            self._servers.append(await create(partial(self._make, each.family), sock=each, backlog=BACKLOG))
+            self._paused.pop(0)
+
+    def pause(self) -> None:
+        """Let connections wait until `accept` is called again, here or in another process."""
+        self._paused += self.copies()
+        while self._servers:
+            self._servers.pop().close()
+
+    def stop(self) -> None:
+        """Accept no more connections: they are refused, unless another process has the sockets, too."""
+        self.pause()
+        while self._paused:
+            self._paused.pop().close()

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import structlog
 import uvloop
@@ -26,7 +26,7 @@ from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused, take_over
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotFolder
-from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
+from gateway.listeners import Acceptor, Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import EventLog
 from gateway.reload import FileWatch, Reloads
 from gateway.resources import fitted, raise_limit
@@ -36,12 +36,16 @@ from gateway.workers.line import LineToParent
 from gateway.workers.place import WorkerPlace
 from gateway.workers.streams import shared, unbuffered
 
+if TYPE_CHECKING:
+    from gateway.batches.service import Batches
+
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
 _ALIAS_SECONDS = 0.5  # between looks at whether aliases name models
 _SHARE_SECONDS = 0.05
 _SHARE_TIMES = 20  # as long as a step took: of thousands of engines it takes tens of milliseconds
+_OPEN_SECONDS = 10.0  # until the folder of batches is free again
 _PARTING_SECONDS = 10.0  # until the process that took over has taken the last clients
 
 
@@ -122,13 +126,16 @@ class Life:
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
+        ports = Ports(gateway)
         lengths = gateway.cache_state.output_lengths
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
-        predecessor = Predecessor(gateway.knowledge, sharing, gateway.stop_listening, addresses, listeners, breather())
+        predecessor = Predecessor(gateway.knowledge, sharing, ports, addresses, breather())
         handover = Handover(gateway, sharing, predecessor, successor, self._stop)
         restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
         routes = restart.routes() if self._parent is None else []
         async with gateway.running(listeners, routes, handover.take_place) as admin_port:
+            if successor is not None:
+                successor.serves()
             self._log_start(gateway, admin_port)
             notify_systemd(os.environ, "READY=1")
             gc.collect()
@@ -181,6 +188,53 @@ class Life:
             save = partial(self._snapshots.save_later, lambda: gateway.config.state.path, gateway.knowledge)
             await enter(repeating("snapshot", save, 1.0))
             yield
+
+
+class Ports:
+    """All ports of a gateway with its batches: what only one process has at a time."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def acceptors(self) -> dict[str, Acceptor]:
+        """Of the ports that are enabled, by their names in `Listeners`."""
+        main, admin, metrics = self._gateway.server, self._gateway.admin_port, self._gateway.metrics_port
+        found = {"main": main.acceptor, "admin": admin.acceptor, "metrics": metrics.acceptor}
+        return {name: acceptor for name, acceptor in found.items() if acceptor is not None}
+
+    async def pause(self) -> None:
+        """Accept no more connections until `resume`. Those that are there go on; batches stop."""
+        if self._gateway.batches is not None:
+            await self._gateway.batches.stop()
+        for acceptor in self.acceptors().values():
+            acceptor.pause()
+        self._gateway.dashboard.stop()
+
+    async def resume(self) -> None:
+        """Go on as before `pause`. The process that was to take over has ended, or is about to."""
+        for acceptor in self.acceptors().values():
+            await acceptor.accept()
+        self._gateway.dashboard.resume()
+        if self._gateway.batches is not None:
+            await _opened(self._gateway.batches)
+
+    def leave(self) -> None:
+        """Another process has the ports."""
+        for acceptor in self.acceptors().values():
+            acceptor.stop()
+
+
+async def _opened(batches: "Batches") -> None:
+    """Open them as soon as the process that had their folder has let go of it."""
+    deadline = time.monotonic() + _OPEN_SECONDS
+    while True:
+        try:
+            return await batches.open()
+        except Exception as error:
+            if time.monotonic() > deadline:
+                structlog.get_logger("gateway").error("batches_not_opened", reason=str(error))
+                return None
+            await asyncio.sleep(_LOOK_SECONDS)
 
 
 class Handover:

@@ -11,7 +11,7 @@ from gateway.errors import Draining
 from gateway.front.beginnings import Beginnings
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.encryption import EncryptedTransport
-from gateway.listeners import BACKLOG, bind
+from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 from gateway.tls import ServerContext
@@ -40,7 +40,7 @@ class Server:
         self.handler = handler
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
-        self._servers: list[asyncio.Server] = []  # once it listens
+        self.acceptor: Acceptor  # once it listens
         self._connections: set[ClientConnection] = set()
         self._give: Callable[[int], None] | None = None  # gives a client to the process that took over
         self._tls = ServerContext(config.tls) if config.tls is not None else None
@@ -51,7 +51,7 @@ class Server:
 
     @property
     def port(self) -> int:
-        return int(self._servers[0].sockets[0].getsockname()[1])
+        return int(self.acceptor.address[1])
 
     @property
     def clients(self) -> int:
@@ -80,32 +80,25 @@ class Server:
     @asynccontextmanager
     async def listening(self, sockets: Sequence[socket.socket] = ()) -> AsyncIterator[None]:
         """Accept clients at these bound sockets while the block runs; then abort the connections that are left."""
-        loop = asyncio.get_running_loop()
-        for each in sockets or await bind(self.config.host, self.config.port):
-            if each.family == socket.AF_UNIX:  # of the other workers, which pass requests on
-                self._servers.append(await loop.create_unix_server(lambda: ClientConnection(self, loop), sock=each))
-                continue
-            if _UNSENT_OPTION is not None:  # connections inherit it
+        sockets = sockets or await bind(self.config.host, self.config.port)
+        for each in sockets:
+            if _UNSENT_OPTION is not None and each.family != socket.AF_UNIX:  # connections inherit it
                 each.setsockopt(socket.IPPROTO_TCP, _UNSENT_OPTION, _UNSENT_BYTES)
-            self._servers.append(await loop.create_server(partial(self._accepted, loop), sock=each, backlog=BACKLOG))
+        self.acceptor = Acceptor(sockets, partial(self._accepted, asyncio.get_running_loop()))
         try:
+            await self.acceptor.accept()
             with self._supervisor.looking("client_watch", self._watch, _LOOK_SECONDS):
                 yield
         finally:
-            self.stop_listening()
+            self.acceptor.stop()
             await self._cut()
 
-    def _accepted(self, loop: asyncio.AbstractEventLoop) -> asyncio.BufferedProtocol:
-        """The protocol of a client that has just connected."""
+    def _accepted(self, loop: asyncio.AbstractEventLoop, family: int) -> asyncio.BufferedProtocol:
+        """The protocol of a client that has just connected, or of another worker, which passes requests on."""
         connection = ClientConnection(self, loop)
-        if self._tls is None:
+        if self._tls is None or family == socket.AF_UNIX:
             return connection
         return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop)
-
-    def stop_listening(self) -> None:
-        """Accept no more clients. Those that are connected stay."""
-        for server in self._servers:
-            server.close()
 
     async def adopt(self, client: socket.socket) -> None:
         """Take over the connection of a client from another process."""
@@ -119,7 +112,7 @@ class Server:
         """Shut down without losing requests: not ready, still accepting, then only finish what is in progress."""
         self.handler.start_draining()
         await asyncio.sleep(self.config.drain_delay_seconds)
-        self.stop_listening()
+        self.acceptor.stop()
         await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.close)
 
     async def give_away(self, give: Callable[[int], None]) -> None:

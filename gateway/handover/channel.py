@@ -1,14 +1,17 @@
 """A connection between two processes of the gateway: messages, each with open files, over a Unix socket.
 
 The address is an abstract one, which is seen in the same network namespace alone, as the ports are. Only a process of
-the same user, or of root, may connect.
+the same user, or of root, may connect, and only to such a process. Each process waits at a name of its own that begins
+with the address, and that nobody can take before it; the kernel lists the names.
 """
 
 import asyncio
 import hashlib
 import os
+import secrets
 import socket
 import struct
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +24,8 @@ import msgspec
 PROTOCOL = 1  # of the conversation; changes with its messages
 _MOST_BYTES = 1 << 18
 _CONNECT_SECONDS = 5.0
+_PAUSE_SECONDS = 0.02
+_BACKLOG = 64
 _SEND_BUFFER_BYTES = 1 << 20
 _IN_FILE = msgspec.msgpack.encode(None)  # the content of a larger message is in the last file
 MOST_FILES = 200  # of one message; the kernel takes 253
@@ -39,38 +44,52 @@ class Message(NamedTuple):
 
 
 def address_of(file: Path | None, host: str, port: int) -> bytes:
-    """Where the gateway that serves this file at this address waits for the next one; without a file, this process."""
+    """How the names begin at which the gateway that serves this file at this address waits for the next one; without a
+    file, this process."""
     name = f"{os.getuid()} {file.absolute() if file else os.getpid()} {host} {port}".encode()
     return b"\0vllm-batching-gateway-" + hashlib.sha256(name).hexdigest()[:32].encode()
 
 
 def listen(address: bytes) -> socket.socket:
-    """Raises OSError if another process waits there."""
+    """A socket at which the next process finds this one."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.bind(address)
-        listener.listen(4)
-        listener.setblocking(False)
-    except OSError:
-        listener.close()
-        raise
+    listener.bind(b"%b-%b" % (address, secrets.token_hex(8).encode()))
+    listener.listen(_BACKLOG)
+    listener.setblocking(False)
     return listener
 
 
 def connect(address: bytes) -> "Channel | None":
     """A channel to the process that waits there; None = there is none of this user."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(_CONNECT_SECONDS)
+    deadline = time.monotonic() + _CONNECT_SECONDS
+    while True:
+        is_busy = False
+        for name in _names(address):
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            connection.setblocking(False)
+            try:
+                connection.connect(name)
+            except OSError as error:
+                connection.close()
+                is_busy = is_busy or isinstance(error, BlockingIOError)
+                continue
+            channel = Channel(connection)
+            if channel.is_own:
+                return channel
+            channel.close()
+        if not is_busy or time.monotonic() > deadline:
+            return None
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _names(address: bytes) -> list[bytes]:
+    """All names that begin with this address, of sockets of any user; earlier versions wait at the address itself."""
+    shown = b"@" + address[1:]
     try:
-        connection.connect(address)
+        listed = [line.rpartition(b" ")[2] for line in Path("/proc/net/unix").read_bytes().splitlines()]
     except OSError:
-        connection.close()
-        return None
-    channel = Channel(connection)
-    if not channel.is_own:
-        channel.close()
-        return None
-    return channel
+        return []
+    return [b"\0" + name[1:] for name in dict.fromkeys(listed) if name == shown or name.startswith(shown + b"-")]
 
 
 class Channel:

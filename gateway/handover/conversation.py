@@ -1,19 +1,20 @@
 """Both ends of the conversation in which a process takes over from the one that serves.
 
 The new process has a `Successor`: it asks the one that serves for its sockets and its knowledge, and then for its
-place. That one has a `Predecessor`, and answers: `hello`, `offer` with the sockets and a snapshot, `ready`, `go`. From
-then on the new process serves. The other one sends `needs`, answered by `lent`, and `client` with the connections of
-clients that wait for no answer, until it has ended. Before `go` it serves as if nothing had happened: a new process
-that fails costs nothing.
+place. That one has a `Predecessor`, and answers: `hello`, `offer` with the sockets and a snapshot, `ready`, `go`. At
+`go` the one that serves accepts no more connections, which wait; the new one accepts them, and says `serves`. Until
+then a new process that fails costs nothing: the other one goes on. Afterwards that one sends `needs`, answered by
+`lent`, and `client` with the connections of clients that wait for no answer, until it has ended.
 """
 
 import asyncio
 import os
+import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
@@ -21,7 +22,7 @@ from gateway.config import ServerConfig
 from gateway.handover.channel import PROTOCOL, Channel, Message, connect, listen
 from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, Knowledge, SnapshotError, in_memory, read
-from gateway.listeners import Listeners, ports_of
+from gateway.listeners import Acceptor, Listeners, ports_of
 from gateway.routing.engine import EngineUse
 from gateway.supervisor import running
 from gateway.threads import Threads
@@ -29,6 +30,8 @@ from gateway.threads import Threads
 _HELLO_SECONDS = 5.0
 _OFFER_SECONDS = 60.0
 _READY_SECONDS = 150.0
+_SERVES_SECONDS = 60.0  # in which nobody accepts connections, if the new process hangs
+_KILLED_SECONDS = 5.0
 
 log = structlog.get_logger("gateway")
 
@@ -54,6 +57,10 @@ class Successor:
         self._number = 0  # of the other process's last needs
         self._lent: dict[str, EngineUse] = {}  # as the other process knows it
         self.pid = channel.pid  # of the process that this one takes over from
+
+    def serves(self) -> None:
+        """Report that this process accepts connections: the other one may end."""
+        self._channel.post({"is": "serves"})
 
     def listeners(self, server: ServerConfig) -> Listeners:
         """The sockets of the ports that are configured as they were. The others are closed."""
@@ -135,7 +142,7 @@ async def take_over(address: bytes) -> Successor | None:
     if channel is None:
         return None
     pid = channel.pid
-    channel.post({"is": "hello", "protocol": PROTOCOL, "format": FORMAT})
+    channel.post({"is": "hello", "protocol": PROTOCOL, "format": FORMAT, "confirms": True})
     try:
         async with asyncio.timeout(_OFFER_SECONDS):
             offer = await channel.receive()
@@ -148,19 +155,29 @@ async def take_over(address: bytes) -> Successor | None:
     return Successor(channel, offer)
 
 
+class OwnPorts(Protocol):
+    """The ports of the process that serves, which only one process has at a time."""
+
+    def acceptors(self) -> dict[str, Acceptor]: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    def leave(self) -> None: ...
+
+
 @dataclass
 class Predecessor:
     """The end of the process that serves: waits for the one that takes over. `began` is set once it has.
 
-    `addresses`: as configured, by port (`main`, `admin`, `metrics`), with the sockets in `listeners`. `stop_listening`:
-    on all.
+    `addresses`: as configured, by port (`main`, `admin`, `metrics`).
     """
 
     knowledge: Knowledge
     sharing: SlotSharing
-    stop_listening: Callable[[], Awaitable[None]]
+    ports: OwnPorts
     addresses: dict[str, tuple[str, int]]
-    listeners: Listeners
     breathe: Callable[[], None]
     began: asyncio.Event = field(default_factory=asyncio.Event)
     successor_pid: int = 0
@@ -172,13 +189,7 @@ class Predecessor:
     @asynccontextmanager
     async def waiting(self, address: bytes) -> AsyncIterator[None]:
         """Let another process take over while the block runs."""
-        try:
-            listener = listen(address)
-        except OSError as error:
-            log.warning("no_handover", reason=f"another process waits for its successor: {error.strerror}")
-            yield
-            return
-        with listener:
+        with listen(address) as listener:
             async with running(self._accept(listener), "handover"):
                 yield
 
@@ -193,7 +204,7 @@ class Predecessor:
                 continue
             channel = Channel(connection)
             try:
-                await self._talk(channel, listener)
+                await self._talk(channel)
             except Exception as error:
                 log.exception("handover_failed", error=str(error))
             finally:
@@ -201,7 +212,7 @@ class Predecessor:
                     channel.post({"is": "refusal", "reason": "the handover failed, or the process stops"})
                     channel.close()
 
-    async def _talk(self, channel: Channel, listener: socket.socket) -> None:
+    async def _talk(self, channel: Channel) -> None:
         if not channel.is_own:
             return
         async with asyncio.timeout(_HELLO_SECONDS):
@@ -221,16 +232,57 @@ class Predecessor:
         if ready is None or ready.content["is"] != "ready":
             log.error("handover_failed", pid=channel.pid, hint="the new process gave up; this one goes on")
             return
-        self.successor_pid = channel.pid
-        listener.close()  # the other process waits for its own successor from now on
-        await self.stop_listening()
-        self._channel = channel
-        self.sharing.hand_over()
-        self._post("go")
+        await self._give_place(channel, is_confirmed=bool(hello.content.get("confirms")))
+
+    async def _give_place(self, channel: Channel, *, is_confirmed: bool) -> None:
+        """Let the other process serve, and take the place back if it does not. `is_confirmed`: it says that it serves,
+        which earlier versions do not."""
+        pid = channel.pid
+        try:
+            await self.ports.pause()
+            self._channel = channel
+            self.sharing.hand_over()
+            self._post("go")
+            is_serving = not is_confirmed or await self._serves(channel)
+        except Exception:
+            await self._take_back(channel)
+            raise
+        if not is_serving:
+            await self._take_back(channel)
+            log.error("handover_failed", pid=pid, hint="the new process did not serve; this one goes on")
+            return
+        self.ports.leave()
+        self.successor_pid = pid
         self.began.set()
 
+    async def _take_back(self, channel: Channel) -> None:
+        self._channel = None
+        self._sent_stored, self._sent_use = 0, {}
+        channel.close()
+        self.sharing.go_on_alone()
+        await self.ports.resume()
+
+    async def _serves(self, channel: Channel) -> bool:
+        """Wait until the other process serves, or has ended. One that does neither is ended."""
+        for most_seconds in (_SERVES_SECONDS, _KILLED_SECONDS):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(most_seconds):
+                    while (message := await channel.receive()) is not None:
+                        message.close()
+                        if message.content["is"] == "serves":
+                            return True
+                        self._heed(message)
+                    return False
+            if channel.pid:  # 0 = it is in another PID namespace
+                os.kill(channel.pid, signal.SIGKILL)
+        return False
+
+    def _heed(self, message: Message) -> None:
+        if message.content["is"] == "lent":
+            self.sharing.borrow(message.content["number"], uses_of(message.content["lent"]))
+
     async def _offer(self, channel: Channel, *, with_snapshot: bool) -> None:
-        offered = [(name, each) for name, sockets in self.listeners._asdict().items() for each in sockets]
+        offered = [(name, each.detach()) for name, port in self.ports.acceptors().items() for each in port.copies()]
         snapshot: list[int] = []
         if with_snapshot:
             sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted
@@ -239,7 +291,7 @@ class Predecessor:
                 "usage": (sections["usage"]["day"], sections["usage"]["rows"]),
             }
             snapshot.append(await Threads("handover").run(in_memory, sections, self.breathe))
-        files = [os.dup(each.fileno()) for _, each in offered] + snapshot
+        files = [file for _, file in offered] + snapshot
         names = [name for name, _ in offered]
         channel.post({"is": "offer", "addresses": self.addresses, "listeners": names}, files)
 
@@ -276,8 +328,7 @@ class Predecessor:
         assert self._channel is not None
         try:
             while (message := await self._channel.receive()) is not None:
-                if message.content["is"] == "lent":
-                    self.sharing.borrow(message.content["number"], uses_of(message.content["lent"]))
+                self._heed(message)
                 message.close()
         finally:
             self.sharing.go_on_alone()

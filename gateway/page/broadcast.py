@@ -97,6 +97,10 @@ class Broadcast:
         self._is_stopped = True
         self.end_streams()
 
+    def resume(self) -> None:
+        """Begin streams again after `stop`."""
+        self._is_stopped = False
+
     def _begin(self) -> None:
         self._watched(True)
         self._view.begin()

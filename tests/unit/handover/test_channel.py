@@ -3,6 +3,8 @@
 import asyncio
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -58,19 +60,50 @@ async def test_an_end_that_is_closed_is_noticed_and_files_are_closed(ends: tuple
     one.close()  # twice is as good as once
 
 
-async def test_only_one_process_waits_at_an_address(tmp_path: Path) -> None:
+async def test_a_process_is_found_by_its_address(tmp_path: Path) -> None:
     address = address_of(tmp_path / "gateway.yaml", "127.0.0.1", 8080)
     assert connect(address) is None
-    listener = listen(address)
-    with pytest.raises(OSError, match="in use"):
-        listen(address)
-    channel = connect(address)
-    assert channel is not None
-    assert channel.is_own
-    assert channel.pid == os.getpid()
-    channel.close()
-    listener.close()
+    with listen(address):
+        channel = connect(address)
+        assert channel is not None
+        assert channel.is_own
+        assert channel.pid == os.getpid()
+        channel.close()
+        with listen(address):  # nobody can take the name of another
+            pass
     assert connect(address) is None
+
+
+SQUATTER = """
+import os, socket, sys
+os.setuid(65534)
+held = []
+for name in sys.argv[1:]:
+    held.append(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    held[-1].bind(bytes.fromhex(name))
+    held[-1].listen(0)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
+async def test_another_user_who_takes_addresses_first_is_passed_over(tmp_path: Path) -> None:
+    address = address_of(tmp_path / "gateway.yaml", "127.0.0.1", 8080)
+    taken = [address, *[b"%b-%d" % (address, number) for number in range(20)]]
+    command = [sys.executable, "-c", SQUATTER, *[name.hex() for name in taken]]
+    squatter = await asyncio.create_subprocess_exec(*command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert squatter.stdin is not None
+    assert squatter.stdout is not None
+    assert await squatter.stdout.readline() == b"ready\n"
+    assert connect(address) is None
+    with listen(address):
+        channel = connect(address)
+        assert channel is not None
+        assert channel.pid == os.getpid()
+        channel.close()
+    squatter.stdin.close()
+    await squatter.wait()
 
 
 def test_another_file_or_port_is_another_address(tmp_path: Path) -> None:
