@@ -138,7 +138,7 @@ class Gateway:
             fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
         )
         self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
-        self.relay = Relay(fleet, config.upstream, clock, admission.comment_seconds, supervisor)
+        self.relay = Relay(fleet, config.upstream, clock, self.memory, admission.comment_seconds, supervisor)
 
         self._build_records(log_out)
         self._build_front()

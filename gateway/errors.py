@@ -253,9 +253,16 @@ class BackendError(GatewayError, status=502, code="backend_failed", outcome="bac
     answered: bool = False  # the backend itself reported the failure: the request may be at fault
 
     def __init__(
-        self, message: str, *, retry_after_seconds: float | None = None, answered: bool = False, answer: Any = None
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float | None = None,
+        answered: bool = False,
+        answer: Any = None,
+        silent_since: float | None = None,
     ) -> None:
         super().__init__(message, retry_after_seconds=retry_after_seconds)
+        self.silent_since = silent_since  # since when the request got no output, if that is its failure
         self.answered = self.answered or answered
         self.answer = answer  # the backend's response, if any: passed on when no retry is left
 
@@ -340,7 +347,7 @@ class WrongAnswer(BackendError, code="wrong_backend_answer"):
 
 
 class FirstByteTimeout(BackendError, status=504, code="backend_timeout"):
-    """The backend sent no data within the timeout."""
+    """The backend sent no output within the timeout."""
 
 
 class StreamInterrupted(BackendError, code="stream_interrupted", outcome="interrupted"):
@@ -348,4 +355,4 @@ class StreamInterrupted(BackendError, code="stream_interrupted", outcome="interr
 
 
 class StreamStalled(StreamInterrupted, code="stream_stalled"):
-    """The backend's response stalled: no data arrived within the timeout."""
+    """The backend's response stalled: no output arrived within the timeout."""

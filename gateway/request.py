@@ -403,8 +403,8 @@ class Sink(Protocol):
     def set_backend_headers(self, lines: bytes) -> None:
         """Header lines about the attempt, which replace those of an earlier one."""
 
-    def comment(self) -> None:
-        """Keep-alive for a client that waits for a stream; not part of the answer."""
+    def comment(self, blank_line: bool = True) -> None:
+        """Keep-alive between two events of a stream. `blank_line`: not if they have ids, it would be an event, too."""
 
     def write(self, data: bytes, framed: bool = False) -> bool:
         """Body bytes; `framed`: in chunks, as the body is sent. True = its buffer is full."""

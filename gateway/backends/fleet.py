@@ -264,7 +264,8 @@ class Fleet:
 
     def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:
         """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
-        if not error.counts_as_failure:
+        since = error.silent_since
+        if not error.counts_as_failure or (since is not None and backend.health.progressed_at > since):
             return
         cause = error.__cause__ if isinstance(error, ConnectFailed) else None
         refused = cause is not None and kind_of(cause) is ProbeResult.REFUSED

@@ -11,7 +11,8 @@ down if the probes say so, else ejected or not.
 - An ejection ends by time, or by a good probe in its second half. If the engine reported that it is dead, only time
   counts: its /health may still return 200.
 - After an ejection the backend is on probation: one failure ejects it again, one success ends the probation.
-- Which error answers count as failures is decided by `Blame`.
+- Which error answers count as failures is decided by `Blame`. A request that got no output in time counts only if no
+  other request got any meanwhile.
 """
 
 import enum
@@ -130,7 +131,8 @@ class Health:
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
-        self.heard_at = -math.inf  # when response bytes last came; the relay sets it for each chunk
+        self.heard_at = _NEVER  # when response bytes last came
+        self.progressed_at = _NEVER  # when output last came
         self.ejected_until = -math.inf
         self.ejections = 0  # so far
         self.blame = Blame()
@@ -175,9 +177,15 @@ class Health:
             self.restarted()
         return may_be_another
 
+    def heard(self, now: float, *, is_output: bool) -> None:
+        """Response bytes came; `is_output`: not only a head, or the structure before a first token."""
+        self.heard_at = now
+        if is_output:
+            self.progressed_at = now
+
     def succeeded(self, now: float, tenant: str | None = None) -> None:
         self.blame.served(tenant, now)
-        self.heard_at = now
+        self.heard(now, is_output=True)
         self.refused = self.late = False
         self._failures = 0
         self._on_probation = False

@@ -142,7 +142,7 @@ class LineSink:
     def add_headers(self, lines: bytes) -> None:
         """Dropped: the answer's headers are not kept."""
 
-    def comment(self) -> None:
+    def comment(self, blank_line: bool = True) -> None:
         """Dropped: no client reads keep-alive comments here."""
 
     def when_writable(self, resume: Callable[[], None] | None) -> None:

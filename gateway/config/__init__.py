@@ -178,7 +178,7 @@ class AdmissionConfig(Section):
     max_queued_bytes: int = default(268435456, "Maximum total size of queued request bodies; more get 429.", ge=0)
     max_wait_seconds: Seconds = default(60.0, "Queue timeout: then 429, or 503 if no backend can serve the model.")
     hold_without_backend: bool = default(True, "Queue requests while no backend serves the model; false = 503 at once.")
-    comment_seconds: SecondsOrZero = default(15.0, "Interval of keep-alive comments to queued streams; 0 = none.")
+    comment_seconds: SecondsOrZero = default(15.0, "Interval of keep-alive comments to silent streams; 0 = none.")
     tenant_header: str = default(
         "", "Header with the tenant, set by a trusted proxy; empty = API key.", pattern=r"^([A-Za-z0-9-]{1,64})?$"
     )
@@ -227,9 +227,13 @@ class UpstreamConfig(Section):
 
     connect_timeout_seconds: Seconds = default(2.0, "Timeout for connecting to a backend; then another one is tried.")
     first_byte_timeout_seconds: Seconds | None = default(
-        None, "Timeout for the first byte of a response; then 504. null = none: long prompts take long."
+        None,
+        "Timeout until a stream's first token, or the first byte of another response; then 504."
+        " null = none while the backend is not down: long prompts take long.",
     )
-    idle_stream_timeout_seconds: Seconds = default(300.0, "Timeout between pieces of a response; then it is cut off.")
+    idle_stream_timeout_seconds: Seconds = default(
+        300.0, "Timeout between tokens, or pieces of another response; then it is cut off."
+    )
     background_timeout_seconds: Seconds = default(
         3600.0, "Maximum time that a response with `background: true` holds its slots after its answer."
     )

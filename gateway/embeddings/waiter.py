@@ -58,7 +58,7 @@ class BufferedResponse:
         self.begun = True
         self.status, self.content_type, self.headers = status, content_type, extra
 
-    def comment(self) -> None:
+    def comment(self, blank_line: bool = True) -> None:
         """Dropped: no client reads keep-alive comments here."""
 
     def write(self, data: bytes, framed: bool = False) -> bool:  # noqa: ARG002

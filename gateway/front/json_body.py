@@ -206,7 +206,7 @@ def offset_of(pieces: list[bytes], place: int) -> int:
 _PROMPTS = ("input", "instructions", "messages", "previous_input_messages", "prompt", "system", "tools")
 _SCORED = ("data_1", "data_2", "documents", "items", "queries", "query", "text_1", "text_2", "top_n")
 _AMOUNTS = ("best_of", "max_completion_tokens", "max_output_tokens", "max_tokens", "n")
-_PLACES = ("cache_salt", "model", "previous_response_id", "prompt_cache_key", "store", "vllm_xargs")
+_PLACES = ("cache_salt", "model", "previous_response_id", "prompt_cache_key", "vllm_xargs")
 ACTED_ON = frozenset((*_PROMPTS, *_SCORED, *_AMOUNTS, *_PLACES, "background", "stream", "stream_options"))
 REFUSED = {
     "request_id": "it could address another client's stored response; send the header X-Request-Id instead",

@@ -215,7 +215,7 @@ class RequestReader:
             headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
             hides_usage=draft.hides_usage,
-            repeatable=not stores or not (document.get("store", True) or run is not None),
+            repeatable=run is None,
             on_opening=self._noting(draft, run) if stores else None,
             explains=incoming.headers.get(b"x-gateway-explain") == b"1",
             background=run,

@@ -127,14 +127,14 @@ class ClientResponse(Sink):
         self._farewell = farewell
         self._wire.write(b"%b%b\r\n" % (self._head(101), lines))
 
-    def comment(self) -> None:
+    def comment(self, blank_line: bool = True) -> None:
         """Send a keep-alive comment to a client that waits for a stream, and to the proxies between."""
-        if self.begun or self._wire.blocked:
+        if self.complete or self._wire.blocked or (self.begun and not self._events):
             return
-        if not self._opened:
+        if not self.begun and not self._opened:
             self._opened = True
             self._open(200, _EVENTS + b"; charset=utf-8", b"")
-        self.write(b": waiting\n\n")
+        self.write(b": waiting\n\n" if blank_line else b": waiting\n")
 
     def _open(self, status: int, content_type: bytes, extra: bytes) -> None:
         self.status = status

@@ -18,7 +18,7 @@ _SDK_TIMEOUTS: Final[tuple[bytes, ...]] = (b"x-stainless-read-timeout", b"x-stai
 class SchedulingHeaders:
     """Reads a request's tenant, weight, class and deadline from its headers and API key.
 
-    `tenant_header`: empty = none. `comment_seconds`: the interval of keep-alive comments to queued streams; 0 = none.
+    `tenant_header`: empty = none. `comment_seconds`: the interval of keep-alive comments to silent streams; 0 = none.
     """
 
     def __init__(self, tenant_header: str = "", comment_seconds: float = 0.0) -> None:

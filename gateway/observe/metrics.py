@@ -157,13 +157,13 @@ class Metrics:
         )
         self.first_byte = Histogram(
             "gateway_time_to_first_token_seconds",
-            "Time from the end of a request to the first event of a stream.",
+            "Time from the end of a request to the first token of a stream.",
             model,
             _SHORT,
         )
         self.per_token = Histogram(
             "gateway_time_per_output_token_seconds",
-            "Mean time between the tokens of a stream after its first event; without streams whose client was slow.",
+            "Mean time between the tokens of a stream after its first one; without streams whose client was slow.",
             model,
             _TOKEN,
         )

@@ -1,340 +1,21 @@
-"""Sends a request to a backend, and passes the answer on to the client.
-
-A short answer is held until it is complete, so that a backend that fails before can be replaced unseen. A stream of
-events is passed on as it comes. A long plain answer is passed on once it has grown past what is worth holding.
-"""
+"""Sends a request to a backend over a pooled connection, and watches the answers in progress."""
 
 import asyncio
-import re
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from math import ceil
 from typing import Protocol
 
-import orjson
-
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import UpstreamConfig
-from gateway.errors import (
-    AnswerBrokeOff,
-    BackendAborted,
-    BackendBusy,
-    BackendDown,
-    BackendError,
-    BackendFault,
-    BackendRefusesKey,
-    EndpointNotOffered,
-    EngineDead,
-    FirstByteTimeout,
-    FreshConnectionClosed,
-    GatewayError,
-    ModelMissing,
-    StreamInterrupted,
-    StreamStalled,
-    unwrapped,
-)
-from gateway.relay.connection import BackendConnection, P, Pool, Receiver
-from gateway.relay.renaming import NameReplacer, RenamedEvents
-from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.request import DONE_MARKER, BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.errors import FirstByteTimeout, unwrapped
+from gateway.relay.connection import BackendConnection, P, Pool
+from gateway.relay.upstream import UpstreamResponse
+from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 from gateway.tls import BackendContexts
-
-_HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
-_TAIL_BYTES = 4096
-_EVENT_END = b"\n\n"
-_EVENT_BYTES = 512  # a larger piece may hold several events
-_ENGINE_DEATH = re.compile(rb'"(?:message|type|detail)"\s*:\s*"Engine(?:Core|Dead)')  # never in quoted text
-_MAX_VALUE_BYTES = 1024  # a longer header of a backend goes no further
-_MAX_EXTRA_BYTES = 4096
-_GONE_SECONDS = 10.0  # a backend that refuses connections may leave open ones silent forever
-_PASSED_HEADERS = frozenset(
-    b"content-type content-encoding content-disposition content-language openai-processing-ms retry-after".split()
-)
-
-
-class UpstreamResponse(Receiver):
-    """Takes one answer from a connection and passes it on to a sink. `done` is its result, or a BackendError.
-
-    `first_token` is called when a stream begins; `on_tokens` with the number of events since its last call: it returns
-    how many more may come before its next call.
-    """
-
-    def __init__(
-        self,
-        request: InferenceRequest,
-        backend: Backend,
-        connection: BackendConnection,
-        sink: Sink,
-        first_token: Callable[[], None],
-        on_tokens: Callable[[int], int],
-        clock: Callable[[], float],
-        movable: bool = False,
-    ) -> None:
-        self._backend = backend
-        self._movable = movable
-        self.done: asyncio.Future[UpstreamResult | GatewayError] = asyncio.get_running_loop().create_future()
-        self.answered = False  # the client has its whole answer
-        self.heard = False  # a byte came since the last call of `watch`
-        self._silent_seconds = 0.0
-        self._request = request
-        self._connection = connection
-        self._sink = sink
-        self._first_token = first_token
-        self._on_tokens = on_tokens
-        self._expected = self._left = 0  # events between two calls of `on_tokens`, and how many of these are left
-        self._clock = clock
-        self._status = 0  # the head has not come
-        self._content_type = b"application/json"
-        self._extra = b""
-        self._events: EventStream | None = None
-        self._remembering: EventStream | None = None  # the same, if its end marker may be in chunks passed on as is
-        self._kept: list[bytes] = []  # a plain answer in parts until it is passed on, then its end
-        self._kept_bytes = 0
-        self._names: NameReplacer | None = None  # of a plain answer whose client used an alias
-        self._client_was_slow = False
-        self._first_byte_seconds: float | None = None
-
-    def watch(self, passed_seconds: float, config: UpstreamConfig, comment_seconds: int, fleet: Fleet) -> None:
-        """Give up a backend that has sent nothing for too long, or that went down while others serve; send a client
-        that waits for a stream a keep-alive comment every `comment_seconds`. To be called every `passed_seconds`,
-        whole ones.
-        """
-        health = self._backend.health
-        if self.heard:
-            health.heard_at = self._clock()  # it responds, however slow its /health is
-        if self.heard or self._sink.blocked:  # while the client is slow, the backend is not read
-            self.heard = False
-            self._silent_seconds = 0.0
-            return
-        self._silent_seconds += passed_seconds
-        silent, has_begun = self._silent_seconds, self._connection.answered
-        waits = self._request.demand.streams and self._first_byte_seconds is None and not self.done.done()
-        if waits and comment_seconds and not silent % comment_seconds:
-            self._sink.comment()
-        message = f"The backend sent no data for {silent:g} s."
-        first_byte_timeout_seconds = config.first_byte_timeout_seconds
-        if self._movable and self._first_byte_seconds is None and not self._sink.begun and self._is_replaced(fleet):
-            self.give_up(BackendDown(f"{message} Its health probes fail."))
-        elif health.gone and silent >= _GONE_SECONDS:
-            self.give_up(FreshConnectionClosed(f"{message} It refuses connections."))
-        elif has_begun and silent >= config.idle_stream_timeout_seconds:
-            self.give_up(StreamStalled(message))
-        elif not has_begun and first_byte_timeout_seconds is not None and silent >= first_byte_timeout_seconds:
-            self.give_up(FirstByteTimeout(message))
-
-    def _is_replaced(self, fleet: Fleet) -> bool:
-        """Whether the backend is down, and others get requests of this model."""
-        if self._backend.health.state != "down":
-            return False
-        serving = fleet.serving(self._request.demand.model) or (self._backend,)
-        return self._backend not in serving
-
-    # What the connection calls.
-
-    def received(self) -> None:
-        """Pass on what has arrived together: of a stream, mostly one event in one part."""
-        self.heard = True
-        connection = self._connection
-        if not self._status and connection.status:
-            self._take_head()
-        events, parts, count = self._events, connection.parts, len(connection.parts)
-        if self.done.done():  # the end marker has come, or the client has left
-            parts.clear()
-            return
-        if count:
-            data = parts[0] if count == 1 else b"".join(parts)
-            parts.clear()
-            if self._first_byte_seconds is None:
-                self._first_byte_seconds = self._clock()
-                if events is not None:
-                    self._first_token()
-            if events is None:
-                self._keep(data)
-            elif data := events.take(data):
-                if not self._sink.begun:
-                    self._begin(data)
-                self._pass_events(data, count)
-        # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
-        if connection.ended or (events is not None and events.ended):
-            self._finish()
-
-    def received_chunks(self, data: bytes, chunks: int) -> None:
-        """Pass on events as they came."""
-        self.heard = True
-        if self._remembering is not None:
-            self._remembering.skip(data)
-        self._pass_events(data, chunks, framed=True)
-
-    def failed(self, error: BackendError) -> None:
-        """The answer broke off. After its first byte went to the client nothing can be tried again."""
-        if self.done.done():
-            return
-        if self._events is not None and self._events.complete and self._request.done_marker is not None:
-            self._finish()  # the end marker arrived; only the framing is missing
-        elif self._sink.begun:
-            self.done.set_result(error if isinstance(error, StreamInterrupted) else StreamInterrupted(error.message))
-        elif isinstance(error, AnswerBrokeOff) and self._first_byte_seconds is None:
-            self.done.set_result(FreshConnectionClosed(error.message))  # a head without a body is no answer yet
-        else:
-            self.done.set_result(error)
-
-    def close(self) -> bool:
-        """Pass on no more, and count the tokens that are not counted yet. Returns `answered`."""
-        if self._client_was_slow:
-            self._sink.when_writable(None)
-        rest, self._expected = self._expected - self._left, self._left
-        if rest and not self.answered:
-            self._on_tokens(rest)
-        return self.answered
-
-    def give_up(self, error: BackendError) -> None:
-        """Wait no longer for the backend."""
-        self.failed(error)
-        self._connection.abort()
-
-    # Passing on.
-
-    def _take_head(self) -> None:
-        self._status = self._connection.status
-        passed = _PASSED_HEADERS
-        for name, value in self._connection.headers:
-            name = name.lower()
-            if name not in passed or len(value) > _MAX_VALUE_BYTES:
-                continue
-            if name == b"content-type":
-                self._content_type = value
-            elif len(self._extra) < _MAX_EXTRA_BYTES:
-                self._extra += b"%b: %b\r\n" % (name, value)
-        request, choice = self._request, self._request.model_choice
-        alias = choice.alias if choice is not None and b"content-encoding" not in self._extra.lower() else ""
-        if self._status == 200 and self._content_type.startswith(b"text/event-stream"):
-            marker = request.done_marker
-            self._events = EventStream(marker, request.hides_usage)
-            if alias:
-                self._events = RenamedEvents(marker, request.hides_usage, alias, nested=marker != DONE_MARKER)
-            self._remembering = None if marker == DONE_MARKER else self._events
-        elif alias and self._status == 200:
-            self._names = NameReplacer(alias)
-
-    def _keep(self, data: bytes) -> None:
-        """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""
-        sink = self._sink
-        if self._names is not None:
-            data = self._names.feed(data)
-            if not data:  # an empty chunk would end the answer
-                return
-        self._kept.append(data)
-        self._kept_bytes += len(data)
-        if not sink.begun and (self._kept_bytes <= _HELD_BYTES or self._connection.ended):
-            return
-        kept = b"".join(self._kept)
-        self._kept = [kept[-_TAIL_BYTES:]]
-        if not sink.begun:
-            data = kept
-            self._begin(data)
-        if sink.write(data):
-            self._wait_for_room()
-
-    def _begin(self, data: bytes) -> None:
-        self._note_opening(data)
-        self._sink.begin(self._status, self._content_type, self._extra)
-        self._connection.passes_chunks = type(self._events) is EventStream and self._sink.chunked
-
-    def _note_opening(self, data: bytes) -> None:
-        if self._request.on_opening is not None and self._status == 200:
-            self._request.on_opening(self._backend.name, data)
-
-    def _pass_events(self, data: bytes, count: int, framed: bool = False) -> None:
-        if self._sink.write(data, framed):
-            self._wait_for_room()
-        self._left -= count if len(data) <= count * _EVENT_BYTES else data.count(_EVENT_END)
-        if self._left <= 0:
-            self._expected = self._left = self._on_tokens(self._expected - self._left)
-
-    def _wait_for_room(self) -> None:
-        self._client_was_slow = True
-        self._connection.pause_reading()
-        self._sink.when_writable(self._connection.resume_reading)
-
-    def _finish(self) -> None:
-        self._connection.passes_chunks = False  # nothing is passed on after the end
-        events, sink, status, kept = self._events, self._sink, self._status, b"".join(self._kept)
-        if events is not None:
-            if events.failure:
-                self._gave_up(events.failure)
-                return
-            if not events.complete:
-                self.done.set_result(StreamInterrupted("The backend's response ended before it was complete."))
-                return
-            if not sink.begun:
-                sink.begin(200, self._content_type, self._extra)
-            sink.end()
-            usage = read_stream_usage(events.usage_first, events.usage_last)
-        elif sink.begun:
-            if self._names is not None and (rest := self._names.rest()):
-                sink.write(rest)
-            sink.end()
-            usage = read_usage(kept)
-        elif status >= 400:
-            answer = UpstreamResult(status, None, self._first_byte_seconds, kept, self._content_type, self._extra)
-            if error := _judge(answer):
-                self.done.set_result(error)
-                return
-            sink.send(status, self._content_type, self._extra, kept)
-            usage = None
-        elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:
-            self.done.set_result(BackendAborted("The backend aborted the response."))
-            return
-        else:
-            if self._names is not None:
-                kept += self._names.rest()
-            self._note_opening(kept)
-            sink.send(status, self._content_type, self._extra, kept)
-            usage = read_usage(kept[-_TAIL_BYTES:])
-        self.answered = True
-        result = UpstreamResult(status, usage, self._first_byte_seconds)
-        result.client_was_slow = self._client_was_slow
-        self.done.set_result(result)
-
-    def _gave_up(self, event: bytes) -> None:
-        """The backend ended the stream with an error, or by aborting it."""
-        aborted = ABORTED in event or _ENGINE_DEATH.search(event) is not None
-        if self._sink.begun:
-            message = f"The backend aborted the response: {_message(event)}"
-            self.done.set_result(StreamInterrupted(message, answered=not aborted))
-        elif aborted:
-            self.done.set_result(BackendAborted("The backend aborted the response."))
-        else:
-            self.done.set_result(BackendFault(f"The backend returned an error: {_message(event)}"))
-
-
-def _judge(answer: UpstreamResult) -> BackendError | None:
-    """The failure of the backend that an error response shows; None = the request is at fault."""
-    status, body = answer.status, answer.body
-    if status in (429, 503):
-        return BackendBusy(f"The backend returned {status}.", answer=answer)
-    if status >= 500:
-        if _ENGINE_DEATH.search(body):
-            return EngineDead("The backend's engine is dead.", answer=answer)
-        return BackendFault(f"The backend returned {status}.", answer=answer)
-    if status == 404 and b"does not exist" in body:
-        return ModelMissing("The backend no longer serves this model.", answer=answer)
-    if status in (401, 403):
-        return BackendRefusesKey("The backend rejected the gateway's API key: set its api_key in the configuration.")
-    if status in (404, 405) and b'"error"' not in body:
-        return EndpointNotOffered("The backend of this model does not support this endpoint.")
-    return None
-
-
-def _message(event: bytes) -> str:
-    try:
-        said = orjson.loads(event.partition(b"data: ")[2])["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        said = "no reason given"
-    return str(said)[:500]
-
 
 _LOOK_SECONDS = 1.0
 
@@ -364,10 +45,12 @@ class Relay:
         fleet: Fleet,
         config: UpstreamConfig,
         clock: Callable[[], float],
+        memory: MemoryBudget,
         comment_seconds: float = 0.0,
         supervisor: Supervisor | None = None,
     ) -> None:
         self._fleet = fleet
+        self._memory = memory
         self._pools: dict[Backend, Pool] = {}
         self._clock = clock
         self._tls = BackendContexts()
@@ -420,7 +103,9 @@ class Relay:
         pool = self._pools[backend]
         connection = (None if fresh else pool.take_idle()) or await pool.take_new()
         movable = request.repeatable and not last
-        response = UpstreamResponse(request, backend, connection, sink, first_token, on_tokens, self._clock, movable)
+        response = UpstreamResponse(
+            request, backend, connection, sink, first_token, on_tokens, self._clock, self._memory, movable
+        )
         self._under_way.add(response)
         try:
             headers, body = request.headers, request.body
@@ -475,7 +160,8 @@ class Relay:
                 await connection.drained()
         except TimeoutError as error:
             seconds = self._config.idle_stream_timeout_seconds
-            raise FirstByteTimeout(f"Timeout: the backend read no data of the upload for {seconds:g} s.") from error
+            message = f"Timeout: the backend read no data of the upload for {seconds:g} s."
+            raise FirstByteTimeout(message, silent_since=self._clock() - seconds) from error
 
     def close_idle(self) -> None:
         """Close the connections that no request uses."""
@@ -487,6 +173,8 @@ class Relay:
         return self._supervisor.looking("answer_watch", self._watch, _LOOK_SECONDS)
 
     def _watch(self) -> None:
-        for response in list(self._under_way):
+        now = self._clock()
+        # Those with output first: what another request gets shows that a backend works.
+        for response in sorted(self._under_way, key=lambda each: not each.heard):
             with self._supervisor.guard("answer_watch"):
-                response.watch(_LOOK_SECONDS, self._config, self._comment_seconds, self._fleet)
+                response.watch(now, _LOOK_SECONDS, self._config, self._comment_seconds, self._fleet)

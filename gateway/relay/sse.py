@@ -17,7 +17,8 @@ _DONE = DONE_MARKER + b"\n\n"
 _EVENT_END = re.compile(rb"(\n\r?\n)")  # JSON holds no line ends; a carriage return before them stays at the event
 _HAS_USAGE = re.compile(rb'"usage"\s*:\s*\{')  # and not null, which some engines put into every event
 _ERROR = b'data: {"error"'
-ABORTED = b'"finish_reason":"abort"'  # an engine that is shutting down ends its answers like this, as if complete
+_FINISH = b'"finish_reason":"'  # of the last event of a sequence
+ABORTED = _FINISH + b'abort"'  # an engine that is shutting down ends its answers like this, as if complete
 
 
 class EventStream:
@@ -25,7 +26,8 @@ class EventStream:
 
     `done_marker` is how a line starts that only a complete answer holds; without one, the end of the body is the end.
     `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
-    an end marker, are not passed on.
+    an end marker, are not passed on. `withholds`: where usage is hidden, the last event of a sequence waits for the one
+    behind it. vLLM's event of usage has the fingerprint that the client would have got in that last event.
     """
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
@@ -35,6 +37,7 @@ class EventStream:
         self._previous = b""
         self._last = b""
         self._within = False  # the beginning of an event was passed on, but not its end
+        self.withholds = False
         self.ended = False  # the last event was [DONE]: the answer is complete, though its framing may not be
         self.failure = b""
         self.usage_first = b""
@@ -55,8 +58,10 @@ class EventStream:
             if not data:
                 return b""
         # Not `in`, which tries to take bytes for a number first, at the cost of another search.
-        if self.failure or data.find(_ERROR) >= 0 or data.find(ABORTED) >= 0:
+        if self.failure or data.find(_ERROR) >= 0 or data.find(_FINISH) >= 0:
             data = self._up_to_failure(data)
+            if self._hides_usage and not (data := self._up_to_finish(data)):
+                return b""
         if not (was_within and self._within):
             self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
         if data.endswith(_DONE):
@@ -68,6 +73,11 @@ class EventStream:
             if self._hides_usage:
                 return _without_usage(data)
         return data
+
+    @property
+    def at_event_end(self) -> bool:
+        """Whether what was passed on last ended an event."""
+        return not self._within
 
     @property
     def complete(self) -> bool:
@@ -99,6 +109,15 @@ class EventStream:
                 return b"".join(pieces[:number])
         return data
 
+    def _up_to_finish(self, data: bytes) -> bytes:
+        """All but the last event, if that one ends a sequence: it is taken again, with the next one."""
+        *before, event, end, rest = [b"", b"", *_EVENT_END.split(data)]
+        self.withholds = not rest and _FINISH in event and not _HAS_USAGE.search(event)
+        if not self.withholds:
+            return data
+        self._partial[:0] = event + end
+        return b"".join(before)
+
     def _cut(self, data: bytes) -> bytes:
         partial = self._partial
         start = max(0, len(partial) - 3)
@@ -127,23 +146,32 @@ def _document_of(event: bytes) -> dict[str, Any] | None:
 
 
 def _without_usage(data: bytes) -> bytes:
-    """Events less the usage that their client did not ask for. Those that hold nothing else are dropped."""
+    """Events less the usage that their client did not ask for. Of those that hold nothing else, only the engine's
+    fingerprint is left, in the last events of sequences before them.
+    """
     pieces = _EVENT_END.split(data)  # events and, after each, its end
     for at in range(0, len(pieces) - 1, 2):
         event = pieces[at]
-        if b'"usage"' in event and _HAS_USAGE.search(event):
-            pieces[at] = _stripped(event)
-            if not pieces[at]:
-                pieces[at + 1] = b""
+        document = _document_of(event) if _HAS_USAGE.search(event) else None
+        if document is None or document.pop("usage", None) is None:
+            continue
+        if document.get("choices"):
+            pieces[at] = _with_document(event, document)
+            continue
+        pieces[at] = pieces[at + 1] = b""
+        if fingerprint := document.get("system_fingerprint"):
+            pieces[:at] = [_with_fingerprint(piece, fingerprint) for piece in pieces[:at]]
     return b"".join(pieces)
 
 
-def _stripped(event: bytes) -> bytes:
-    document = _document_of(event)
-    if document is None or document.pop("usage", None) is None:
+def _with_fingerprint(event: bytes, fingerprint: Any) -> bytes:
+    document = _document_of(event) if _FINISH in event else None
+    if document is None or "system_fingerprint" in document:
         return event
-    if not document.get("choices"):
-        return b""
+    return _with_document(event, document | {"system_fingerprint": fingerprint})
+
+
+def _with_document(event: bytes, document: dict[str, Any]) -> bytes:
     others = [line for line in event.splitlines() if not line.startswith(b"data:")]
     line = b"data: " + orjson.dumps(document) + event[len(event.rstrip(b"\r")) :]
     return (b"\r\n" if b"\r\n" in event else b"\n").join([*others, line])
@@ -207,12 +235,16 @@ def _usage(found: dict[str, Any]) -> Usage | None:
     """Understands OpenAI's names, of chat and of responses, and Anthropic's."""
     if not found:
         return None
-    prompt = found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens")
-    completion = found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens")
-    details = found.get("prompt_tokens_details") or found.get("input_tokens_details")
-    cached = details.get("cached_tokens") if type(details) is dict else found.get("cache_read_input_tokens")
-    return Usage(
-        prompt if type(prompt) is int and prompt > 0 else 0,
-        completion if type(completion) is int and completion > 0 else 0,
-        cached if type(cached) is int and cached >= 0 else None,
-    )
+    prompt = _count(found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens"))
+    completion = _count(found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens"))
+    cached, details = found.get("cache_read_input_tokens"), found.get("prompt_tokens_details")
+    details = details or found.get("input_tokens_details")
+    if type(details) is dict:
+        cached = details.get("cached_tokens")
+    elif "prompt_tokens" not in found:  # Anthropic counts cached input apart
+        prompt += _count(cached) + _count(found.get("cache_creation_input_tokens"))
+    return Usage(prompt, completion, cached if type(cached) is int and cached >= 0 else None)
+
+
+def _count(value: Any) -> int:
+    return value if type(value) is int and value > 0 else 0

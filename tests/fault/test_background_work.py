@@ -6,7 +6,7 @@ import pytest
 
 from gateway import BUILD, app
 from gateway.feedback import CacheState
-from gateway.relay.relay import UpstreamResponse
+from gateway.relay.upstream import UpstreamResponse
 from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
@@ -76,7 +76,7 @@ async def test_a_fault_about_one_answer_leaves_the_others_watched(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.plays(head(200), hang())
-    sections = {"upstream": {"idle_stream_timeout_seconds": 1.0}}
+    sections = {"upstream": {"first_byte_timeout_seconds": 1.0}}
     watch, poor = UpstreamResponse.watch, set[UpstreamResponse]()
 
     def faulty(response: UpstreamResponse, *settings: Any) -> None:
@@ -92,6 +92,6 @@ async def test_a_fault_about_one_answer_leaves_the_others_watched(
             await unlucky.send(request(chat(stream=True)))
             await holds(lambda: bool(poor), "it is watched")
             await other.send(request(chat(stream=True)))
-            assert (await other.answer()).error["code"] == "stream_stalled"
+            assert (await other.answer()).error["code"] == "backend_timeout"
         assert set(under_test.gateway.supervisor.faults) == {"answer_watch"}
         assert errors_in(under_test) == ["answer_watch"]

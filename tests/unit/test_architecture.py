@@ -319,6 +319,7 @@ EDGES = {
     "process",
     "relay.connection",
     "relay.relay",
+    "relay.upstream",
     "relay.tunnel",
     "reload",
     "resources",

@@ -3,7 +3,7 @@ import { askJson } from "./connection.js";
 import { bar, clock, h, keyed, milliseconds, number, put } from "./dom.js";
 
 // Columns with `more` are in the details of a row where the screen is narrow.
-const COLUMNS = [["Ended"], ["Model", "text name"], ["Tenant", "text name more", "by the tenant header, or the API key"], ["Engine", "text name more"], ["Outcome", "text outcome"], ["Wait", "more"], ["TTFT", "more", "time to the first event of a stream"],
+const COLUMNS = [["Ended"], ["Model", "text name"], ["Tenant", "text name more", "by the tenant header, or the API key"], ["Engine", "text name more"], ["Outcome", "text outcome"], ["Wait", "more"], ["TTFT", "more", "time to the first token of a stream"],
   ["Duration"], ["Prompt", "more", "tokens"], ["Hit", "more", "prompt tokens found in the cache: predicted / actual"], ["Output", "more", "tokens"]];
 const PARTS = { ahead: "prefill ahead", prefill: "own prefill", cache: "cache taken", stall: "stall of others", steps: "steps waited for", slowdown: "slower decoding", slot: "wait for a slot", memory: "wait for KV cache" };
 

@@ -241,14 +241,14 @@ def test_each_name_for_the_length_of_the_answer_is_understood(name: str) -> None
     ("path", "fields", "repeatable"),
     [
         (b"/v1/chat/completions", {"store": True}, True),
-        (b"/v1/responses", {}, False),
-        (b"/v1/responses", {"store": True}, False),
+        (b"/v1/responses", {}, True),
+        (b"/v1/responses", {"store": True}, True),
         (b"/v1/responses", {"store": False, "background": True}, False),
         (b"/v1/responses", {"background": True}, False),
         (b"/v1/responses", {"store": False}, True),
     ],
 )
-def test_a_request_that_leaves_something_behind_is_not_sent_twice(
+def test_a_request_that_its_engine_goes_on_with_is_not_sent_twice(
     path: bytes, fields: dict[str, Any], repeatable: bool
 ) -> None:
     assert read({"model": "m", "input": "x"} | fields, path).repeatable == repeatable

@@ -29,8 +29,11 @@ def test_a_stream_goes_on_where_the_comments_end_without_another_head() -> None:
     assert reply.begun
     reply.write(b"data: 1\n\n")
     reply.comment()
+    reply.comment(blank_line=False)
+    reply.write(b"data: 2\n\n")
     reply.end()
-    assert wire.body == WAITING + b"data: 1\n\n"
+    reply.comment()
+    assert wire.body == WAITING + b"data: 1\n\n" + WAITING + b": waiting\ndata: 2\n\n"
     assert wire.sent.endswith(b"0\r\n\r\n")
     assert b"x-late" not in wire.sent
     assert reply.complete

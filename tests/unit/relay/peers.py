@@ -95,9 +95,11 @@ class FakeSink:
     framed: int = 0  # writes of chunks
     on_writable: Callable[[], None] | None = None
     comments: int = 0
+    blank_lines: int = 0
 
-    def comment(self) -> None:
+    def comment(self, blank_line: bool = True) -> None:
         self.comments += 1
+        self.blank_lines += blank_line
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         assert not self.begun

@@ -10,17 +10,21 @@ import pytest
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.config import UpstreamConfig
-from gateway.errors import BackendError, ConnectFailed, RequestTimeout
+from gateway.errors import BackendError, ConnectFailed, FirstByteTimeout, RequestTimeout
 from gateway.relay.connection import BackendConnection
 from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
+from gateway.resources import MemoryBudget
 from tests.unit.front.wires import fleet_of
 from tests.unit.relay.peers import FakeSink, FakeTransport, connected
 from tests.unit.scheduling.virtual_time import run, turns
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
-CHUNK = b"9\r\ndata: {}\n\r\n"
+CHUNK = b"a\r\ndata: {}\n\n\r\n"
+DONE = b"e\r\ndata: [DONE]\n\n\r\n"
+STRUCTURE = b"d\r\nevent: ping\n\n\r\n"
+BEGUN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n"
 
 
 def request(**fields: Any) -> InferenceRequest:
@@ -39,7 +43,7 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
         self.loop = asyncio.get_running_loop()
         self.fleet: Fleet = fleet_of()
-        self.relay = Relay(self.fleet, UpstreamConfig.model_validate(config), self.loop.time)
+        self.relay = Relay(self.fleet, UpstreamConfig.model_validate(config), self.loop.time, MemoryBudget(1 << 30))
         self.sink = FakeSink()
         self.made: list[tuple[BackendConnection, FakeTransport]] = []
         self.refuses = False
@@ -240,9 +244,12 @@ def test_a_backend_that_closes_during_an_upload_is_reported(monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("config", "received", "seconds", "error"),
     [
-        ({"first_byte_timeout_seconds": 7}, b"", 7, "FirstByteTimeout"),
+        *[
+            ({"first_byte_timeout_seconds": 7, "idle_stream_timeout_seconds": 3}, received, 7, "FirstByteTimeout")
+            for received in (b"", b"HTTP/1.1 200", BEGUN, STREAM, STREAM + STRUCTURE)
+        ],
         ({"idle_stream_timeout_seconds": 5}, STREAM + CHUNK, 6, "StreamStalled"),
-        ({"idle_stream_timeout_seconds": 5}, b"HTTP/1.1 200", 6, "StreamStalled"),
+        ({"idle_stream_timeout_seconds": 5}, BEGUN + b"{", 6, "StreamStalled"),
     ],
 )
 def test_an_answer_that_stalls_is_given_up(
@@ -260,20 +267,57 @@ def test_an_answer_that_stalls_is_given_up(
                 await task
             assert type(raised.value).__name__ == error
             assert seconds <= scene.loop.time() - began <= seconds + 1
+            assert raised.value.silent_since == pytest.approx(began, abs=1.1)
             assert scene.transport.aborted
             scene.check_that_nothing_is_left()
 
     run(main())
 
 
-def test_by_default_the_first_byte_may_take_as_long_as_it_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+BEGINNINGS = pytest.mark.parametrize(
+    ("received", "rest"),
+    [(b"", ANSWER), (BEGUN, b"{}"), (STREAM, CHUNK + DONE), (STREAM + STRUCTURE, CHUNK + DONE)],
+    ids=["before the head", "whole", "stream", "after structure"],
+)
+
+
+@BEGINNINGS
+def test_by_default_the_first_token_may_take_as_long_as_it_likes(
+    monkeypatch: pytest.MonkeyPatch, received: bytes, rest: bytes
+) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
         with scene.relay.watching():
             task = scene.send()
+            await turns(2)
+            if received:
+                scene.connection.data_received(received)
             await asyncio.sleep(3600)
-            scene.connection.data_received(ANSWER)
+            assert not scene.sink.begun
+            scene.connection.data_received(rest)
             assert (await task).status == 200
+
+    run(main())
+
+
+@BEGINNINGS
+def test_of_an_engine_that_is_down_the_first_token_is_waited_for_no_longer_than_the_next_one(
+    monkeypatch: pytest.MonkeyPatch, received: bytes, rest: bytes
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch, idle_stream_timeout_seconds=5)
+        with scene.relay.watching():
+            task = scene.send()
+            await turns(2)
+            if received:
+                scene.connection.data_received(received)
+            await asyncio.sleep(100)
+            assert not task.done()
+            scene.fleet.probed(scene.fleet.backends[0], ProbeResult.UNWELL)
+            scene.fleet.probed(scene.fleet.backends[0], ProbeResult.UNWELL)
+            scene.fleet.probed(scene.fleet.backends[0], ProbeResult.UNWELL)
+            with pytest.raises(FirstByteTimeout):
+                await task
 
     run(main())
 
@@ -295,10 +339,16 @@ def test_bytes_that_keep_coming_keep_an_answer_alive(monkeypatch: pytest.MonkeyP
     run(main())
 
 
-@pytest.mark.parametrize(("streams", "comments"), [(True, 3), (False, 0)])
-@pytest.mark.parametrize("received", [b"", STREAM])
-def test_a_stream_is_shown_to_be_alive_until_its_first_token(
-    monkeypatch: pytest.MonkeyPatch, streams: bool, comments: int, received: bytes
+@pytest.mark.parametrize(
+    ("streams", "received", "comments"),
+    [
+        (True, b"", 3), (True, STREAM, 3), (True, STREAM + STRUCTURE, 3), (True, STREAM + CHUNK, 3),
+        (False, b"", 0), (False, STREAM, 3),  # what is streamed is a stream
+        (True, BEGUN, 0), (True, BEGUN + b"{", 0), (False, BEGUN, 0),  # a client that gets no stream is not sent them
+    ],
+)  # fmt: skip
+def test_a_silent_stream_is_shown_to_be_alive(
+    monkeypatch: pytest.MonkeyPatch, streams: bool, received: bytes, comments: int
 ) -> None:
     async def main() -> None:
         scene = Scene(monkeypatch)
@@ -310,9 +360,56 @@ def test_a_stream_is_shown_to_be_alive_until_its_first_token(
                 scene.connection.data_received(received)
             await asyncio.sleep(50)
             assert scene.sink.comments == comments
-            scene.connection.data_received(STREAM.removeprefix(received) + CHUNK)
-            await asyncio.sleep(50)
-            assert scene.sink.comments == comments
+            task.cancel()
+
+    run(main())
+
+
+def test_between_tokens_a_comment_is_due_when_the_stream_was_silent_for_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        scene.relay._comment_seconds = 15
+        with scene.relay.watching():
+            task = scene.send(request(demand=Demand("m", streams=True)))
+            await turns(2)
+            scene.connection.data_received(STREAM)
+            for _ in range(10):
+                scene.connection.data_received(CHUNK)
+                await asyncio.sleep(12)
+            assert scene.sink.comments == 0
+            await asyncio.sleep(6)
+            assert scene.sink.comments == 1
+            scene.connection.data_received(DONE + b"0\r\n\r\n")
+            await task
+            await asyncio.sleep(60)
+            assert scene.sink.comments == 1
+
+    run(main())
+
+
+def test_no_comment_cuts_an_event_or_follows_a_blank_line_where_events_have_ids(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def main() -> None:
+        scene = Scene(monkeypatch)
+        scene.relay._comment_seconds = 15
+        with scene.relay.watching():
+            task = scene.send(request(demand=Demand("m", streams=True)))
+            await turns(2)
+            event = b"id: 7\ndata: {}\n\n"
+            scene.connection.data_received(STREAM + b"%x\r\n%b\r\n" % (len(event), event))
+            await asyncio.sleep(20)
+            assert (scene.sink.comments, scene.sink.blank_lines) == (1, 0)
+            long = b"data: " + b"x" * 200_000
+            scene.connection.data_received(b"%x\r\n%b\r\n" % (len(long), long))
+            assert len(scene.sink.body) > 100_000  # its beginning is passed on
+            await asyncio.sleep(60)
+            assert scene.sink.comments == 1
+            scene.connection.data_received(b"2\r\n\n\n\r\n")
+            await asyncio.sleep(20)
+            assert scene.sink.comments == 2
             task.cancel()
 
     run(main())

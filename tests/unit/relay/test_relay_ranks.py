@@ -11,6 +11,7 @@ from gateway.config import HealthConfig, UpstreamConfig
 from gateway.config.backends import BackendConfig
 from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind
+from gateway.resources import MemoryBudget
 from tests.scripted import ScriptedBackend
 from tests.unit.relay.peers import FakeSink
 
@@ -24,7 +25,7 @@ async def header_of(kind: Kind, rank: int | None) -> bytes | None:
         config = BackendConfig(url=backend.url, name="a")
         fleet = Fleet([config], HealthConfig(), clock=loop.time, random=Random(1))
         fleet.learned(fleet.backends[0], Facts(models=(ModelCard("m"),), engines=2))
-        relay, sink = Relay(fleet, UpstreamConfig(), loop.time), FakeSink()
+        relay, sink = Relay(fleet, UpstreamConfig(), loop.time, MemoryBudget(1 << 30)), FakeSink()
         request = InferenceRequest(
             "chat",
             kind,

@@ -182,3 +182,52 @@ def test_no_more_than_128_kibibytes_are_kept_of_something_that_never_ends() -> N
         out += taken.take(b"%d" % number * 15_000)
         assert len(sent) - len(out) <= 131_072
         assert sent.startswith(out)
+
+
+FINISH = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}'
+SIGNED = FINISH[:-1] + b',"system_fingerprint":"fp"}'
+LAST = USAGE[:-1] + b',"system_fingerprint":"fp"}'
+
+
+@given(st.lists(events(), max_size=4), SEPARATORS, CUTS, st.booleans())
+def test_the_fingerprint_of_hidden_usage_goes_to_the_last_event_of_the_sequence(
+    stream: list[bytes], separator: bytes, cuts: list[int], hidden: bool
+) -> None:
+    taken = EventStream(DONE, hides_usage=hidden)
+    whole = [*stream, FINISH, LAST, DONE]
+    out = b"".join(taken.take(piece) for piece in cut(b"".join(event + separator for event in whole), cuts))
+    shown = [*stream, SIGNED, DONE] if hidden else whole
+    assert out == b"".join(event + separator for event in shown)
+    assert read_stream_usage(taken.usage_first, taken.usage_last) == Usage(9, 2)
+    assert taken.complete
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        [DONE],
+        [USAGE.replace(b"prompt_tokens", b"x"), DONE],  # without a fingerprint
+        [b": ping", LAST.replace(b'"usage":{', b'"usage":null,"x":{'), DONE],
+        [b'data: {"choices":[{"delta":{"content":"of another choice"}}]}', FINISH, DONE],
+        [b'data: {"choices":[{"delta":{}}],"usage":{},"system_fingerprint":"fp"}', DONE],
+    ],
+)
+def test_the_last_event_of_a_sequence_overtakes_nothing_and_is_not_overtaken(after: list[bytes]) -> None:
+    for pieces in ([*after], [b"\n\n".join(after)]):
+        taken = EventStream(DONE, hides_usage=True)
+        assert taken.take(FINISH + b"\n\n") == b""
+        assert taken.withholds
+        out = b"".join(taken.take(piece + b"\n\n") for piece in pieces)
+        assert out.startswith(FINISH + b"\n\n")
+        assert out.endswith(DONE + b"\n\n")
+        assert not taken.withholds
+        shown = [each for each in after if b'"usage":{"' not in each]
+        assert out.replace(b"\n\n", b"").replace(b',"system_fingerprint":"fp"', b"") == b"".join(
+            [FINISH, *shown]
+        ).replace(b',"usage":{}', b"").replace(b',"system_fingerprint":"fp"', b"")
+
+
+def test_of_several_sequences_that_end_together_all_get_the_fingerprint() -> None:
+    taken = EventStream(DONE, hides_usage=True)
+    assert taken.take(FINISH + b"\n\n" + FINISH + b"\n\n") == FINISH + b"\n\n"
+    assert taken.take(LAST + b"\n\n" + DONE + b"\n\n") == SIGNED + b"\n\n" + DONE + b"\n\n"

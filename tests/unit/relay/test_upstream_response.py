@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from gateway.config import UpstreamConfig
 from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
 from gateway.relay import connection as relay_connection
-from gateway.relay.relay import UpstreamResponse
+from gateway.relay.upstream import UpstreamResponse
 from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, UpstreamResult, Usage
+from gateway.resources import MemoryBudget
 from tests.unit.relay.peers import FakeSink, a_fleet, backend, connected
 from tests.unit.scheduling.virtual_time import run
 
@@ -36,6 +37,7 @@ class Scene:
         self.came: list[int] = []
         self.expected: list[int] = []
         self.now = 5.0
+        self.memory = MemoryBudget(1 << 30)
         request = InferenceRequest(
             "chat",
             Kind.GENERATE,
@@ -49,7 +51,7 @@ class Scene:
             model_choice=ModelChoice(alias) if alias else None,
         )
         self.response = UpstreamResponse(
-            request, backend(), self.connection, self.sink, self._first_token, self._came, lambda: self.now
+            request, backend(), self.connection, self.sink, self._first_token, self._came, lambda: self.now, self.memory
         )
         self.connection.send(b"request", self.response)
 
@@ -375,7 +377,7 @@ async def test_a_slow_client_stops_reading_from_the_backend(headers: list[tuple[
     scene.sink.blocked = True
     scene.body(CHUNK * 30_000)
     for _ in range(3):
-        scene.response.watch(1.0, UpstreamConfig(idle_stream_timeout_seconds=2.0), 0, a_fleet())
+        scene.response.watch(5.0, 1.0, UpstreamConfig(idle_stream_timeout_seconds=2.0), 0, a_fleet())
     assert not scene.response.done.done()
     assert not scene.transport.reading
     assert scene.sink.on_writable is not None
@@ -462,36 +464,3 @@ async def test_the_events_of_a_stream_that_is_cut_are_all_counted_once() -> None
     scene.response.close()
     scene.response.close()
     assert sum(scene.came) == 4
-
-
-# The first bytes of an answer have the id of the response.
-
-
-async def test_the_opening_is_reported_once_and_before_it_is_passed_on() -> None:
-    openings = list[tuple[bytes, bool]]()
-    scene = Scene(done_marker=None, on_opening=lambda data: openings.append((data, scene.sink.begun)))
-    scene.head(headers=EVENTS)
-    scene.body(b'event: response.created\ndata: {"response":{"id":"re')
-    assert openings == []
-    scene.body(b'sp_1"}}\n\n')
-    assert openings == [(b'event: response.created\ndata: {"response":{"id":"resp_1"}}\n\n', False)]
-    scene.body(CHUNK, end=True)
-    assert len(openings) == 1
-
-
-async def test_the_opening_of_a_plain_answer_of_any_length_is_reported() -> None:
-    for size in (10, 2_000_000):
-        openings = list[bytes]()
-        scene = Scene(done_marker=None, on_opening=openings.append)
-        scene.head()
-        scene.body(b'{"id":"resp_1"', b" " * size)
-        scene.body(b"}", end=True)
-        assert [data[:14] for data in openings] == [b'{"id":"resp_1"']
-
-
-async def test_the_opening_of_an_error_is_not_reported() -> None:
-    openings = list[bytes]()
-    scene = Scene(done_marker=None, on_opening=openings.append)
-    scene.head(404)
-    scene.body(b'{"error":{"id":"resp_1"}}', end=True)
-    assert openings == []

@@ -28,11 +28,35 @@ def test_responses_usage_is_read_back(prompt: int, completion: int, cached: int)
     assert read_usage(orjson.dumps({"response": {"usage": usage, "user": None}})) == Usage(prompt, completion, cached)
 
 
-def test_usage_of_messages_comes_in_two_events() -> None:
-    start = b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":0,"cache_read_input_tokens":4}}}\n\n'  # noqa: E501
-    delta = b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":5}}\n\n'
-    assert read_stream_usage(start, delta) == Usage(9, 5, 4)
-    assert read_stream_usage(start + delta) == Usage(9, 5, 4)
+MESSAGES_USAGE = [
+    ({"input_tokens": 9}, Usage(9, 5)),
+    ({"input_tokens": 9, "cache_read_input_tokens": 4}, Usage(13, 5, 4)),
+    ({"input_tokens": 0, "cache_read_input_tokens": 16}, Usage(16, 5, 16)),
+    ({"input_tokens": 3, "cache_creation_input_tokens": 16}, Usage(19, 5)),
+    ({"input_tokens": 3, "cache_read_input_tokens": 32, "cache_creation_input_tokens": 16}, Usage(51, 5, 32)),
+    ({"input_tokens": 9, "cache_read_input_tokens": None, "cache_creation_input_tokens": None}, Usage(9, 5)),
+]
+
+
+@pytest.mark.parametrize(("input_counts", "usage"), MESSAGES_USAGE)
+def test_the_prompt_of_messages_is_all_its_input_cached_or_not(input_counts: dict[str, Any], usage: Usage) -> None:
+    counts = {**input_counts, "output_tokens": 5}
+    assert read_usage(orjson.dumps({"type": "message", "usage": counts})) == usage
+    start = b'event: message_start\ndata: {"message":{"usage":%b}}\n\n'
+    delta = b'event: message_delta\ndata: {"delta":{},"usage":%b}\n\n'
+    last_only = start % b'{"input_tokens":51,"output_tokens":0}', delta % orjson.dumps(counts)  # as vLLM
+    first_only = start % orjson.dumps(input_counts), delta % b'{"output_tokens":5}'  # as Anthropic
+    for events in (last_only, first_only):
+        assert read_stream_usage(*events) == usage
+        assert read_stream_usage(b"".join(events)) == usage
+
+
+def test_cached_input_is_a_part_of_the_prompt_elsewhere() -> None:
+    cached = {"cache_read_input_tokens": 4, "cache_creation_input_tokens": 2}
+    chat = {"prompt_tokens": 9, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 4}}
+    response = {"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 4}}
+    for usage in (chat, response, chat | cached, response | cached):
+        assert read_usage(orjson.dumps({"usage": usage})) == Usage(9, 5, 4)
 
 
 def test_what_a_client_has_named_so_is_no_usage() -> None:
