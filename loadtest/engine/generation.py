@@ -17,7 +17,11 @@ from loadtest.engine.ranks import EngineRanks
 class EventWriter(Protocol):
     """Renders the events of one endpoint."""
 
-    def opening(self) -> Sequence[bytes]: ...
+    def heading(self) -> Sequence[bytes]:
+        """Events before the prefill."""
+
+    def opening(self) -> Sequence[bytes]:
+        """Events that come with the first token, before it."""
 
     def tokens(self, choice: Choice, start: int, stop: int, last: bool) -> Sequence[bytes]:
         """Events for an answer's tokens from `start` up to `stop`."""
@@ -76,7 +80,7 @@ class StreamedGeneration:
         self._entry = entry
         self._sinks = [_Sink(self, choice) for choice in choices]
         self._running: list[Running] = []
-        self._opened = False
+        self._headed = self._opened = False
         self._unsent_answers = len(choices)
         self._wake = asyncio.Event()
         self._faults = StreamFaults(entry, entry.script, stream, self._resume) if entry.script else None
@@ -121,7 +125,7 @@ class StreamedGeneration:
             sent = sum(other.sent for other in self._sinks)
             allowed = sink.sent + self._faults.allowance(sent, upto - sink.sent)
             upto, ended = min(upto, allowed), ended and upto <= allowed
-        events: list[bytes] = []
+        events = self._heading()
         if not self._opened and (upto or ended):
             self._opened = True
             events += self._writer.opening()
@@ -139,6 +143,12 @@ class StreamedGeneration:
         if self._faults:
             self._faults.after_send(sum(other.sent for other in self._sinks), self.fail)
 
+    def _heading(self) -> list[bytes]:
+        """What goes before all else, once."""
+        events = [] if self._headed else [*self._writer.heading()]
+        self._headed = True
+        return events
+
     def _finish(self, events: list[bytes]) -> None:
         script = self._entry.script
         if script and script.die_after_finish:
@@ -154,6 +164,8 @@ class StreamedGeneration:
 
     async def run(self) -> None:
         """Until all is sent, or the client has gone (CancelledError)."""
+        if self._failure is None and (events := self._heading()):
+            self._stream.write(*events)
         if self._faults:
             self._faults.after_send(0, self.fail)
         while self._unsent_answers and self._failure is None:

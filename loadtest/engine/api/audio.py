@@ -68,6 +68,9 @@ class SpeechEvents:
         self._choice = choice
         self._include_usage = include_usage
 
+    def heading(self) -> Sequence[bytes]:
+        return ()
+
     def opening(self) -> Sequence[bytes]:
         return ()
 

@@ -225,6 +225,9 @@ class ChatEvents:
         self._before = [self._head + b'{"index":%d,"delta":{"content":' % i for i in range(len(choices))]
         self._after = b'},"logprobs":null,"finish_reason":null,"token_ids":null}]}\n\n'
 
+    def heading(self) -> Sequence[bytes]:
+        return ()
+
     def opening(self) -> Sequence[bytes]:
         """One chunk with the role for each answer."""
         ids = b"null"

@@ -127,6 +127,9 @@ class CompletionEvents:
         )
         self._plain = not (sampling.continuous_usage or sampling.return_token_ids or sampling.top_logprobs is not None)
 
+    def heading(self) -> Sequence[bytes]:
+        return ()
+
     def opening(self) -> Sequence[bytes]:
         """Nothing goes before the first token."""
         return ()

@@ -34,7 +34,9 @@ async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntr
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, {}))
     answer_id = f"chatcmpl-{entry.request_id}"
     if sampling.stream:
-        return await stream_events(service, request, entry, choices, MessageEvents(answer_id, model, choices[0]))
+        return await stream_events(
+            service, request, entry, choices, MessageEvents(service, answer_id, model, choices[0])
+        )
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
     choice = choices[0]
@@ -47,7 +49,7 @@ async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntr
         "model": model,
         "stop_reason": stop_reason,
         "stop_sequence": stop_sequence,
-        "usage": _usage(choice),
+        "usage": _usage(service, choice),
     }
     return json_answer({key: value for key, value in answer.items() if value is not None})
 
@@ -72,9 +74,11 @@ def _stop_reason(choice: Choice) -> tuple[str, str | None]:
     return _STOP_REASONS[choice.finish_reason], None
 
 
-def _usage(choice: Choice) -> dict[str, int]:
-    """Tokens read from the cache or written to it are not input tokens."""
+def _usage(service: Service, choice: Choice) -> dict[str, int]:
+    """Tokens read from the cache or written to it are not input tokens, where they are reported at all."""
     sequence = choice.sequence
+    if not service.config.prompt_tokens_details:
+        return {"input_tokens": sequence.prompt_tokens, "output_tokens": sequence.output_tokens}
     return {
         "input_tokens": sequence.prompt_tokens - sequence.cached_tokens - sequence.created_cache_tokens,
         "output_tokens": sequence.output_tokens,
@@ -86,10 +90,14 @@ def _usage(choice: Choice) -> dict[str, int]:
 class MessageEvents:
     """The named events of a streamed message."""
 
-    def __init__(self, answer_id: str, model: str, choice: Choice) -> None:
+    def __init__(self, service: Service, answer_id: str, model: str, choice: Choice) -> None:
+        self._service = service
         self._id = answer_id
         self._model = model
         self._choice = choice
+
+    def heading(self) -> Sequence[bytes]:
+        return ()
 
     def opening(self) -> Sequence[bytes]:
         """The message and its only block begin."""
@@ -121,7 +129,7 @@ class MessageEvents:
         """Why it ended, and the usage."""
         stop_reason, stop_sequence = _stop_reason(self._choice)
         delta = {"stop_reason": stop_reason, "stop_sequence": stop_sequence}
-        return (_event({"type": "message_delta", "delta": delta, "usage": _usage(self._choice)}),)
+        return (_event({"type": "message_delta", "delta": delta, "usage": _usage(self._service, self._choice)}),)
 
     def done(self) -> Sequence[bytes]:
         return (_event({"type": "message_stop"}),)

@@ -119,14 +119,19 @@ class ResponseEvents:
         self._number = -1
         self.final: dict[str, Any] = {}
 
-    def opening(self) -> Sequence[bytes]:
-        """The response, its message and the message's text begin."""
+    def heading(self) -> Sequence[bytes]:
+        """The response begins, as soon as it is accepted."""
         begun = response_object(*self._fields, None)
-        item = {"item": message_item(self._message_id, None), "output_index": 0}
-        part = {**self._place(), "part": text_part("", [])}
         return (
             self._event("response.created", {"response": begun}),
             self._event("response.in_progress", {"response": begun}),
+        )
+
+    def opening(self) -> Sequence[bytes]:
+        """Its message and the message's text begin."""
+        item = {"item": message_item(self._message_id, None), "output_index": 0}
+        part = {**self._place(), "part": text_part("", [])}
+        return (
             self._event("response.output_item.added", item),
             self._event("response.content_part.added", part),
         )
