@@ -266,8 +266,9 @@ class UpstreamResponse(Receiver):
     def _open(self, opening: Opening, data: bytes, count: int) -> None:
         """Hold the events before the first token; with it, begin to pass on."""
         data = opening.take(data)
+        self._has_ids = opening.has_ids
         if opening.has_output:
-            self._opening, self._has_ids = None, opening.has_ids
+            self._opening = None
             self._output_seconds = self._clock()
             self._first_token()
         if data:
