@@ -22,8 +22,8 @@ _STRUCTURE: Final = frozenset(
     )
 )  # fmt: skip
 _NAME = re.compile(rb"event: ?([\w.]+)\r?\n")
-# The usual first token of a chat or completion: its text, with no bracket between it and that of the choices.
-_TEXT = re.compile(rb'"choices": ?\[[^\[\]]*?"(?:content|text)": ?"[^"]')
+# A chat or completion that begins with text, as a whole: with no bracket between the text and that of the choices.
+BEGINS_WITH_TEXT = re.compile(rb'data: ?\{[^\[\]]*"choices": ?\[[^\[\]]*?"(?:content|text)": ?"[^"]')
 _PIECES: Final = ("text", "token_ids", "finish_reason")
 _KINDS: Final = frozenset(("role", "type"))  # fields of a delta that are no output
 
@@ -76,8 +76,6 @@ def has_output(event: bytes) -> bool:
 
     Of an event that is too long, the start is enough.
     """
-    if _TEXT.search(event):
-        return True
     name = _NAME.match(event)
     if name is not None and name[1].decode() in _STRUCTURE:
         return False

@@ -33,7 +33,7 @@ from gateway.errors import (
     StreamStalled,
 )
 from gateway.relay.connection import BackendConnection, Receiver
-from gateway.relay.first_token import Opening
+from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening
 from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult
@@ -161,10 +161,10 @@ class UpstreamResponse(Receiver):
             if events is None:
                 self._keep(data)
             elif data := events.take(data):
-                if self._opening is None:
-                    self._pass_events(data, count)
+                if self._output_seconds is None:
+                    self._open(data, count)
                 else:
-                    self._open(self._opening, data, count)
+                    self._pass_events(data, count)
                 if events.withholds:
                     self._connection.passes_chunks = False  # what follows must not overtake it
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
@@ -232,9 +232,6 @@ class UpstreamResponse(Receiver):
             if alias:
                 self._events = RenamedEvents(marker, request.hides_usage, alias, nested=marker != DONE_MARKER)
             self._remembering = None if marker == DONE_MARKER else self._events
-            # The id of a response that runs on in the background is needed at once: no other backend can have it.
-            limit_bytes = _HELD_BYTES + 2 * len(request.body) if request.background is None else 0
-            self._opening = Opening(Holding(self._memory), limit_bytes)
         elif alias and self._status == 200:
             self._names = NameReplacer(alias)
 
@@ -263,20 +260,25 @@ class UpstreamResponse(Receiver):
         self._note_opening(data)
         self._sink.begin(self._status, self._content_type, self._extra)
 
-    def _open(self, opening: Opening, data: bytes, count: int) -> None:
+    def _open(self, data: bytes, count: int) -> None:
         """Hold the events before the first token; with it, begin to pass on."""
-        data = opening.take(data)
-        self._has_ids = opening.has_ids
-        if opening.has_output:
+        opening = self._opening
+        has_output = opening is None and BEGINS_WITH_TEXT.match(data) is not None
+        if not has_output:
+            if opening is None:
+                # The id of a response that runs on in the background is needed at once: no other backend can have it.
+                limit_bytes = _HELD_BYTES + 2 * len(self._request.body) if self._request.background is None else 0
+                opening = self._opening = Opening(Holding(self._memory), limit_bytes)
+            data = opening.take(data)
+            has_output, self._has_ids = opening.has_output, opening.has_ids
+        if has_output:
             self._opening = None
             self._output_seconds = self._clock()
             self._first_token()
         if data:
             if not self._sink.begun:
                 self._begin(data)
-            self._connection.passes_chunks = (
-                opening.has_output and type(self._events) is EventStream and self._sink.chunked
-            )
+            self._connection.passes_chunks = has_output and type(self._events) is EventStream and self._sink.chunked
             self._pass_events(data, count)
 
     def _note_opening(self, data: bytes) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.first_token import Opening, has_output
+from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening, has_output
 from gateway.resources import Holding, MemoryBudget
 
 
@@ -122,7 +122,20 @@ def test_the_first_piece_of_output_lets_everything_go(name: str, end: bytes) -> 
 
 def test_text_that_a_request_brought_along_is_no_output() -> None:
     text = {"choices": [], "metadata": {"text": "a", "content": "b"}, "prompt_text": "c"}
-    assert not has_output(b"data: " + json.dumps(text).encode())
+    created = {"metadata": {"choices": [{"text": "a"}]}, "type": "response.created"}
+    for document in (text, created):
+        event = b"data: " + json.dumps(document).encode() + b"\n\n"
+        assert not has_output(event)
+    assert not BEGINS_WITH_TEXT.match(b"event: response.created\n" + event)
+
+
+@ENDS
+def test_a_stream_that_begins_with_text_is_seen_at_once(end: bytes) -> None:
+    for name in ("text", "role and text", "white space", "completion", "echo"):
+        assert all(BEGINS_WITH_TEXT.match(event) for event in spelled(name, OUTPUT[name], end)), name
+    for name, data in STRUCTURE.items():
+        assert not any(BEGINS_WITH_TEXT.match(event) for event in spelled(name, data, end)), name
+    assert not BEGINS_WITH_TEXT.match(b"id: 1" + end[: len(end) // 2] + spelled("text", OUTPUT["text"], end)[0])
 
 
 @given(st.integers(0, 300_000), st.lists(st.integers(1, 4000), max_size=30), st.booleans())

@@ -404,6 +404,7 @@ def test_no_comment_cuts_an_event_or_follows_a_blank_line_where_events_have_ids(
             assert (scene.sink.comments, scene.sink.blank_lines) == (1, 0)
             long = b"data: " + b"x" * 200_000
             scene.connection.data_received(b"%x\r\n%b\r\n" % (len(long), long))
+            await asyncio.sleep(1)
             assert len(scene.sink.body) > 100_000  # its beginning is passed on
             await asyncio.sleep(60)
             assert scene.sink.comments == 1
