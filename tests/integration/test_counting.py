@@ -81,6 +81,29 @@ async def test_usage_is_what_the_engine_counted_with_a_cold_and_with_a_warm_cach
     assert 0 < output_tokens <= 3 * TOKENS
 
 
+async def _signed(url: str, path: str, **more: Any) -> list[tuple[bool, bool]]:
+    """Of the events of a stream that end it or have a fingerprint: whether they do either."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}{path}", json=_body(path, fresh(), stream=True, **more)) as answer,
+    ):
+        events = (await answer.read()).split(b"\n\n")
+    found = [(b'"finish_reason":"' in event, b'"system_fingerprint"' in event) for event in events]
+    return [each for each in found if any(each)]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize("options", [{}, {"include_usage": False}, {"include_usage": True}])
+async def test_the_fingerprint_is_where_the_engine_would_have_put_it(
+    gateway: Gateway, fleet: Fleet, path: str, options: dict[str, bool]
+) -> None:
+    await whole_fleet_is_up(gateway, fleet)
+    more = {"stream_options": options} if options else {}
+    directly = await _signed(fleet.chat_urls[0], path, **more)
+    assert any(is_signed for _, is_signed in directly)
+    assert await _signed(gateway.url, path, **more) == directly
+
+
 @pytest.mark.simulated("the engine's speed must be known")
 async def test_the_cost_of_a_prefill_is_learned_alike_on_every_endpoint(tmp_path: Path) -> None:
     learned: dict[str, float] = {}
