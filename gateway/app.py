@@ -233,8 +233,8 @@ class Gateway:
         self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
         dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete, self.random,
-            self._unix_seconds, self.tracing.tracer, self.batches,
+            config, fleet, queue.backlog, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete,
+            self.random, self._unix_seconds, self.tracing.tracer, self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)

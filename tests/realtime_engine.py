@@ -66,6 +66,8 @@ class RealtimeEngine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.stop()
+        self._delta = ""  # it may be long, and what was sent, too
+        self.sessions.clear()
 
     async def stop(self) -> None:
         """Break off every session and refuse connections."""

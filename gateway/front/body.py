@@ -87,7 +87,8 @@ class Body:
         return body
 
     def drop(self) -> None:
-        """Discard what has been kept: the request is refused."""
+        """Discard what has been kept, and pass nothing on: the request is refused, or its client has disconnected."""
+        self._upload = None
         self._holding.shrink(len(self._joined) + sum(map(len, self._pieces)))
         self._pieces.clear()
         self._joined.clear()
@@ -126,7 +127,8 @@ _PIECE_BYTES = 65536
 
 
 class Upload:
-    """A body that is passed on while it arrives; what is buffered here is reserved in `holding`.
+    """A body that is passed on while it arrives; what is buffered here is reserved in `holding`, and so is each piece
+    until the next one is wanted.
 
     `read_more(False)` is called when the buffer is full, `read_more(True)` when it has space again.
     """
@@ -138,6 +140,7 @@ class Upload:
         self._read_more = read_more
         self._holding = holding
         self._buffer = bytearray()
+        self._piece_bytes = 0  # passed on last
         self._closed = False
         self._error: GatewayError | None = None
         self._arrival = asyncio.Event()
@@ -174,7 +177,8 @@ class Upload:
     def close(self) -> None:
         """Discard what is buffered and what still arrives. Idempotent."""
         self._closed = True
-        self._holding.shrink(len(self._buffer))
+        self._holding.shrink(len(self._buffer) + self._piece_bytes)
+        self._piece_bytes = 0
         self._buffer.clear()
         self._arrival.set()
 
@@ -197,6 +201,8 @@ class Upload:
         return self
 
     async def __anext__(self) -> bytes:
+        self._holding.shrink(self._piece_bytes)
+        self._piece_bytes = 0
         while not self._buffer:
             if self._error is not None and not self._closed:
                 raise self._error.again()
@@ -206,7 +212,7 @@ class Upload:
             await self._arrival.wait()
         piece = bytes(self._buffer[:_PIECE_BYTES])
         del self._buffer[:_PIECE_BYTES]
-        self._holding.shrink(len(piece))
+        self._piece_bytes = len(piece)
         if len(self._buffer) < _HELD_UPLOAD_BYTES:
             self._read_more(True)
         return piece

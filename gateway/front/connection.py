@@ -322,8 +322,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             if self._incoming.upgrade(len(data) - upgrade.args[0]):
                 self.read_more(False)  # until the other protocol begins
         except httptools.HttpParserCallbackError as error:
-            cause = error.__context__
-            self._refuse(cause if isinstance(cause, GatewayError) else InvalidRequest(f"Malformed request: {error}."))
+            self._refuse(_refusal(error))
         except httptools.HttpParserError as error:
             self._refuse(InvalidRequest(f"Malformed HTTP: {error}."))
         if self._parsing is _Phase.HEAD:
@@ -479,3 +478,9 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self._holding.shrink(len(data))
             self.read_more(True)
             self.data_received(data)
+
+
+def _refusal(error: Exception) -> GatewayError:
+    """The error for what ended a callback of the parser, whose traceback has the caller's frame."""
+    cause = error.__context__
+    return cause if isinstance(cause, GatewayError) else InvalidRequest(f"Malformed request: {error}.")

@@ -42,7 +42,11 @@ from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
 from gateway.request import Demand, InferenceRequest
+<<<<<<< HEAD
 from gateway.turns import in_turns
+=======
+from gateway.scheduling.fair_share import Backlog
+>>>>>>> 4629fc7f (front: uploads that wait count in the queue; connections leave no cycles)
 
 
 def answer_local(
@@ -154,6 +158,7 @@ class Handler(RequestHandler):
         self,
         config: Config,
         fleet: Fleet,
+        backlog: Backlog,
         dispatcher: RequestDispatcher,
         coalescer: RequestDispatcher,
         rerank_splitter: RequestDispatcher,
@@ -176,7 +181,7 @@ class Handler(RequestHandler):
         self._rerank_splitter = rerank_splitter
         self._fallbacks = fallbacks
         self._realtime = realtime
-        self._uploads = Uploads(fleet, dispatcher, config.admission.max_wait_seconds, clock)
+        self._uploads = Uploads(fleet, dispatcher, backlog, config.admission.max_wait_seconds, clock)
         self._ledger = ledger
         self._clock = clock
         self._new_id = new_id

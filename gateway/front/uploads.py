@@ -8,11 +8,12 @@ from typing import Protocol
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.errors import EndpointNotOffered, InvalidRequest, WaitExpired
+from gateway.errors import EndpointNotOffered, InvalidRequest, QueueFull, WaitExpired
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult
+from gateway.scheduling.fair_share import Backlog
 
 
 class RequestDispatcher(Protocol):
@@ -31,14 +32,20 @@ class Uploads:
     """Sends uploads. A complete one is a request like any other.
 
     One that is larger than what is collected here holds its slot while the client sends the rest. Of these, each model
-    serves a quarter of its slots at once; the others wait, and are not read meanwhile.
+    serves a quarter of its slots at once; the others wait in the queue's `backlog`, and are not read meanwhile.
     """
 
     def __init__(
-        self, fleet: Fleet, dispatcher: RequestDispatcher, max_wait_seconds: float, clock: Callable[[], float]
+        self,
+        fleet: Fleet,
+        dispatcher: RequestDispatcher,
+        backlog: Backlog,
+        max_wait_seconds: float,
+        clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
+        self._backlog = backlog
         self._max_wait_seconds = max_wait_seconds
         self._clock = clock
         self._arriving: dict[str, int] = {}  # by model
@@ -59,7 +66,7 @@ class Uploads:
         if backends and all(self._refused.get((each.name, endpoint), lately) > lately for each in backends):
             raise EndpointNotOffered(f"The backends for model {model!r} do not support this endpoint.")
         if not upload.ended:
-            await self._place(model)
+            await self._place(model, upload.held_bytes)
             upload.when_ended(lambda: self._left(model))
         try:
             record.waited(self._clock() - since)
@@ -72,16 +79,26 @@ class Uploads:
             if upload.when_ended(None):
                 self._left(model)
 
-    async def _place(self, model: str) -> None:
-        """Take one of the model's places for uploads that still arrive, when there is one. Raises WaitExpired."""
+    async def _place(self, model: str, size_bytes: int) -> None:
+        """Take one of the model's places for uploads that still arrive, when there is one.
+
+        Raises QueueFull or WaitExpired.
+        """
         now, arriving = self._clock(), self._arriving.get(model, 0)
         if arriving < max(1, sum(backend.limit(now) for backend in self._fleet.serving(model) or ()) // _SHARE):
             self._arriving[model] = arriving + 1
             return
+        if self._backlog.is_full_for(size_bytes, guarded=True):
+            raise QueueFull(
+                f"The queue is full: uploads for model {model!r} are in progress and {self._backlog.requests} requests"
+                " are waiting. Retry after the time in the retry-after header.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.setdefault(model, deque())
         waiting.append(waiter)
         seconds = self._max_wait_seconds
+        self._backlog.join(size_bytes)
         try:
             async with asyncio.timeout(seconds):
                 await waiter
@@ -98,6 +115,7 @@ class Uploads:
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             ) from error
         finally:
+            self._backlog.leave(size_bytes)
             if not waiting and self._waiting.get(model) is waiting:
                 del self._waiting[model]
 

@@ -78,7 +78,7 @@ class Samples:
         self._seen = 0  # requests since the last sample
         self._kept: deque[Sample] = deque()
         self._bytes = 0
-        self._open: dict[int, tuple[Demand, Sample]] = {}  # by identity of the keys, which the Demand keeps alive
+        self._open: dict[int, Sample] = {}  # that are being answered, by identity of their keys
 
     def __repr__(self) -> str:
         return f"<Samples {len(self._kept)}, {self._bytes} bytes, {len(self._open)} open>"
@@ -103,7 +103,7 @@ class Samples:
         self._seen = 0
         self._kept.append(sample)
         self._bytes += len(text)
-        self._open[id(demand.keys)] = (demand, sample)
+        self._open[id(keys)] = sample
         while len(self._kept) > self._limits.samples or self._bytes > self._limits.total_bytes:
             self._bytes -= len(self._kept.popleft().text)
         while len(self._open) > self._limits.samples:
@@ -116,9 +116,8 @@ class Samples:
         self._bytes = 0
 
     def finished(self, record: Record, demand: Demand) -> None:
-        keys = id(demand.keys)
-        if keys in self._open:
-            _, sample = self._open.pop(keys)
+        sample = self._open.pop(id(demand.keys), None)
+        if sample is not None:
             sample.finished(record)
 
     def snapshot(self, since_seconds: float) -> list[Sample]:

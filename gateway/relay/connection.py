@@ -7,7 +7,7 @@ passed on as they came: before and after them it is at the end of a chunk.
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import httptools
 
@@ -79,7 +79,7 @@ class BackendConnection(asyncio.Protocol):
         self.passes_chunks = False  # set by the receiver: it takes usual chunks of a stream as they are
         self._chunk_ends: list[None] = []  # one for each end of a chunk, since the last read
         self.on_chunk_complete = partial(self._chunk_ends.append, None) if IN_C else None
-        self._parser = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._receiver: Receiver | None = None
         self._request_body_bytes = 0
         self._head_bytes = 0
@@ -187,6 +187,8 @@ class BackendConnection(asyncio.Protocol):
             self._fail(ReusedConnectionClosed(f"The backend closed the connection before the response {reason}."))
         else:
             self._fail(FreshConnectionClosed(f"The backend closed the connection before the response {reason}."))
+        self.parts.clear()
+        self._parser = None  # it has methods of this connection
 
     def pause_writing(self) -> None:
         """Backpressure: the write buffer is full."""

@@ -12,6 +12,7 @@ from tests.s3_server import KEY_ID, SECRET, S3Server, s3_server
 from tests.scripted import ScriptedBackend
 
 _SOON_SECONDS = 2.0  # in which threads let go of what they hold
+_FAILED = pytest.StashKey[bool]()
 
 
 def pytest_asyncio_loop_factories(
@@ -67,12 +68,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         live_bytes.ended()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Note a failure: its traceback holds what the test had."""
+    try:
+        return (yield)
+    except BaseException:
+        item.stash[_FAILED] = True
+        raise
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
     """Look once the test and all its fixtures are gone."""
     result = yield
     if isinstance(item, pytest.Function):
         item.funcargs.clear()
-    if left := live_bytes.leak(_SOON_SECONDS):
+    if _FAILED not in item.stash and (left := live_bytes.leak(_SOON_SECONDS)):
         pytest.fail(left, pytrace=False)
     return result

@@ -280,6 +280,27 @@ async def test_uploads_that_still_arrive_never_take_all_slots(backend: ScriptedB
             assert (await client.answer()).status == 200
 
 
+async def test_uploads_that_wait_to_arrive_are_bounded_like_the_queue(backend: ScriptedBackend) -> None:
+    sections = {"server": {"body_grace_seconds": 20}, "admission": {"max_queued_bytes": 4 * MEBIBYTE}}
+    async with running(backend, sections=sections, per_backend=capped(4)) as under_test, AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(await under_test.client()) for _ in range(6)]
+        part = upload(4 * MEBIBYTE)[: 2 * MEBIBYTE]
+        sending = [asyncio.create_task(client.send(part)) for client in clients]
+        backlog = under_test.gateway.queue.backlog
+        await holds(lambda: backlog.requests == 3, "one arrives, three wait, two are refused")
+        assert 3 * MEBIBYTE <= backlog.size_bytes <= 4 * MEBIBYTE
+        answers = [asyncio.create_task(client.answer()) for client in clients]
+        await holds(lambda: sum(answer.done() for answer in answers) == 2, "two are refused")
+        for answer in answers:
+            if answer.done():
+                refusal = answer.result()
+                assert (refusal.status, refusal.error["code"]) == (429, "queue_full")
+            answer.cancel()
+        for task in sending:
+            task.cancel()
+        await asyncio.gather(*answers, *sending, return_exceptions=True)
+
+
 async def test_an_endpoint_that_a_model_does_not_offer_is_remembered(backend: ScriptedBackend) -> None:
     backend.plays_once(raw(whole(404, b'{"detail":"Not Found"}')))
     async with running(backend) as under_test:

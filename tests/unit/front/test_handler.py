@@ -41,6 +41,7 @@ from gateway.observe.record import Record
 from gateway.request import InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
+from gateway.scheduling.fair_share import Backlog
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -76,6 +77,7 @@ class Scene:
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
+            Backlog(100, 10_000_000),
             self,
             self,
             self,

@@ -7,12 +7,13 @@ import pytest
 
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
-from gateway.errors import EndpointNotOffered, WaitExpired
+from gateway.errors import EndpointNotOffered, QueueFull, WaitExpired
 from gateway.front.reply import ClientResponse
 from gateway.front.uploads import Upload, Uploads
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
+from gateway.scheduling.fair_share import Backlog
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -27,7 +28,8 @@ class Scene:
         self.running: list[str] = []
         self.release = asyncio.Event()
         self.error: Exception | None = None
-        self.uploads = Uploads(self.fleet, self, 60.0, self.clock)
+        self.backlog = Backlog(100, 1000)
+        self.uploads = Uploads(self.fleet, self, self.backlog, 60.0, self.clock)
 
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         record.backend = "a"
@@ -53,6 +55,7 @@ def play(story: Callable[[Scene], Awaitable[None]], slots: int = 8) -> None:
         scene = Scene(slots)
         await story(scene)
         assert (scene.uploads._arriving, scene.uploads._waiting) == ({}, {})
+        assert (scene.backlog.requests, scene.backlog.size_bytes) == (0, 0)
 
     run(main())
 
@@ -137,6 +140,23 @@ def test_an_upload_that_waits_too_long_is_refused() -> None:
         assert refused.value.retry_after_seconds
         scene.release.set()
         await asyncio.gather(*tasks[:2])
+
+    play(story)
+
+
+def test_uploads_that_wait_are_in_the_queue_with_their_bytes() -> None:
+    async def story(scene: Scene) -> None:
+        uploads = [arriving() for _ in range(5)]
+        for upload in uploads:
+            upload.feed(b"x" * 400)
+        tasks = scene.all_sent(uploads)
+        await turns(3)
+        assert (scene.backlog.requests, scene.backlog.size_bytes) == (2, 800)  # two others run
+        with pytest.raises(QueueFull) as refused:
+            await tasks[4]
+        assert refused.value.retry_after_seconds
+        scene.release.set()
+        await asyncio.gather(*tasks[:4])
 
     play(story)
 
