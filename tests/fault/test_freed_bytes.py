@@ -1,5 +1,6 @@
 """Every way in which a request of any route can end leaves none of its bytes in memory, while the gateway runs on."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -12,7 +13,7 @@ from gateway.request import Kind
 from tests.clients import Client, EndOfConnection, request
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
 from tests.scripted import MODEL, ScriptedBackend
-from tests.scripts import Step, chunk, fin, hang, head, raw, reset, whole
+from tests.scripts import Step, chunk, fin, hang, head, raw, reset, until, whole
 
 MEBIBYTE = 1048576
 WORD = "words "
@@ -212,6 +213,26 @@ async def test_requests_whose_backend(backend: ScriptedBackend, other: ScriptedB
                 await answered(under_test, data_for(path))
             other.forget()
             await nothing_is_left(under_test, backend, path)
+
+
+@pytest.mark.parametrize("kind", FAILURES)
+async def test_batches_of_several_clients_whose_backend(backend: ScriptedBackend, kind: str) -> None:
+    release = asyncio.Event()
+    texts = [WORD * 2400 for _ in range(5)]  # each within the context, and together large
+    data = request(orjson.dumps({"model": MODEL, "input": texts}), target=b"/v1/embeddings")
+    backend.plays(until(release), *FAILURES[kind])
+    sections = {"health": {"eject_failures": 1000}, "embeddings": {"max_batch_tokens": 1_000_000}}
+    async with running(backend, sections=sections, per_backend={"max_in_flight": 16}) as under_test:
+        backlog, asking = under_test.gateway.queue.backlog, list[asyncio.Task[int]]()
+        while backlog.requests < 3:
+            asking.append(asyncio.create_task(answered(under_test, data)))
+            await holds(lambda: len(backend.ledger) + backlog.requests == len(asking), "it is sent or waits")
+        release.set()
+        await asyncio.gather(*asking, return_exceptions=True)
+        assert max(len(seen.body) for seen in backend.ledger) > 2 * len(data)
+        del data
+        asking.clear()
+        await nothing_is_left(under_test, backend, "batch")
 
 
 async def _leave(under_test: UnderTest, backend: ScriptedBackend, path: bytes, leave: Callable[[Client], None]) -> None:
