@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gateway.config.batches import BatchesConfig
+from gateway.resources import MemoryBudget
 from gateway.threads import Threads
 
 
@@ -32,12 +33,13 @@ class Contents(Protocol):
     """Contents by the ids of files, and parts of batches: the answers and the errors that a gateway has written.
 
     Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `where`: as
-    configured; `group`: of the journals that are parts; `threads`: all that reads and writes files of batches runs in
-    these.
+    configured; `group`: of the journals that are parts; `piece_bytes`: of what is read; `threads`: all that reads and
+    writes files of batches runs in these.
     """
 
     where: str
     group: JournalGroup
+    piece_bytes: int
     threads: Threads
 
     async def open(self) -> None:
@@ -54,7 +56,10 @@ class Contents(Protocol):
     async def has_files(self) -> bool: ...
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
-        """Keep a content that is complete and durable; or nothing, if it ends with an exception."""
+        """Keep a content that is complete and durable; or nothing, if it ends with an exception.
+
+        What is kept in memory when the next piece is asked for is in the memory budget. Raises MemoryFull.
+        """
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
         """A content in pieces. Raises FileNotFoundError before the first one."""
@@ -79,13 +84,13 @@ class Contents(Protocol):
     async def batches_with_parts(self) -> set[str]: ...
 
 
-def shared_contents(config: BatchesConfig) -> Contents:
+def shared_contents(config: BatchesConfig, memory: MemoryBudget) -> Contents:
     """What several gateways share. The client of S3 is an extra."""
     assert config.path is not None
     if config.is_in_s3:
         from gateway.batches.s3 import S3Bucket
 
-        return S3Bucket(config.path, config.s3_endpoint, config.s3_region)
+        return S3Bucket(config.path, config.s3_endpoint, config.s3_region, memory)
     from gateway.batches.folder import Folder
 
     return Folder(config.path)

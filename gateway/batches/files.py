@@ -16,8 +16,8 @@ from gateway.config.batches import BatchesConfig
 from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
+from gateway.resources import Holding, MemoryBudget
 
-_WRITE_BYTES = 1048576
 _FORM_BYTES = 65536  # of a form, besides the file
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
@@ -57,6 +57,7 @@ class Files:
         store: Store,
         contents: Contents,
         config: BatchesConfig,
+        memory: MemoryBudget,
         unix_seconds: Callable[[], float],
         *,
         is_shared: bool = False,
@@ -64,9 +65,11 @@ class Files:
         """`is_shared`: other gateways have the same files."""
         self._store = store
         self._contents = contents
+        self._memory = memory
         self._unix_seconds = unix_seconds
         self._is_shared = is_shared
         self._sizes: dict[str, dict[str, int]] = {}  # of a key: bytes by file
+        self._sums: dict[str, int] = {}  # of these; a key may have 10,000 files
         self._arriving: set[str] = set()
         self._looked_seconds = -math.inf
         self.follow(config)
@@ -77,7 +80,7 @@ class Files:
 
     @property
     def size_bytes(self) -> int:
-        return sum(sum(sizes.values()) for sizes in self._sizes.values())
+        return sum(self._sums.values())
 
     async def open(self, in_use: Iterable[str]) -> None:
         """Count what is there, and delete contents without a row, but for those in use, or of other gateways."""
@@ -95,19 +98,24 @@ class Files:
             if file_id in self._arriving
         ]
         self._sizes.clear()
+        self._sums.clear()
         for file_id, key, size_bytes in (*rows, *arriving):
             self.count(file_id, key, size_bytes)
         return {row[0] for row in rows} | self._arriving
 
     def count(self, file_id: str, key: str, size_bytes: int) -> None:
         """The size of a file, as it is now."""
-        self._sizes.setdefault(key, {})[file_id] = size_bytes
+        sizes = self._sizes.setdefault(key, {})
+        self._sums[key] = self._sums.get(key, 0) - sizes.get(file_id, 0) + size_bytes
+        sizes[file_id] = size_bytes
 
     def forget(self, file_id: str, key: str) -> None:
         sizes = self._sizes.get(key, {})
-        sizes.pop(file_id, None)
+        if file_id in sizes:
+            self._sums[key] -= sizes.pop(file_id)
         if not sizes:
             self._sizes.pop(key, None)
+            self._sums.pop(key, None)
 
     async def receive(self, owner: Owner, upload: Upload, content_type: bytes, length: int = 0) -> StoredFile:
         """Write an upload while it arrives. Raises a GatewayError, and keeps nothing then.
@@ -142,23 +150,19 @@ class Files:
         return stored
 
     async def _content(self, upload: Upload, form: FormParser, file_id: str, key: str) -> AsyncIterator[bytes]:
-        """The content of the form's file in large pieces. Raises InvalidRequest or BodyTooLarge."""
-        size_bytes = held_bytes = 0
-        held: list[bytes] = []
+        """The content of the form's file, in pieces that are dropped before the next one. Raises InvalidRequest or
+        BodyTooLarge.
+        """
+        size_bytes = 0
         async for piece in upload:
-            content = form.feed(piece)
+            content = b"".join(form.feed(piece))
+            del piece
             if content:
-                held += content
-                held_bytes += sum(map(len, content))
-                self._check_size(size_bytes + held_bytes, file_id, key)
-            if held_bytes >= _WRITE_BYTES:
-                yield b"".join(held)
-                size_bytes, held_bytes = size_bytes + held_bytes, 0
-                held.clear()
-                self._arrived(size_bytes, file_id, key)
-        if held:
-            yield b"".join(held)
-        self._arrived(size_bytes + held_bytes, file_id, key)
+                size_bytes += len(content)
+                self._check_size(size_bytes, file_id, key)
+                yield content
+            del content
+            self._arrived(size_bytes, file_id, key)
         if not form.is_complete:
             raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
         self._lifetime(form)
@@ -173,8 +177,7 @@ class Files:
         most, of_key = self._config.max_file_bytes, self._config.max_bytes_per_key
         if size_bytes > most:
             raise BodyTooLarge(f"The file exceeds the limit of {most} bytes (batches.max_file_bytes).", param="file")
-        sizes = self._sizes.get(key, {})
-        if sum(sizes.values()) - sizes.get(file_id, 0) + size_bytes > of_key:
+        if self._sums.get(key, 0) - self._sizes.get(key, {}).get(file_id, 0) + size_bytes > of_key:
             raise BodyTooLarge(
                 f"The files of this API key exceed the limit of {of_key} bytes (batches.max_bytes_per_key);"
                 " delete files that are not needed.",
@@ -236,7 +239,12 @@ class Files:
             self._looked_seconds = now
 
     async def send(self, file: StoredFile, reply: ClientResponse) -> None:
-        """Pass the content on as fast as the client reads it. Raises FileNotFound."""
+        """Pass the content on as fast as the client reads it. Raises FileNotFound or MemoryFull."""
+        with Holding(self._memory) as holding:
+            holding.add(self._contents.piece_bytes)
+            await self._send(file, reply)
+
+    async def _send(self, file: StoredFile, reply: ClientResponse) -> None:
         async with aclosing(self._contents.read(file.id)) as pieces:
             try:
                 data = await anext(pieces, b"")

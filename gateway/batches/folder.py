@@ -11,7 +11,6 @@ from typing import BinaryIO
 from gateway.batches.contents import JournalGroup
 from gateway.threads import Threads
 
-_READ_BYTES = 262144
 _PART = ".part"  # the end of the name of a file that is not complete
 _MARK = "database.id"
 _THREADS = 8  # more batches than these write at the same time by turns
@@ -64,6 +63,7 @@ class Folder:
     """`Contents` in a folder."""
 
     group = JournalGroup(64, 4194304, 0.5)
+    piece_bytes = 262144
 
     def __init__(self, where: str) -> None:
         self.where = where
@@ -125,7 +125,7 @@ class Folder:
     async def read(self, name: str) -> AsyncGenerator[bytes, None]:
         source = await self.local(name)
         try:
-            while data := await self.threads.run(source.read, _READ_BYTES):
+            while data := await self.threads.run(source.read, self.piece_bytes):
                 yield data
         finally:
             self.threads.later(source.close)

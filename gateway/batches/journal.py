@@ -22,6 +22,7 @@ from gateway.resources import Holding
 
 _RETRY_SECONDS = 1.0
 _WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
+_MOST_LINE_BYTES = 67174400  # the longest answer, and what its line has besides
 _CUSTOM_ID = b'","custom_id":'
 _RESPONSE = b',"response":'
 _USAGE = b'"usage":'
@@ -96,7 +97,7 @@ def _tokens(fields: Any, name: str) -> int:
 
 def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[str, bytes]]:
     """The custom id and text of each line of a journal's file, up to the first line that is not whole."""
-    while line := source.readline():
+    while line := source.readline(_MOST_LINE_BYTES):
         breathe()
         custom_id = _custom_id(line)
         if custom_id is None:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import filterfalse
 from random import Random
 from typing import NamedTuple
 
@@ -246,7 +247,7 @@ class BatchRun:
 
     def _lines(self, places: Iterable[int]) -> Iterator[Line]:
         """The lines at these places that have no answer."""
-        return (self._index[place] for place in places if not self._done[place])
+        return map(self._index.__getitem__, filterfalse(self._done.__getitem__, places))
 
     async def _requests(self, lines: list[Line], holding: Holding) -> list[LineRequest]:
         """Read lines when there is memory for them. Those that were read before with this holding are dropped."""

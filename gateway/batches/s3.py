@@ -10,6 +10,7 @@ import os
 import secrets
 import tempfile
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,7 @@ from obstore.store import S3Store
 from gateway.batches.contents import JournalGroup
 from gateway.batches.store import StoreUnusable
 from gateway.errors import StorageUnavailable
+from gateway.resources import Holding, MemoryBudget
 from gateway.threads import Threads
 
 if TYPE_CHECKING:
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
 _FILES, _PARTS, _MARK = "files", "parts", "database.id"
 _UPLOADED_BYTES = 5242880  # at once; S3 allows 10,000 of them in a file, and none of them smaller
 _UPLOADS = 2  # of one file at the same time
-_RANGE_BYTES = 1048576
-_COPIED_BYTES = 8388608
+_COPIED_BYTES = 8388608  # at once, or one object
 _PARTS_READ = 8  # at the same time
 _LISTED = 1000
 _THREADS = 4  # of copies on this machine; the client has its own
@@ -86,10 +87,12 @@ class S3Bucket:
     """`Contents` in a bucket, below a prefix. The environment has the credentials, as for AWS's own programs."""
 
     group = JournalGroup(512, 4194304, 5.0)
+    piece_bytes = 1048576
 
-    def __init__(self, where: str, endpoint: str | None, region: str | None) -> None:
+    def __init__(self, where: str, endpoint: str | None, region: str | None, memory: MemoryBudget) -> None:
         self.where = where
         self.threads = Threads("batches", _THREADS)
+        self._memory = memory
         url = urlsplit(where)
         endpoint = endpoint or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         config: S3Config = {}
@@ -156,8 +159,8 @@ class S3Bucket:
             got = await obstore.get_async(self._store, path)
             return bytes(await got.bytes_async())
 
-    async def _listed(self, prefix: str, before: float | None = None) -> AsyncIterator[str]:
-        """The paths of all objects; or of those that were written before this time in Unix seconds."""
+    async def _listed(self, prefix: str, before: float | None = None) -> AsyncIterator[tuple[str, int]]:
+        """Path and size in bytes of all objects; or of those that were written before this time in Unix seconds."""
         found = obstore.list(self._store, prefix, chunk_size=_LISTED)
         while True:
             try:
@@ -167,7 +170,7 @@ class S3Bucket:
                 return
             for each in some:
                 if before is None or each["last_modified"].timestamp() < before:
-                    yield each["path"]
+                    yield each["path"], each["size"]
 
     async def _delete(self, paths: Sequence[str]) -> None:
         if paths:
@@ -175,16 +178,19 @@ class S3Bucket:
                 await obstore.delete_async(self._store, paths)
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
-        begun: list[bytes] = []
-        async for piece in content:
-            begun.append(piece)
-            if sum(map(len, begun)) >= _UPLOADED_BYTES:
-                await self._put(f"{_FILES}/{name}", _joined(begun, content))
-                return
-        await self._put(f"{_FILES}/{name}", b"".join(begun))
+        with Holding(self._memory) as holding:
+            begun = bytearray()
+            async for piece in content:
+                holding.add(len(piece))
+                begun += piece
+                if len(begun) >= _UPLOADED_BYTES:
+                    holding.add(_UPLOADS * _UPLOADED_BYTES)  # that the client holds
+                    await self._put(f"{_FILES}/{name}", _joined(begun, content))
+                    return
+            await self._put(f"{_FILES}/{name}", bytes(begun))
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        return self._ranges(name, _RANGE_BYTES)
+        return self._ranges(name, self.piece_bytes)
 
     async def _ranges(self, name: str, most_bytes: int) -> AsyncGenerator[bytes, None]:
         """A content by requests for a part of it each, so that a client may read it as slowly as it likes."""
@@ -202,7 +208,9 @@ class S3Bucket:
 
     async def local(self, name: str) -> BinaryIO:
         """A copy without a name, in the folder for temporary files."""
-        return await self._copied(self._ranges(name, _COPIED_BYTES))
+        with Holding(self._memory) as holding:
+            holding.add(_COPIED_BYTES)
+            return await self._copied(self._ranges(name, _COPIED_BYTES))
 
     async def _copied(self, content: AsyncIterator[bytes]) -> BinaryIO:
         copy: BinaryIO = await self.threads.run(tempfile.TemporaryFile)
@@ -219,7 +227,7 @@ class S3Bucket:
         await self._delete([f"{_FILES}/{name}"])
 
     async def delete_others(self, kept: set[str], before: float) -> None:
-        paths = [path async for path in self._listed(_FILES, before)]
+        paths = [path async for path, _ in self._listed(_FILES, before)]
         await self._delete([path for path in paths if path.rpartition("/")[2] not in kept])
 
     async def open_part(self, batch_id: str, holder: str, name: str) -> ObjectPart:
@@ -228,12 +236,22 @@ class S3Bucket:
 
     async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:  # noqa: ARG002
         """One file with the parts of all gateways: every object ends with a whole line."""
-        paths = sorted([path async for path in self._listed(f"{_PARTS}/{batch_id}/{name}")])
-        return [await self._copied(self._all_of(paths))]
+        objects = sorted([each async for each in self._listed(f"{_PARTS}/{batch_id}/{name}")])
+        with Holding(self._memory) as holding:
+            return [await self._copied(self._all_of(objects, holding))]
 
-    async def _all_of(self, paths: Sequence[str]) -> AsyncIterator[bytes]:
-        for first in range(0, len(paths), _PARTS_READ):
-            yield b"".join(await asyncio.gather(*map(self._get_if_there, paths[first : first + _PARTS_READ])))
+    async def _all_of(self, objects: Sequence[tuple[str, int]], holding: Holding) -> AsyncIterator[bytes]:
+        """The contents of objects in their order, a few of them at the same time. Raises MemoryFull."""
+        left = deque(objects)
+        while left:
+            paths, size_bytes = list[str](), 0
+            while left and len(paths) < _PARTS_READ and (not paths or size_bytes + left[0][1] <= _COPIED_BYTES):
+                path, more_bytes = left.popleft()
+                paths.append(path)
+                size_bytes += more_bytes
+            holding.fit(size_bytes)
+            for piece in await asyncio.gather(*map(self._get_if_there, paths)):
+                yield piece
 
     async def _get_if_there(self, path: str) -> bytes:
         """Parts are deleted when another gateway has ended the batch."""
@@ -244,7 +262,7 @@ class S3Bucket:
 
     async def delete_parts(self, batch_ids: Iterable[str]) -> None:
         for batch_id in batch_ids:
-            await self._delete([path async for path in self._listed(f"{_PARTS}/{batch_id}")])
+            await self._delete([path async for path, _ in self._listed(f"{_PARTS}/{batch_id}")])
 
     async def batches_with_parts(self) -> set[str]:
         with self._reachable():
@@ -252,8 +270,8 @@ class S3Bucket:
         return {prefix.rpartition("/")[2] for prefix in found["common_prefixes"]}
 
 
-async def _joined(begun: list[bytes], content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    while begun:
-        yield begun.pop(0)
+async def _joined(begun: bytearray, content: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield bytes(begun)
+    begun.clear()
     async for piece in content:
         yield piece

@@ -76,7 +76,7 @@ class Batches:
         else:
             from gateway.batches.postgres import PostgresStore  # its client is an extra
 
-            contents = shared_contents(config.batches)
+            contents = shared_contents(config.batches, setting.memory)
             self._store = shared = PostgresStore(config.batches.database, contents)
             parts, checks = self._new_parts(config, contents, is_shared=True)
             self._runner = SharedRunner(shared, self._files, contents, parts, checks)
@@ -86,7 +86,8 @@ class Batches:
 
     def _new_parts(self, config: Config, contents: Contents, *, is_shared: bool) -> tuple[RunParts, InputChecks]:
         setting = self._setting
-        self._files = Files(self._store, contents, config.batches, setting.unix_seconds, is_shared=is_shared)
+        limits = config.batches
+        self._files = Files(self._store, contents, limits, setting.memory, setting.unix_seconds, is_shared=is_shared)
         parts = RunParts(
             self._files,
             setting.sender,

@@ -21,7 +21,8 @@ from gateway.batches.journal import Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, JoinedParts, next_piece
 from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
 from gateway.batches.store import ClaimedLines, SharedStore
-from gateway.errors import StorageUnavailable
+from gateway.errors import MemoryFull, StorageUnavailable
+from gateway.resources import Holding
 
 Result = TypeVar("Result")
 _POLL_SECONDS = 1.0
@@ -84,12 +85,12 @@ class SharedBatch:
             await self._work(file, enqueued)
 
     async def _kept(self, do: Callable[[], Awaitable[Result]]) -> Result:
-        """Do this as soon as the contents can be reached. Until then, the batch is paused."""
+        """Do this as soon as the contents can be reached, and there is memory. Until then, the batch is paused."""
         is_paused = False
         while True:
             try:
                 result = await do()
-            except StorageUnavailable as error:
+            except (StorageUnavailable, MemoryFull) as error:
                 is_paused = True
                 pause(self.own, error.message)
                 await asyncio.sleep(_POLL_SECONDS)
@@ -236,10 +237,12 @@ class SharedBatch:
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal size_bytes
             while piece := await contents.threads.run(next_piece, lines):
+                holding.fit(len(piece))
                 size_bytes += len(piece)
                 yield piece
 
-        await contents.write(file_id, pieces())
+        with Holding(self._setting.parts.memory) as holding:
+            await contents.write(file_id, pieces())
         if not size_bytes:
             await contents.delete(file_id)
         return size_bytes

@@ -8,6 +8,7 @@ from gateway.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.resources import Holding
 
 _MOST_ANSWER_BYTES = 67108864
+_TOO_LARGE = f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes."
 _READ_BYTES = 65536  # of a stream: events are cheap to keep, and cheaper to read together
 _STEP_BYTES = 8192  # in which memory is reserved
 
@@ -60,7 +61,7 @@ class LineSink:
         """Whether there is memory for what is kept; else the request ends."""
         try:
             if len(self._kept) + self._read_bytes > _MOST_ANSWER_BYTES:
-                raise WrongAnswer(f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes.")
+                raise WrongAnswer(_TOO_LARGE)
             if self._partial is not None and len(self._kept) >= _READ_BYTES:
                 self._read(self._partial)
             self._reserve(len(self._kept) + _STEP_BYTES)
@@ -112,9 +113,12 @@ class LineSink:
             return data
         self._read(partial)
         try:
-            return partial.body()
+            body = partial.body()
         except StreamUnusable as error:
             raise self._unusable(error) from error
+        if len(body) > _MOST_ANSWER_BYTES:  # escapes and other letters are longer than the text that was counted
+            raise WrongAnswer(_TOO_LARGE)
+        return body
 
     def cut(self) -> PartialAnswer | None:
         """What can be continued of an answer that was cut."""

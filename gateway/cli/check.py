@@ -15,6 +15,7 @@ from gateway.discovery.listings import DiscoveryError, first_listing
 from gateway.discovery.sources import several_addresses
 from gateway.kv_events import endpoints
 from gateway.kv_events.endpoints import why_unreachable
+from gateway.resources import MemoryBudget
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
 
@@ -45,7 +46,8 @@ async def _database_problem(config: Config) -> str:
     from gateway.batches import schema
     from gateway.batches.contents import shared_contents
 
-    return await schema.check(config.batches.database, shared_contents(config.batches))
+    memory = MemoryBudget(config.server.memory_budget_bytes)
+    return await schema.check(config.batches.database, shared_contents(config.batches, memory))
 
 
 async def with_discovered(config: Config) -> tuple[Config, list[str]]:

@@ -12,7 +12,8 @@ import pytest
 from gateway.batches.contents import Contents
 from gateway.batches.folder import Folder
 from gateway.batches.store import StoreUnusable
-from gateway.errors import InvalidRequest, StorageUnavailable
+from gateway.errors import InvalidRequest, MemoryFull, StorageUnavailable
+from gateway.resources import MemoryBudget
 from tests.s3_server import S3Server
 
 pytest.importorskip("obstore")
@@ -22,7 +23,7 @@ LARGE = 12000000  # more than one part of an upload
 
 
 def bucket(s3: S3Server, where: str) -> S3Bucket:
-    return S3Bucket(where, s3.url, None)
+    return S3Bucket(where, s3.url, None, MemoryBudget(1 << 30))
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -170,3 +171,24 @@ async def test_while_the_server_is_down_or_frozen_everything_fails_soon(s3: S3Se
     await part.append(b"line\n")
     [file] = await one.parts("batch_1", [], "output")
     assert text(file) == b"line\n"
+
+
+async def test_what_the_client_of_s3_holds_of_an_upload_is_in_the_memory_budget(s3: S3Server) -> None:
+    budget = MemoryBudget(12_000_000)
+    one = S3Bucket(s3.new_place(), s3.url, None, budget)
+    most_bytes = 0
+
+    async def pieces(count: int) -> AsyncIterator[bytes]:
+        nonlocal most_bytes
+        for _ in range(count):
+            yield b"x" * 1_000_000
+            most_bytes = max(most_bytes, budget.used_bytes)
+
+    await one.write("short", pieces(4))
+    assert (most_bytes, budget.used_bytes) == (4_000_000, 0)
+    with pytest.raises(MemoryFull):
+        await one.write("long", pieces(12))
+    assert budget.used_bytes == 0
+    with pytest.raises(FileNotFoundError):
+        await anext(one.read("long"))
+    assert len(b"".join([piece async for piece in one.read("short")])) == 4_000_000

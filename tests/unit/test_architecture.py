@@ -235,6 +235,7 @@ LAYERS: dict[str, set[str]] = {
         "discovery",
         "kv_events.endpoints",
         "plan",
+        "resources",
         "threads",
     },
 }

@@ -80,3 +80,33 @@ def test_the_client_is_held_back_while_too_much_waits() -> None:
         assert calls == [False, True]
 
     run(main())
+
+
+def test_a_piece_is_reserved_until_the_next_one_is_asked_for() -> None:
+    async def main() -> None:
+        budget = MemoryBudget(10_000_000)
+        upload = Upload(lambda _: None, Holding(budget))
+        upload.feed(b"a" * 65536 + b"b" * 1000)
+        upload.end()
+        await anext(upload)
+        assert budget.used_bytes == 66536, "the consumer has the first piece"
+        await anext(upload)
+        assert budget.used_bytes == 1000
+        with pytest.raises(StopAsyncIteration):
+            await anext(upload)
+        assert budget.used_bytes == 0
+
+    run(main())
+
+
+def test_a_piece_that_was_given_is_given_back_at_the_end() -> None:
+    async def main() -> None:
+        budget = MemoryBudget(10_000_000)
+        upload = Upload(lambda _: None, Holding(budget))
+        upload.feed(b"a" * 100_000)
+        await anext(upload)
+        upload.close()
+        upload.close()
+        assert budget.used_bytes == 0
+
+    run(main())

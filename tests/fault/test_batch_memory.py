@@ -1,17 +1,20 @@
-"""Lines of batches own the memory of their answers until these are on disk, and of refused ones nothing is left."""
+"""Batches own what they hold: it is in the memory budget until it is on disk, and nothing is left of what has ended."""
 
 import gc
+import io
 import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
 
 from gateway.batches.folder import DurableFile
+from tests.clients import request
 from tests.fault.rig import holds, running
-from tests.fault.test_batch_storage import CHAT, batch_of, ended, lines
+from tests.fault.test_batch_storage import CHAT, FILES, FORM, batch_of, ended, form, lines
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, answer, chunk, completion, event, head, raw, whole
 
@@ -93,3 +96,58 @@ async def test_answers_that_wait_for_the_disk_are_in_the_memory_budget(
         assert found["request_counts"] == {"total": count, "completed": count, "failed": 0}, "none is lost"
         gateway.gateway.finished.settle()
         gateway.counted.accepted = sum(gateway.outcomes.values())
+
+
+class Slow(io.BufferedWriter):
+    """A file that is written when it may be."""
+
+    may_write: threading.Event
+
+    def write(self, data: Any) -> int:
+        assert self.may_write.wait(30)
+        return super().write(data)
+
+
+async def test_uploads_that_wait_for_the_disk_or_for_their_clients_are_in_the_memory_budget(
+    backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Slow.may_write = threading.Event()
+    monkeypatch.setattr("gateway.batches.folder._new", lambda path: Slow(io.FileIO(path, "x")))
+    count, content = 12, form(lines(1, "x" * 1_900_000))
+    sections = {"batches": {"path": str(tmp_path)}, "server": {"memory_budget_bytes": 64 * MEBIBYTE}}
+    async with running(backend, sections=sections) as gateway:
+        memory, before = gateway.gateway.memory, large()
+        clients = [await gateway.client() for _ in range(count)]
+        for client in clients:
+            await client.send(request(content, FORM, target=FILES)[:-1000])
+        await holds(lambda: memory.used_bytes > count * MEBIBYTE, "the uploads wait for the disk")
+        held_bytes = sum(size for each, size in large().items() if each not in before)
+        assert held_bytes - count * len(content) <= memory.used_bytes * 1.2, "a buffer has room for an eighth more"
+        Slow.may_write.set()
+        await holds(lambda: memory.used_bytes < count * 65536, "what has come is on disk")
+        for client in clients:
+            await client.send(content[-1000:])
+            assert (await client.answer()).status == 200
+            client.close()
+
+
+async def test_downloads_whose_clients_do_not_read_are_in_the_memory_budget(
+    backend: ScriptedBackend, tmp_path: Path
+) -> None:
+    sections = {"batches": {"path": str(tmp_path)}, "server": {"memory_budget_bytes": 6 * MEBIBYTE}}
+    async with running(backend, sections=sections) as gateway:
+        memory = gateway.gateway.memory
+        file = await gateway.ask(form(lines(1, "x" * 3_000_000)), FORM, target=FILES)
+        target = f"/v1/files/{file.json['id']}/content".encode()
+        clients = [await gateway.client(receive_buffer_bytes=4096) for _ in range(16)]
+        for client in clients:
+            await client.send(request(b"", method=b"GET", target=target))
+        await holds(lambda: memory.used_bytes >= 16 * 262144, "each has a piece")
+        async with await gateway.client() as client:
+            for _ in range(8):
+                await client.send(request(b"", method=b"GET", target=target))
+                found = await client.answer()
+                assert found.status == 200
+        for client in clients:
+            assert len((await client.answer()).body) > 3_000_000
+            client.close()
