@@ -41,4 +41,6 @@ async def lists_files_page_by_page(store: Store) -> None:
     assert await store.file("a", A) == file("a")
     await store.delete_file("a")
     assert await store.file("a", A) is None
-    assert ("b", "a", 7, 100) in await store.all_files()
+    every = await store.all_files()
+    assert ("b", "a", 7, 100) in every
+    assert await store.all_files("a") == [row for row in every if row[1] == "a"] != every

@@ -88,17 +88,18 @@ class Files:
         if not self._is_shared:
             await self._contents.delete_others(kept.union(in_use), math.inf)
 
-    async def _recount(self) -> set[str]:
-        """Count the files that have a row, and those that arrive here. Returns the ids of both."""
-        rows = [row[:3] for row in await self._store.all_files()]
+    async def _recount(self, of_key: str | None = None) -> set[str]:
+        """Count the files that have a row, and those that arrive here; of one key or all. Returns the ids of both."""
+        rows = [row[:3] for row in await self._store.all_files(of_key)]
         arriving = [
             (file_id, key, size_bytes)
             for key, sizes in self._sizes.items()
-            for file_id, size_bytes in sizes.items()
+            for file_id, size_bytes in (sizes.items() if of_key in (None, key) else ())
             if file_id in self._arriving
         ]
-        self._sizes.clear()
-        self._sums.clear()
+        for key in [*self._sizes] if of_key is None else [of_key]:
+            self._sizes.pop(key, None)
+            self._sums.pop(key, None)
         for file_id, key, size_bytes in (*rows, *arriving):
             self.count(file_id, key, size_bytes)
         return {row[0] for row in rows} | self._arriving
@@ -124,7 +125,7 @@ class Files:
         """
         form, file_id = FormParser(boundary_of(content_type)), new_file_id()
         if self._is_shared:
-            await self._recount()
+            await self._recount(owner.key)
         if length - _FORM_BYTES > self._config.max_file_bytes:
             self._check_size(length, file_id, owner.key)
         if len(self._sizes.get(owner.key, ())) >= _MOST_FILES:

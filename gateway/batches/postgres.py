@@ -18,6 +18,7 @@ _POOL_SECONDS = 3.0
 _RECONNECT_SECONDS = 2.0  # then the next request tries again
 _MOST_CONNECTIONS = 4
 _LOCKED_SECONDS = 10
+_ROWS = 5000  # read in one turn of the event loop
 _KEEPALIVE = {"keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3, "tcp_user_timeout": 10000}
 _FORGET_SECONDS = 3600.0  # after which a gateway that was not heard of is forgotten
 _NOW = "extract(epoch FROM clock_timestamp())::float8"
@@ -136,10 +137,15 @@ class PostgresStore:
         async with self._transaction() as connection:
             await do(connection, "DELETE FROM gateway_files WHERE id = %s", file_id)
 
-    async def all_files(self) -> list[tuple[str, str, int, int]]:
+    async def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
+        query = """SELECT id, key, bytes, expires_at, number FROM gateway_files
+            WHERE number > %s AND (key = %s OR %s::text IS NULL) ORDER BY number LIMIT %s"""
+        found, after = list[tuple[str, str, int, int]](), 0
         async with self._transaction() as connection:
-            rows = await ask(connection, "SELECT id, key, bytes, expires_at FROM gateway_files")
-        return [(row[0], row[1], row[2], row[3]) for row in rows]
+            while rows := await ask(connection, query, after, key, key, _ROWS):
+                found += [(row[0], row[1], row[2], row[3]) for row in rows]
+                after = rows[-1][4]
+        return found
 
     async def put_batch(self, batch: Batch, files: tuple[StoredFile, ...] = ()) -> None:
         query = """INSERT INTO gateway_batches (id, key, tenant, status, expires_at, batch)

@@ -91,9 +91,10 @@ class Rows:
     def delete_file(self, file_id: str) -> None:
         self._tables.execute("DELETE FROM files WHERE id = ?", (file_id,))
 
-    def all_files(self) -> list[tuple[str, str, int, int]]:
-        """Of every file its id, key, size in bytes, and when it expires."""
-        return [*self._tables.execute("SELECT id, key, bytes, expires_at FROM files")]
+    def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
+        """Of every file its id, key, size in bytes, and when it expires; `key`: of those of this one alone."""
+        where, values = ("", ()) if key is None else (" WHERE key = ?", (key,))
+        return [*self._tables.execute(f"SELECT id, key, bytes, expires_at FROM files{where}", values)]
 
     def put_batch(
         self, batch_id: str, owner: Owner, values: tuple[str, int, bytes], files: tuple[StoredFile, ...] = ()
@@ -195,8 +196,8 @@ class SqliteStore:
     async def delete_file(self, file_id: str) -> None:
         await self._run(self._open_rows().delete_file, file_id)
 
-    async def all_files(self) -> list[tuple[str, str, int, int]]:
-        return await self._run(self._open_rows().all_files)
+    async def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
+        return await self._run(self._open_rows().all_files, key)
 
     async def put_batch(self, batch: Batch, files: tuple[StoredFile, ...] = ()) -> None:
         values = (batch.status, batch.expires_at, batch.stored())

@@ -40,8 +40,8 @@ class Store(Protocol):
 
     async def delete_file(self, file_id: str) -> None: ...
 
-    async def all_files(self) -> list[tuple[str, str, int, int]]:
-        """Of every file its id, key, size in bytes, and when it expires."""
+    async def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
+        """Of every file its id, key, size in bytes, and when it expires; `key`: of those of this one alone."""
 
     async def put_batch(self, batch: Batch, files: tuple[StoredFile, ...] = ()) -> None:
         """Insert or update a batch, together with the files that it has written."""

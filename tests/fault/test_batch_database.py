@@ -38,7 +38,8 @@ async def store(url: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
 batch = partial(any_batch, expires_at=FAR)
 
 
-async def test_files_are_listed_in_order_page_by_page(store: PostgresStore) -> None:
+async def test_files_are_listed_in_order_page_by_page(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.batches.postgres._ROWS", 2)
     await lists_files_page_by_page(store)
 
 
