@@ -19,7 +19,7 @@ import uvloop
 from gateway.admin import breather
 from gateway.app import Gateway
 from gateway.backends.fleet import Fleet
-from gateway.config import Config, ConfigError
+from gateway.config import Config
 from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
 from gateway.handover.channel import address_of
@@ -28,7 +28,7 @@ from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotFolder
 from gateway.listeners import Acceptor, Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import EventLog
-from gateway.reload import FileWatch, Reloads
+from gateway.reload import FileWatch
 from gateway.resources import fitted, raise_limit
 from gateway.supervisor import running
 from gateway.workers.batches import ForwardedBatches
@@ -181,7 +181,7 @@ class Life:
         repeating = gateway.supervisor.repeating
         async with running(_warn_of_names(self._config)), running(_warn_of_aliases(gateway)), AsyncExitStack() as stack:
             enter = stack.enter_async_context
-            await enter(repeating("reload", partial(_reload_on, self._hangups, gateway.reloads), 1.0))
+            await enter(repeating("reload", partial(gateway.reloads.on_hangup, self._hangups), 1.0))
             if self._file is not None:
                 watch = FileWatch(self._file, self._hangups.set, lambda: gateway.config.config.watch)
                 await enter(repeating("config_watch", watch.step, 1.0))
@@ -359,20 +359,6 @@ async def _warn_of_aliases(gateway: Gateway) -> None:
                 structlog.get_logger("gateway").warning("alias_without_model", hint=warning)
             warned |= {*found}
         await asyncio.sleep(_ALIAS_SECONDS)
-
-
-async def _reload_on(hangups: asyncio.Event, reloads: Reloads) -> None:
-    """Reload when SIGHUP comes, and log what came of it."""
-    await hangups.wait()
-    hangups.clear()
-    log = structlog.get_logger("gateway")
-    try:
-        done = await reloads.reload()
-    except ConfigError as error:
-        log.error("reload_refused", reasons=str(error).splitlines(), hint="nothing was changed")
-    else:
-        changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
-        log.info("reloaded", changed=changed, needs_restart=restart)
 
 
 def serve(config: Config, load_config: Callable[[], Config], file: Path | None = None) -> None:

@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gateway.config import Config, Listen, masked
+import structlog
+
+from gateway.config import Config, ConfigError, Listen, masked
 from gateway.config.coordination import CoordinationConfig
 from gateway.config.files import version_of
 from gateway.threads import Threads
@@ -148,6 +150,19 @@ class Reloads:
                 self.config = new
                 self._apply(new)
             return changes
+
+    async def on_hangup(self, hangups: asyncio.Event) -> None:
+        """Reload when SIGHUP comes, and log what came of it."""
+        await hangups.wait()
+        hangups.clear()
+        log = structlog.get_logger("gateway")
+        try:
+            done = await self.reload()
+        except ConfigError as error:
+            log.error("reload_refused", reasons=str(error).splitlines(), hint="nothing was changed")
+        else:
+            changed, restart = ([each["path"] for each in done[what]] for what in ("changed", "needs_restart"))
+            log.info("reloaded", changed=changed, needs_restart=restart)
 
     async def preview(self) -> dict[str, Any]:
         """What `reload` would change and list now. Raises ConfigError."""
