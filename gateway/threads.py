@@ -34,10 +34,8 @@ class Threads:
         """Call this in a thread. A call whose task is cancelled is dropped if it waits, and else ends unattended."""
         waited_for = _Call(partial(do, *args, **options))
         self._add(waited_for.make)
-        try:
-            return await waited_for.answer
-        finally:
-            del waited_for  # it has the exception, whose traceback has this frame
+        await waited_for.done
+        return waited_for.outcome()
 
     async def to_its_end(
         self, do: Callable[..., Result], *args: Any, undo: Callable[[Result], object] | None = None
@@ -95,31 +93,34 @@ def _unattended(do: Callable[[], object]) -> None:
 
 
 class _Call(Generic[Result]):
-    """One call, and the future that gets its result."""
+    """One call, and what came of it. `done` is cancelled with the task that waits."""
 
     def __init__(self, do: Callable[[], Result]) -> None:
         self._do: Callable[[], Result] | None = do
+        self._results: list[Result] = []  # one, or one error
+        self._errors: list[BaseException] = []
         self._loop = asyncio.get_running_loop()
-        self.answer: asyncio.Future[Result] = self._loop.create_future()
+        self.done: asyncio.Future[None] = self._loop.create_future()
 
     def make(self) -> None:
         """Call it, in a thread; the loop may be closed when it returns."""
         do, self._do = self._do, None
         assert do is not None
-        if self.answer.cancelled():
+        if self.done.cancelled():
             return
         try:
-            settle = partial(self._resolve, do())
+            self._results.append(do())
         except BaseException as error:
-            settle = partial(self._reject, error)
+            self._errors.append(error)
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(settle)
-        del self, do, settle  # the traceback of what was raised has this frame
+            self._loop.call_soon_threadsafe(self._end)
 
-    def _resolve(self, result: Result) -> None:
-        if not self.answer.done():
-            self.answer.set_result(result)
+    def _end(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)
 
-    def _reject(self, error: BaseException) -> None:
-        if not self.answer.done():
-            self.answer.set_exception(error)
+    def outcome(self) -> Result:
+        """The result. Raises the error, which this has no longer: the traceback has frames that have this."""
+        if self._errors:
+            raise self._errors.pop()
+        return self._results.pop()

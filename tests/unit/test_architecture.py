@@ -199,6 +199,7 @@ LAYERS: dict[str, set[str]] = {
         "admin",
         "app",
         "backends.fleet",
+        "batches.service",
         "config",
         "control",
         "discovery.sources",
