@@ -265,9 +265,8 @@ class Metrics:
             predicted += record.predicted_hit_tokens
             if record.actual_hit_tokens is not None:
                 actual = (actual or 0) + record.actual_hit_tokens
-            if record.prompt_tokens:
-                prompt += record.prompt_tokens
-                completion += record.completion_tokens
+            prompt += record.prompt_tokens
+            completion += record.completion_tokens
         self._tokens(model, prompt, completion)
         self.duration.observe((endpoint, model), *durations)
         if first_bytes:
@@ -284,7 +283,7 @@ class Metrics:
         self._tokens(model, record.prompt_tokens, record.completion_tokens)
 
     def _tokens(self, model: str, prompt: int, completion: int) -> None:
-        if prompt:
+        if prompt or completion:
             self.prompt_tokens.add((model,), prompt)
             self.completion_tokens.add((model,), completion)
 

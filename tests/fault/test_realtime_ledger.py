@@ -36,6 +36,15 @@ async def test_a_session_costs_what_is_reported_of_all_its_transcriptions() -> N
         assert books(under_test) == [7 * 43] * 5
 
 
+async def test_a_session_whose_audio_is_too_short_for_a_token_costs_its_text() -> None:
+    async with RealtimeEngine() as engine, keeping_books(engine) as under_test:
+        async with speaking(under_test, **KEY) as session:
+            await session.send(json.dumps({"type": "input_audio_buffer.append", "audio": "AAAA"}))
+            await event(session)
+        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        assert books(under_test) == [3] * 5  # two events, and 80 ms of audio
+
+
 @pytest.mark.parametrize("seconds", [0, 300])
 async def test_a_session_without_reports_costs_an_estimate_of_its_audio_and_its_text(seconds: int) -> None:
     async with RealtimeEngine() as engine, keeping_books(engine) as under_test:
