@@ -52,7 +52,8 @@ def configuration() -> str:
     restart = ", ".join(f"`{path}`" for path in NEEDS_RESTART)
     intro = (
         "The file is YAML. `${NAME}` and `${NAME:-default}` in a value are replaced by environment variables. Unknown"
-        " keys are refused. Only `backends` is required; `gateway serve --backend URL` needs no file.\n"
+        " keys and YAML aliases are refused; white space at the ends of a text is dropped. Only `backends` is"
+        " required; `gateway serve --backend URL` needs no file.\n"
         "`gateway config schema` prints the JSON Schema. A working example is `config/gateway.yaml`.\n"
         "A [reload](operating.md#changing-the-configuration) changes all keys while the gateway runs. Only these need"
         f" a restart: {restart}."

@@ -105,14 +105,18 @@ class FrameScanner:
         self._left_bytes = max(0, at - end)
 
 
-def messages_of(data: bytes | bytearray) -> Iterator[bytes]:
-    """The whole text messages at the start of what a client sent, of one frame each; others are left out."""
+def messages_of(data: bytearray) -> Iterator[bytes]:
+    """The whole text messages at the start of what a client sent, of one frame each; others are left out.
+
+    Afterwards the data has only what is not a whole frame yet.
+    """
     at = 0
     while True:
         head = FrameHead(data[at : at + 14])
         start = at + head.size_bytes
         end = start + head.payload_bytes
         if not head.size_bytes or end > len(data):
+            del data[:at]
             return
         if head.opcode == _TEXT and head.is_final:
             payload = bytes(data[start:end])

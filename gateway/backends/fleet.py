@@ -109,7 +109,7 @@ class Fleet:
 
     def follow(self, wanted: Mapping[str, Wanted]) -> FleetChanges:
         """Have exactly these backends, by name. The same server under other settings keeps its state."""
-        changes, staying, joins = FleetChanges(), dict[str, Backend](), bool(self.backends)
+        changes, staying, joins = FleetChanges(), dict[str, Backend](), self.ready
         for backend in self.backends:
             target = wanted.get(backend.name)
             if target is not None and target.config.url == backend.config.url:

@@ -32,6 +32,7 @@ from gateway.supervisor import Supervisor
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
 FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
 _APART_SECONDS = 0.05  # between the first probes of backends that join others: asking them delays no request
+_APART_AT_START_SECONDS = 0.002  # between those of others, however many they are
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
 _REQUIRED = ("/health", MODELS_PATH)
 
@@ -50,6 +51,7 @@ class BackendWatches:
         self._random = random
         self._supervisor = supervisor or Supervisor(clock)
         self._client = ControlClient(config.probe_timeout_seconds, clock)
+        self._next_due = 0.0  # of the first probe of the next new backend
         self._watches: dict[Backend, BackendWatch] = {}
         self._tasks: dict[Backend, asyncio.Task[None]] = {}
         self._stack = AsyncExitStack()
@@ -85,11 +87,13 @@ class BackendWatches:
             watch.follow(config)
 
     def _follow_fleet(self) -> None:
-        new = [backend for backend in self._fleet.backends if backend not in self._watches]
-        for number, backend in enumerate(new):
+        now = self._clock()
+        for backend in [each for each in self._fleet.backends if each not in self._watches]:
+            due = max(now, self._next_due)
+            self._next_due = due + (_APART_SECONDS if backend.joins_others else _APART_AT_START_SECONDS)
             watch = BackendWatch(backend, self._fleet, self._config, self._client, self._clock, self._random)
             self._watches[backend] = watch
-            running = watch.run(self._supervisor, number * _APART_SECONDS if backend.joins_others else 0.0)
+            running = watch.run(self._supervisor, due - now)
             self._tasks[backend] = asyncio.create_task(running, name="backend_watch")
 
     def _doubt(self, backend: Backend) -> None:
@@ -217,7 +221,7 @@ class BackendWatch:
         """From the start of one probe to the next; shorter where the next one decides something."""
         state, interval = self.backend.health.state, self.config.probe_interval_seconds
         if not self.fleet.ready and (state != "up" or probe is ProbeResult.REFUSED):
-            interval = min(interval, EAGER_SECONDS)
+            interval = min(interval, max(EAGER_SECONDS, len(self.fleet.backends) * _APART_AT_START_SECONDS))
         elif (probe is ProbeResult.REFUSED and state == "up") or (probe is ProbeResult.OK and state == "down"):
             interval /= 4
         return self._jittered(interval)

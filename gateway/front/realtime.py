@@ -66,6 +66,7 @@ class ClientTunnel(Tunnel):
         self._is_open = False
         self._frames = FrameScanner()
         self._first = bytearray()  # what a greeted client sent until its model was known
+        self._unread = bytearray()  # the end of its beginning, in which the model was not looked for yet
         self._model: asyncio.Future[str | GatewayError] | None = None
         self._spend: Callable[[int, int], None] = _spend_nothing
         offered = {each.strip() for each in incoming.headers.get(b"sec-websocket-protocol", b"").split(b",")}
@@ -98,11 +99,12 @@ class ClientTunnel(Tunnel):
             ) from error
 
     def _look_for_model(self, data: bytes) -> None:
+        self._unread += data[: max(0, _MAX_FIRST_BYTES - len(self._first))]
         self._first += data
         model = self._model
         if model is None or model.done():
             return
-        name = _model_in(self._first[:_MAX_FIRST_BYTES])
+        name = _model_in(self._unread)
         if name:
             self.pause_reading()  # until a backend has the session
             model.set_result(name)
@@ -274,9 +276,9 @@ def _queried_model(path: bytes) -> str | None:
     return found[-1]
 
 
-def _model_in(first: bytearray) -> str:
-    """The model in the first event that names one; empty = none does so far."""
-    for message in messages_of(first):
+def _model_in(unread: bytearray) -> str:
+    """The model in the first event that names one; empty = none does so far. What was read is removed."""
+    for message in messages_of(unread):
         try:
             event = orjson.loads(message)
         except orjson.JSONDecodeError:

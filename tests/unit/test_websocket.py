@@ -63,7 +63,17 @@ def test_after_a_close_frame_nothing_follows() -> None:
 def test_the_text_messages_of_a_client_are_read(payloads: list[bytes], cut_bytes: int) -> None:
     ping, part = masked(b"p", opcode=9), masked(b"q", final=False)
     wire = b"".join(masked(payload) + ping + part for payload in payloads) + masked(b"last")[: cut_bytes + 1]
-    assert list(messages_of(wire)) == payloads
+    unread = bytearray(wire)
+    assert list(messages_of(unread)) == payloads
+    assert bytes(unread) == masked(b"last")[: cut_bytes + 1]  # no frame is looked at twice
+
+
+def test_a_message_in_pieces_is_read_once_it_is_whole() -> None:
+    unread, found = bytearray(), list[bytes]()
+    for at in range(len(wire := masked(b"one") + masked(b"two"))):
+        unread += wire[at : at + 1]
+        found += messages_of(unread)
+    assert (found, bytes(unread)) == ([b"one", b"two"], b"")
 
 
 @given(SIZES)

@@ -5,10 +5,14 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
+import yaml
+
 from gateway.config import ServerConfig
-from tests.bench.bounds import bodies
+from tests.bench.bounds import bodies, floods
 from tests.bench.bounds.events import publish
 from tests.bench.bounds.peer import Peer
 from tests.bench.bounds.reload import reload_repeatedly, sections
@@ -76,6 +80,7 @@ class Case:
     flaps: bool = False
     reads_log: bool = True
     fleet: Callable[[int], dict[str, Any]] | None = None  # sections with backends on an engine at this port
+    backends_up: bool = True  # they have to be, before it begins
 
 
 def _one(build: Callable[[ServerConfig], bytes]) -> Callable[[Target], Answered]:
@@ -231,6 +236,40 @@ def _reload(target: Target) -> Answered:
     )
 
 
+_LISTED = 5_000
+_WAIT_SECONDS = 20.0
+
+
+def _listing(count: int) -> str:
+    """So many backends that refuse connections."""
+    return "".join(f"- url: http://127.1.{number // 250}.{number % 250 + 1}:9\n" for number in range(count)) or "[]"
+
+
+def _discovering(engine_port: int) -> dict[str, Any]:
+    file = Path(mkdtemp()) / "backends.yaml"
+    file.write_text("[]")
+    return {"backends": [{"url": f"http://127.0.0.1:{engine_port}"}], "discovery": {"file": str(file)}}
+
+
+def _discovered(target: Target) -> Answered:
+    """The list grows to thousands, and shrinks to one."""
+    file, counts = Path(yaml.safe_load(target.gateway.file.read_text())["discovery"]["file"]), []
+    for count in (_LISTED, 1):
+        file.write_text(_listing(count))
+        target.watch(_WAIT_SECONDS)
+        names = target.gateway.metrics()
+        counts.append(sum(name.startswith("gateway_backend_up{") for name in names))
+    return Answered(f"{counts[0]:,} backends, then {counts[1]}")
+
+
+def _flood(name: str) -> Callable[[Target], Answered]:
+    def attack(target: Target) -> Answered:
+        received = floods.read(target.gateway.port, floods.FLOODS[name])
+        return Answered(f"{received / MEBIBYTE:.1f} MiB passed on", floods.FLOOD_BYTES)
+
+    return attack
+
+
 _ALIAS = {"models": {"aliases": {"alias": "fine"}}}
 _LIGHT = {"auth": {"keys": [{"name": f"light{n}", "key": f"light{n}", "weight": 0.02} for n in range(2)]}}
 _TENANTS = {"admission": {"tenant_header": "x-tenant"}}
@@ -280,4 +319,9 @@ CASES = (
         fleet=lambda engine_port: sections(engine_port, changed=False),
     ),
     Case("pipelining", "300 clients that pipeline and do not read", _pipelining),
+    Case("discovered", "5,000 backends that refuse are listed, then one", _discovered, fleet=_discovering),
+    *(
+        Case(f"flood-{name}", f"backend: {name}", _flood(name), fleet=floods.flooded(name), backends_up=False)
+        for name in floods.FLOODS
+    ),
 )

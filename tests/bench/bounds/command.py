@@ -68,10 +68,10 @@ def measured(case: Case, limit_seconds: float) -> Row:
             entry = {"url": f"http://127.0.0.1:{engine}", **events, **case.backend}
             sections = case.fleet(engine) if case.fleet else {**case.sections, "backends": [entry]}
             with serving(sections, reads_log=case.reads_log) as gateway:
-                if not case.flaps:
+                if not case.flaps and case.backends_up:
                     wait_until_ready(gateway)
                 limits = parse(sections).server
-                if case.fleet:
+                if case.fleet and case.backends_up:
                     gateway.wait_until_up(len(sections["backends"]))
                 deadline = time.monotonic() + limit_seconds
                 return _attacked(case, empty, Target(gateway, limits, deadline, engine, events_port))
