@@ -45,13 +45,13 @@ async def in_turns(steps: Steps[Result]) -> Result:
 class Intake:
     """Reads from one transport, whose protocol gives long reads to `cut`.
 
-    `take` gets the slices, in order: `data_received` of the protocol. `hold` and `go_on` are backpressure; slices wait
-    with the bytes that are still in the socket.
+    `take` gets the slices, in order: `data_received` of the protocol; None = nothing is cut, as reads are short.
+    `hold` and `go_on` are backpressure; slices wait with the bytes that are still in the socket.
     """
 
-    def __init__(self, take: Callable[[bytes], None]) -> None:
+    def __init__(self, take: Callable[[bytes], None] | None = None) -> None:
         self.is_held = False
-        self._take: Callable[[bytes], None] | None = take
+        self._take = take
         self._transport: asyncio.Transport | None = None
         self._rest = b""  # read, and not taken
         self._at = 0  # where the rest begins

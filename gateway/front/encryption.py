@@ -10,6 +10,8 @@ import ssl
 from contextlib import suppress
 from typing import Any, cast
 
+from gateway.turns import Intake
+
 _RECORD_BYTES = 16384  # encrypted or decrypted at once: OpenSSL's buffers stay that small
 
 
@@ -32,6 +34,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._loop = loop
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
+        self._intake = Intake()
         self._is_open = False  # the handshake has ended
 
     # What the protocol calls.
@@ -63,13 +66,13 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         return self._raw.is_closing()
 
     def is_reading(self) -> bool:
-        return self._raw.is_reading()
+        return not self._intake.is_held
 
     def pause_reading(self) -> None:
-        self._raw.pause_reading()
+        self._intake.hold()
 
     def resume_reading(self) -> None:
-        self._raw.resume_reading()
+        self._intake.go_on()
         self._loop.call_soon(self._advance)  # a part of what was received may not be decrypted yet
 
     def can_write_eof(self) -> bool:
@@ -90,11 +93,13 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
+        self._intake.begin(self._raw)
         self._late = self._loop.call_later(self._handshake_seconds, self._raw.abort)
         self._protocol.connection_made(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._late.cancel()
+        self._intake.end()
         self._protocol.connection_lost(error)
 
     def eof_received(self) -> None:
@@ -112,6 +117,8 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         """Bytes of the session have been read."""
         self._received.write(self.get_buffer(-1)[:nbytes])
+        if nbytes == _RECORD_BYTES:
+            self._intake.pause()  # more may come at once, in hundreds of records
         self._advance()
 
     def _advance(self) -> None:
@@ -132,7 +139,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def _decrypt(self) -> None:
         """Pass on what is complete. Raises SSLWantReadError at its end."""
-        while self._raw.is_reading() and not self._raw.is_closing():
+        while not self._intake.is_held and not self._raw.is_closing():
             room = cast(memoryview, self._protocol.get_buffer(-1))
             count: Any = self._tls.read(len(room), room)  # a number, as there is a buffer
             if not count:
