@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import structlog
 import uvloop
@@ -24,9 +24,10 @@ from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
 from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused, take_over
+from gateway.handover.ports import Ports
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotFolder
-from gateway.listeners import Acceptor, Listeners, bind_all, notify_systemd, of_systemd, ports_of
+from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
 from gateway.observe.log import EventLog
 from gateway.reload import FileWatch
 from gateway.resources import fitted, raise_limit
@@ -36,16 +37,12 @@ from gateway.workers.line import LineToParent
 from gateway.workers.place import WorkerPlace
 from gateway.workers.streams import shared, unbuffered
 
-if TYPE_CHECKING:
-    from gateway.batches.service import Batches
-
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
 _ALIAS_SECONDS = 0.5  # between looks at whether aliases name models
 _SHARE_SECONDS = 0.05
 _SHARE_TIMES = 20  # as long as a step took: of thousands of engines it takes tens of milliseconds
-_OPEN_SECONDS = 10.0  # until the folder of batches is free again
 _PARTING_SECONDS = 10.0  # until the process that took over has taken the last clients
 
 
@@ -126,7 +123,7 @@ class Life:
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
-        ports = Ports(gateway)
+        ports = Ports(gateway.server, gateway.admin_port, gateway.metrics_port, gateway.dashboard, gateway.batches)
         lengths = gateway.cache_state.output_lengths
         sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, ports, addresses, breather())
@@ -188,53 +185,6 @@ class Life:
             save = partial(self._snapshots.save_later, lambda: gateway.config.state.path, gateway.knowledge)
             await enter(repeating("snapshot", save, 1.0))
             yield
-
-
-class Ports:
-    """All ports of a gateway with its batches: what only one process has at a time."""
-
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def acceptors(self) -> dict[str, Acceptor]:
-        """Of the ports that are enabled, by their names in `Listeners`."""
-        main, admin, metrics = self._gateway.server, self._gateway.admin_port, self._gateway.metrics_port
-        found = {"main": main.acceptor, "admin": admin.acceptor, "metrics": metrics.acceptor}
-        return {name: acceptor for name, acceptor in found.items() if acceptor is not None}
-
-    async def pause(self) -> None:
-        """Accept no more connections until `resume`. Those that are there go on; batches stop."""
-        if self._gateway.batches is not None:
-            await self._gateway.batches.stop()
-        for acceptor in self.acceptors().values():
-            acceptor.pause()
-        self._gateway.dashboard.stop()
-
-    async def resume(self) -> None:
-        """Go on as before `pause`. The process that was to take over has ended, or is about to."""
-        for acceptor in self.acceptors().values():
-            await acceptor.accept()
-        self._gateway.dashboard.resume()
-        if self._gateway.batches is not None:
-            await _opened(self._gateway.batches)
-
-    def leave(self) -> None:
-        """Another process has the ports."""
-        for acceptor in self.acceptors().values():
-            acceptor.stop()
-
-
-async def _opened(batches: "Batches") -> None:
-    """Open them as soon as the process that had their folder has let go of it."""
-    deadline = time.monotonic() + _OPEN_SECONDS
-    while True:
-        try:
-            return await batches.open()
-        except Exception as error:
-            if time.monotonic() > deadline:
-                structlog.get_logger("gateway").error("batches_not_opened", reason=str(error))
-                return None
-            await asyncio.sleep(_LOOK_SECONDS)
 
 
 class Handover:

@@ -42,11 +42,8 @@ from gateway.front.uploads import RequestDispatcher, Uploads, model_of
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
 from gateway.request import Demand, InferenceRequest
-<<<<<<< HEAD
-from gateway.turns import in_turns
-=======
 from gateway.scheduling.fair_share import Backlog
->>>>>>> 4629fc7f (front: uploads that wait count in the queue; connections leave no cycles)
+from gateway.turns import in_turns
 
 
 def answer_local(

@@ -14,15 +14,16 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from gateway.config import ServerConfig
 from gateway.handover.channel import PROTOCOL, Channel, Message, connect, listen
+from gateway.handover.ports import Ports
 from gateway.handover.slots import SlotSharing, uses_of
 from gateway.handover.snapshot import FORMAT, Knowledge, SnapshotError, in_memory, read
-from gateway.listeners import Acceptor, Listeners, ports_of
+from gateway.listeners import Listeners, ports_of
 from gateway.routing.engine import EngineUse
 from gateway.supervisor import running
 from gateway.threads import Threads
@@ -155,18 +156,6 @@ async def take_over(address: bytes) -> Successor | None:
     return Successor(channel, offer)
 
 
-class OwnPorts(Protocol):
-    """The ports of the process that serves, which only one process has at a time."""
-
-    def acceptors(self) -> dict[str, Acceptor]: ...
-
-    async def pause(self) -> None: ...
-
-    async def resume(self) -> None: ...
-
-    def leave(self) -> None: ...
-
-
 @dataclass
 class Predecessor:
     """The end of the process that serves: waits for the one that takes over. `began` is set once it has.
@@ -176,7 +165,7 @@ class Predecessor:
 
     knowledge: Knowledge
     sharing: SlotSharing
-    ports: OwnPorts
+    ports: Ports
     addresses: dict[str, tuple[str, int]]
     breathe: Callable[[], None]
     began: asyncio.Event = field(default_factory=asyncio.Event)
@@ -282,7 +271,7 @@ class Predecessor:
             self.sharing.borrow(message.content["number"], uses_of(message.content["lent"]))
 
     async def _offer(self, channel: Channel, *, with_snapshot: bool) -> None:
-        offered = [(name, each.detach()) for name, port in self.ports.acceptors().items() for each in port.copies()]
+        offered = [(name, each.detach()) for name, port in self.ports.acceptors() for each in port.copies()]
         snapshot: list[int] = []
         if with_snapshot:
             sections, self._sent_stored = await self.knowledge.take(), self.knowledge.stored.noted

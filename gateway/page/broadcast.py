@@ -98,7 +98,7 @@ class Broadcast:
         self.end_streams()
 
     def resume(self) -> None:
-        """Begin streams again after `stop`."""
+        """Let streams begin again after a `stop`."""
         self._is_stopped = False
 
     def _begin(self) -> None:

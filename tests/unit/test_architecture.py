@@ -307,6 +307,7 @@ EDGES = {
     "front.uploads",
     "handover.channel",
     "handover.conversation",
+    "handover.ports",
     "handover.snapshot",
     "turns",
     "kv_events.endpoints",
