@@ -10,15 +10,16 @@ from contextlib import aclosing, contextmanager, suppress
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.contents import Contents
-from gateway.batches.multipart import FormParser, boundary_of
 from gateway.batches.store import Store
 from gateway.config.batches import BatchesConfig
 from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
 from gateway.front.body import Upload
+from gateway.front.forms import FormParser, boundary_of
 from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget
 
 _FORM_BYTES = 65536  # of a form, besides the file
+_ACTED_ON = frozenset(("purpose", "expires_after[anchor]", "expires_after[seconds]"))
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -123,7 +124,7 @@ class Files:
 
         `length`: of the whole form, if the client states it.
         """
-        form, file_id = FormParser(boundary_of(content_type)), new_file_id()
+        form, file_id = FormParser(boundary_of(content_type), _ACTED_ON), new_file_id()
         if self._is_shared:
             await self._recount(owner.key)
         if length - _FORM_BYTES > self._config.max_file_bytes:
@@ -164,8 +165,7 @@ class Files:
                 yield content
             del content
             self._arrived(size_bytes, file_id, key)
-        if not form.is_complete:
-            raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
+        form.check_end()
         self._lifetime(form)
 
     def _arrived(self, size_bytes: int, file_id: str, key: str) -> None:

@@ -105,6 +105,10 @@ class ServerConfig(Section):
         8388608, "Maximum size of a request body; larger ones get 413. 8 MiB block the event loop for up to 40 ms."
     )
     max_upload_bytes: Count = default(536870912, "Maximum audio upload, streamed to the backend; larger ones get 413.")
+    max_buffered_upload_bytes: Count = default(
+        27262976,
+        "Maximum audio buffered until the form has named its model; else 400. OpenAI's limit of a file is 25 MB.",
+    )
     memory_budget_bytes: Count = default(1073741824, "Memory for bodies, uploads, queue and responses; beyond it, 503.")
     max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
     max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")

@@ -1,7 +1,8 @@
-"""Aliases of models: which model a name stands for, and for a canary, which one a conversation gets.
+"""Names of models: which a client may use, which model one stands for, and for a canary, which a conversation gets.
 
-Pure. The choice is made by a hash of what all turns of a conversation have in common, so that each conversation keeps
-its model, and with it its prefix cache, in every gateway with the same weights.
+Pure. Every route gets its model from `permitted` and `Aliases`. A canary's choice is made by a hash of what all turns
+of a conversation have in common, so that each conversation keeps its model, and with it its prefix cache, in every
+gateway with the same weights.
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,12 +10,23 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.config.keys import KeyConfig
 from gateway.config.models import AliasTarget
+from gateway.errors import InvalidRequest, ModelNotAllowed
 from gateway.request import Kind
 from gateway.routing.prompt_blocks import seed
 
 _HASHES: Final = float(1 << 64)
 _OPENING_CHARACTERS: Final = 1024  # of a prompt without turns
+
+
+def permitted(name: str | None, key: KeyConfig | None) -> str:
+    """The name that a client uses, or the only model's if it uses none. Raises InvalidRequest or ModelNotAllowed."""
+    if name is None:
+        raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
+    if key is not None and key.models is not None and not key.allows(name):
+        raise ModelNotAllowed.of(name)
+    return name
 
 
 class Canary:
@@ -45,12 +57,15 @@ class Aliases:
         for alias, target in aliases.items():
             self._targets[alias] = target if isinstance(target, str) else Canary(target)
 
-    def model_of(self, alias: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:
-        """The model that an alias stands for, for this tenant's conversation."""
-        target = self._targets[alias]
+    def __contains__(self, name: str) -> bool:
+        return name in self._targets
+
+    def model_of(self, name: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:
+        """The model that a name stands for, for this tenant's conversation; one that is no alias is the model's own."""
+        target = self._targets.get(name, name)
         if isinstance(target, str):
             return target
-        return target.choose(seed(alias, tenant, session or opening_of(document, kind)) / _HASHES)
+        return target.choose(seed(name, tenant, session or opening_of(document, kind)) / _HASHES)
 
     def continued(self, alias: str, model: str) -> bool:
         """Whether a conversation under this name may go on with this model."""

@@ -182,12 +182,15 @@ class Upload:
         self._buffer.clear()
         self._arrival.set()
 
-    def put_back(self, pieces: list[bytes]) -> None:
-        """Return pieces that were read, to be passed on first. Raises MemoryFull."""
-        if not self._closed:
-            self._holding.add(sum(map(len, pieces)))
-            self._buffer[:0] = b"".join(pieces)
-            self._arrival.set()
+    async def peek(self, start: int, limit_bytes: int) -> bytes:
+        """Some of what is buffered from `start` on, which stays; empty = nothing is left, or so much is buffered."""
+        while start >= len(self._buffer) < limit_bytes and not (self.ended or self._closed):
+            self._read_more(True)
+            self._arrival.clear()
+            await self._arrival.wait()
+        if self._error is not None:
+            raise self._error.again()
+        return bytes(self._buffer[start : start + _PIECE_BYTES])
 
     async def collected(self) -> None:
         """Wait until the body is complete or the buffer is full."""

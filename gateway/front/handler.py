@@ -21,27 +21,24 @@ from gateway.errors import (
     Draining,
     GatewayError,
     InternalError,
-    InvalidRequest,
-    ModelNotAllowed,
     ModelNotFound,
     NoBackend,
     RouteNotFound,
 )
-from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES
 from gateway.front.ledger import KeyLedger
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
-from gateway.front.read import RequestReader, upstream_headers
+from gateway.front.read import RequestReader
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
 from gateway.front.routes import Route, logged_path
-from gateway.front.uploads import RequestDispatcher, Uploads, model_of
+from gateway.front.uploads import RequestDispatcher, Uploads
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
-from gateway.request import Demand, InferenceRequest
+from gateway.request import InferenceRequest
 from gateway.scheduling.fair_share import Backlog
 from gateway.turns import in_turns
 
@@ -125,7 +122,7 @@ def explain(
 def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
     """The message; `unlisted`: backends whose models are not known, with the reasons."""
     message = f"The model {model[: 2 * _MOST_COMPARED]!r} does not exist."
-    compared = {name[: 2 * _MOST_COMPARED].lower(): name for name in names[:_MOST_COMPARED]}
+    compared = {name[: 2 * _MOST_COMPARED].lower(): name for name in names[:_MOST_COMPARED] if name != model}
     if near := difflib.get_close_matches(model[: 2 * _MOST_COMPARED].lower(), compared, n=1):
         message += f" Did you mean {compared[near[0]]!r}?"
     if names:
@@ -141,10 +138,8 @@ class BatchApi(Protocol):
         """Answer through `reply`. `owner`: the API key's name and the tenant. Raises a GatewayError."""
 
 
-_MULTIPART = re.compile(rb'multipart/form-data; *boundary="?[A-Za-z0-9\'()+_,./:=? -]{1,128}"?')
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
-_UNKNOWN_UPLOAD_BYTES = 1048576  # of an upload without a content-length
 _LATEST = 1.5  # retry-after is between the estimate and this multiple of it
 
 
@@ -178,7 +173,8 @@ class Handler(RequestHandler):
         self._rerank_splitter = rerank_splitter
         self._fallbacks = fallbacks
         self._realtime = realtime
-        self._uploads = Uploads(fleet, dispatcher, backlog, config.admission.max_wait_seconds, clock)
+        limits = config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes
+        self._uploads = Uploads(fleet, dispatcher, backlog, *limits, clock)
         self._ledger = ledger
         self._clock = clock
         self._new_id = new_id
@@ -193,7 +189,7 @@ class Handler(RequestHandler):
     def follow(self, config: Config, reader: RequestReader, tracer: Tracer | None = None) -> None:
         """Take over aliases, headers, the reader and the tracer of a configuration."""
         self._aliases, self._reader, self._tracer = config.models.aliases, reader, tracer
-        self._uploads.follow(config.admission.max_wait_seconds)
+        self._uploads.follow(config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes)
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
@@ -301,7 +297,7 @@ class Handler(RequestHandler):
             answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
-            request = await self._read_upload(incoming, incoming.upload, route, reply.request_id)
+            request = await self._uploads.read(incoming, route, reply.request_id, self._reader)
         elif route.bodiless:
             if route.upgrades:
                 request = await self._realtime.read(incoming, route, connection, reply, self._reader.scheduling)
@@ -343,35 +339,6 @@ class Handler(RequestHandler):
         if self._batches is None:
             raise RouteNotFound("Files and batches are off; set batches.path in the configuration.")
         await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
-
-    async def _read_upload(
-        self, incoming: HttpRequest, upload: Upload, route: Route, request_id: str
-    ) -> InferenceRequest:
-        headers = incoming.headers
-        content_type, length = headers.get(b"content-type", b""), headers.get(b"content-length")
-        if not _MULTIPART.fullmatch(content_type):
-            raise InvalidRequest("Content-Type must be multipart/form-data with a boundary.")
-        await upload.collected()
-        model = await model_of(upload, self._fleet.only_model())  # sent on as it is: aliases do not apply
-        key = incoming.key
-        if key is not None and not key.allows(model):
-            raise ModelNotAllowed.of(model)
-        terms = self._reader.scheduling.read(incoming, streams=False)
-        return InferenceRequest(
-            route.endpoint,
-            route.kind,
-            incoming.method,
-            route.target,
-            Demand(model, *terms, size_bytes=upload.held_bytes),
-            request_id,
-            upload=upload,
-            worked_bytes=_UNKNOWN_UPLOAD_BYTES if length is None else int(length),
-            content_type=content_type,
-            headers=upstream_headers(incoming, request_id),
-            done_marker=route.done_marker,
-            repeatable=False,
-            explains=headers.get(b"x-gateway-explain") == b"1",
-        )
 
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:
         if isinstance(error, NoBackend):

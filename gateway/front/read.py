@@ -13,8 +13,8 @@ from gateway._native import json_object, prefix_keys
 from gateway.config import Config
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
-from gateway.errors import InvalidRequest, ModelNotAllowed, ModelNotFound
-from gateway.front.aliases import Aliases
+from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.front.aliases import Aliases, permitted
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
@@ -115,7 +115,7 @@ class RequestReader:
         self._max_sequences, self._allow_media_urls = limits.max_sequences, limits.allow_media_urls
         self._coalesces = config.embeddings.coalesce  # of models without an own setting
         self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
-        self._aliases, self._alias_names = Aliases(config.models.aliases), frozenset(config.models.aliases)
+        self.aliases = Aliases(config.models.aliases)
         self._fallbacks = config.models.fallbacks
         self._estimates = estimates
         self._stored = stored
@@ -163,14 +163,10 @@ class RequestReader:
         generates = route.kind is _GENERATE
         if not self._allow_media_urls:
             refuse_remote_media(document, generates=generates, has_text_turns=draft.turns is not None)
-        model = _string(document, "model") or only_model()
-        if model is None:
-            raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
-        if key is not None and key.models is not None and not key.allows(model):
-            raise ModelNotAllowed.of(model)
-        if model in self._alias_names:
+        model = permitted(_string(document, "model") or only_model(), key)
+        if model in self.aliases:
             draft.alias = model
-            changes["model"] = model = self._model_of(draft)
+            changes["model"] = model = self._aliased(draft)
         salt = (_string(document, "cache_salt") or "") if draft.rare else ""
         if key is not None and key.isolate_cache and generates:
             message = f"{len(key.name)}:{key.name}:{salt}".encode()
@@ -222,17 +218,21 @@ class RequestReader:
             model_choice=choice,
         )
 
-    def _model_of(self, draft: Draft) -> str:
-        """The model that the client's name stands for. Raises ModelNotFound if it continues an unknown response."""
+    def _aliased(self, draft: Draft) -> str:
+        """The model of a request under an alias. Raises ModelNotFound if it continues an unknown response."""
         document, incoming, alias = draft.document, draft.incoming, draft.alias
         if draft.route.endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
             stored = self._place_of(previous, incoming, "previous_response_id").model
-            if self._aliases.continued(alias, stored):
+            if self.aliases.continued(alias, stored):
                 return stored
+        return self.model_of(alias, incoming, draft.route.kind, document)
+
+    def model_of(self, name: str, incoming: HttpRequest, kind: Kind, document: dict[str, Any]) -> str:
+        """The model that a client's name stands for."""
         named = document.get("prompt_cache_key")
         session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or (named if type(named) is str else "")
         _, tenant = self.scheduling.owner(incoming)
-        return self._aliases.model_of(alias, tenant, session, draft.route.kind, document)
+        return self.aliases.model_of(name, tenant, session, kind, document)
 
     def _choice(self, draft: Draft, demand: Demand) -> ModelChoice | None:
         """How the request came to its model, and which others may take its place. Raises InvalidRequest."""
@@ -262,6 +262,7 @@ class RequestReader:
         """A request for a response that one backend stores. Raises ModelNotFound."""
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
         place = self._place_of(response_id, incoming, "response_id")
+        permitted(place.alias or place.model, incoming.key)
         demand = Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams)
         return InferenceRequest(
             route.endpoint,
@@ -282,8 +283,7 @@ class RequestReader:
         model = only_model()
         if model is None:
             raise InvalidRequest(f"{route.target.decode()} has no model, and the backends serve several.")
-        if incoming.key is not None and not incoming.key.allows(model):
-            raise ModelNotAllowed.of(model)
+        permitted(model, incoming.key)
         headers = upstream_headers(incoming, request_id)
         return InferenceRequest(
             route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers

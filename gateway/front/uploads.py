@@ -1,18 +1,22 @@
-"""Audio uploads: how many may hold a slot while they arrive, and the model in the form."""
+"""Audio uploads: the model in the form, and how many may hold a slot while they arrive."""
 
 import asyncio
-import re
 from collections import deque
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
-from gateway.errors import EndpointNotOffered, InvalidRequest, QueueFull, WaitExpired
+from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, QueueFull, WaitExpired
+from gateway.front.aliases import permitted
 from gateway.front.body import Upload
+from gateway.front.forms import FormParser, boundary_of, content_type_of
+from gateway.front.http_request import HttpRequest
+from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse
+from gateway.front.routes import Route
 from gateway.observe.record import Record
-from gateway.request import InferenceRequest, UpstreamResult
+from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
 from gateway.scheduling.fair_share import Backlog
 
 
@@ -29,7 +33,7 @@ _RETRY_AFTER_SECONDS = 1.0
 
 
 class Uploads:
-    """Sends uploads. A complete one is a request like any other.
+    """Reads and sends uploads. A complete one is a request like any other.
 
     One that is larger than what is collected here holds its slot while the client sends the rest. Of these, each model
     serves a quarter of its slots at once; the others wait in the queue's `backlog`, and are not read meanwhile.
@@ -41,26 +45,74 @@ class Uploads:
         dispatcher: RequestDispatcher,
         backlog: Backlog,
         max_wait_seconds: float,
+        max_buffered_bytes: int,
         clock: Callable[[], float],
     ) -> None:
         self._fleet = fleet
         self._dispatcher = dispatcher
         self._backlog = backlog
         self._max_wait_seconds = max_wait_seconds
+        self._max_buffered_bytes = max_buffered_bytes
         self._clock = clock
         self._arriving: dict[str, int] = {}  # by model
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
-    def follow(self, max_wait_seconds: float) -> None:
-        """Take over another queue timeout, for uploads that begin to wait."""
+    def follow(self, max_wait_seconds: float, max_buffered_bytes: int) -> None:
+        """Take over another queue timeout, and how much may come before the form field `model`."""
         self._max_wait_seconds = max_wait_seconds
+        self._max_buffered_bytes = max_buffered_bytes
+
+    async def read(
+        self, incoming: HttpRequest, route: Route, request_id: str, reader: RequestReader
+    ) -> InferenceRequest:
+        """The request for an upload, once its model is known. Raises a GatewayError."""
+        headers, key, upload = incoming.headers, incoming.key, incoming.upload
+        assert upload is not None
+        boundary, only_model = boundary_of(headers.get(b"content-type", b"")), self._fleet.only_model()
+        form = UploadForm(upload, boundary)
+        asked = await form.look(0 if only_model else self._max_buffered_bytes)
+        if not (asked or only_model or form.is_complete):
+            raise InvalidRequest(
+                f"The form field `model` is missing in the first {self._max_buffered_bytes} bytes"
+                " (server.max_buffered_upload_bytes): send it before the file.",
+                param="model",
+            )
+        name = permitted(asked or only_model, key)
+        model = reader.model_of(name, incoming, route.kind, {})
+
+        def accepted(given: str) -> str:
+            """The name for the backend; one that comes late may be another than was expected."""
+            if given != name and reader.model_of(permitted(given, key), incoming, route.kind, {}) != model:
+                raise ModelNotFound.of(given)
+            return model
+
+        form.rename(accepted)
+        length = headers.get(b"content-length")
+        terms = reader.scheduling.read(incoming, streams=form.streams)
+        return InferenceRequest(
+            route.endpoint,
+            route.kind,
+            incoming.method,
+            route.target,
+            Demand(model, *terms, size_bytes=upload.held_bytes, streams=form.streams),
+            request_id,
+            upload=form,
+            worked_bytes=_UNKNOWN_BYTES if length is None else int(length),
+            content_type=content_type_of(boundary),
+            headers=upstream_headers(incoming, request_id),
+            done_marker=route.done_marker,
+            repeatable=False,
+            explains=headers.get(b"x-gateway-explain") == b"1",
+            model_choice=ModelChoice(name) if name != model else None,
+        )
 
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         """Answer the upload through `reply`, as the dispatcher does. Raises a GatewayError."""
-        upload, model, endpoint = request.upload, request.demand.model, request.endpoint
-        assert isinstance(upload, Upload)
+        form, model, endpoint = request.upload, request.demand.model, request.endpoint
+        assert isinstance(form, UploadForm)
+        upload = form.upload
         backends, since = self._fleet.serving(model), self._clock()
         lately = since - _REMEMBERED_SECONDS
         if backends and all(self._refused.get((each.name, endpoint), lately) > lately for each in backends):
@@ -135,59 +187,85 @@ class Uploads:
         self._refused = {key: when for key, when in self._refused.items() if key[0] != backend.name}
 
 
-_LOOK_BYTES = 1048576
-_FIELD = b"\ncontent-disposition:"
-# No form that a client library writes has longer lines or more of them; so no upload makes the search slow.
-_LINE_BYTES = 1024
-_HEADERS = 8
-_FIELDS = 100
-_PART_BYTES = (_HEADERS + 3) * _LINE_BYTES
-_VALUE = re.compile(rb"(?:[^\r\n]{1,1022}\r\n){0,8}\r\n([^\r\n]{0,1022})\r\n")  # one line, behind other headers
+_ACTED_ON: Final = frozenset(("model", "stream"))
+_TRUE: Final = frozenset(("true", "1", "on", "yes", "t", "y"))  # as vLLM reads the field `stream`
+_UNKNOWN_BYTES = 1048576  # of an upload without a content-length
 
 
-async def model_of(upload: Upload, only_model: str | None) -> str:
-    """The form field `model`. What was read to find it is put back. Raises InvalidRequest."""
-    pieces: list[bytes] = []
-    size = looked_at = 0
-    found = None
-    async for piece in upload:
-        pieces.append(piece)
-        size += len(piece)
-        if size >= 2 * looked_at:  # pieces may be single bytes: each byte is searched twice, not thousands of times
-            found = _model_in(b"".join(pieces), max(0, looked_at - _PART_BYTES))
-            looked_at = size
-        if found or size > _LOOK_BYTES:
-            break
-    found = found or _model_in(b"".join(pieces), max(0, looked_at - _PART_BYTES))
-    upload.put_back(pieces)
-    if found:
-        return found.decode("utf-8", "replace")
-    if only_model is not None:
-        return only_model
-    raise InvalidRequest(
-        f"The form field `model` is missing in the first {_LOOK_BYTES} bytes: send it before the file.", param="model"
-    )
+class UploadForm:
+    """The form of an upload, which is parsed before it is passed on, and passed on with another name for the model.
 
+    What has been looked at stays in the upload; the rest is parsed when it is passed on.
+    """
 
-def _model_in(data: bytes, start: int) -> bytes | None:
-    """The value of the first field of that name, if all of it is there. Headers before `start` are not searched."""
-    lower = data.lower()
-    looked, at = 0, lower.find(_FIELD, start)
-    while at >= 0 and looked < _FIELDS:
-        header = lower[at + 1 : at + 1 + _LINE_BYTES].partition(b"\n")[0]
-        if header.endswith(b"\r") and _names_model(header):
-            looked += 1
-            value = _VALUE.match(data, at + 1 + len(header) + 1)
-            if value is not None and value[1]:
-                return value[1]
-        at = lower.find(_FIELD, at + 1)
-    return None
+    def __init__(self, upload: Upload, boundary: bytes) -> None:
+        self.upload = upload
+        self._form = FormParser(boundary, _ACTED_ON)
+        self._accepts: Callable[[str], str] = str
+        self._held = b""  # the start of the model's name, whose end has not come
+        self._passed_bytes = 0
+        self._is_closed = False
 
+    @property
+    def is_complete(self) -> bool:
+        return self._form.is_complete
 
-def _names_model(header: bytes) -> bool:
-    """Whether the first parameter `name` of the header, in lower case, is `model`."""
-    for parameter in header.rstrip(b"\r").split(b";")[1:]:
-        name, _, value = parameter.strip(b" \t").partition(b"=")
-        if name == b"name":
-            return value in (b"model", b'"model"')
-    return False
+    @property
+    def streams(self) -> bool:
+        return self._form.fields.get("stream", "").lower() in _TRUE
+
+    async def look(self, limit_bytes: int) -> str:
+        """Parse what is collected, and more of the upload until it has named its model; empty = it did not.
+
+        Raises a GatewayError.
+        """
+        upload, form = self.upload, self._form
+        await upload.collected()
+        while form.parsed_bytes < upload.held_bytes or "model" not in form.fields:
+            piece = await upload.peek(form.parsed_bytes, limit_bytes)
+            if not piece:
+                break
+            form.feed(piece)
+            await asyncio.sleep(0)  # a piece may take milliseconds
+        return form.fields.get("model", "")
+
+    def rename(self, accepts: Callable[[str], str]) -> None:
+        """Take what returns the backend's name for the client's model. It may raise a GatewayError."""
+        self._accepts = accepts
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.upload.close()
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        form = self._form
+        while True:
+            try:
+                piece = await anext(self.upload)
+            except StopAsyncIteration:
+                if not self._is_closed:
+                    form.check_end()
+                raise
+            known = form.parsed_bytes - self._passed_bytes - len(self._held)
+            if known < len(piece):
+                form.feed(piece[known:])
+            if passed := self._renamed(self._held + piece):
+                return passed
+
+    def _renamed(self, data: bytes) -> bytes:
+        """What of the form is passed on now, where `data` comes next. Raises a GatewayError for the model's name."""
+        self._held = b""
+        start, end = self._form.spans.get("model", (-1, -1))
+        at, after = start - self._passed_bytes, end - self._passed_bytes
+        if not 0 <= at < len(data):
+            self._passed_bytes += len(data)
+            return data
+        if not at < after <= len(data):
+            self._held = data[at:]
+            self._passed_bytes = start
+            return data[:at]
+        self._passed_bytes += len(data)
+        return data[:at] + self._accepts(data[at:after].decode()).encode() + data[after:]

@@ -116,7 +116,8 @@ async def test_leaving_before_the_body_is_complete(backend: ScriptedBackend, lea
         assert under_test.counted.accepted == 0
 
 
-FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n--b\r\n'
+FORM = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n'
+FORM += b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
 UPLOAD = request(
     FORM + b"x" * 3_000_000, b"content-type: multipart/form-data; boundary=b", target=b"/v1/audio/transcriptions"
 )

@@ -161,7 +161,8 @@ async def test_a_head_that_trickles_is_cut_with_408(backend: ScriptedBackend) ->
 
 @pytest.mark.parametrize("target", [b"/v1/chat/completions", b"/v1/audio/transcriptions"])
 async def test_a_body_that_trickles_is_cut_with_408(backend: ScriptedBackend, target: bytes) -> None:
-    form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n--b\r\n'
+    form = b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nscripted\r\n'
+    form += b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
     data = request(form + b" " * 900, b"content-type: multipart/form-data; boundary=b", target=target)
     async with running(backend, sections=QUICK) as under_test:
 

@@ -131,6 +131,7 @@ LAYERS: dict[str, set[str]] = {
         "resources",
         "supervisor",
         "front.body",
+        "front.forms",
         "front.http_request",
         "front.json_body",
         "front.ledger",

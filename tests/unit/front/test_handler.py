@@ -28,6 +28,7 @@ from gateway.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
+from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
@@ -36,7 +37,7 @@ from gateway.front.read import RequestReader
 from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import ClientResponse
 from gateway.front.stored_responses import StoredResponses
-from gateway.front.uploads import Upload
+from gateway.front.uploads import UploadForm
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
@@ -276,14 +277,15 @@ def test_an_upload_is_passed_on_unread_once_its_model_is_known() -> None:
             b"/v1/audio/transcriptions", b"", headers=MULTIPART | {b"x-gateway-priority": b"batch"}
         ).incoming()
         incoming.upload = upload_of()
-        incoming.upload.feed(b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nw\r\n')
+        incoming.upload.feed(b'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\nw\r\n--b--')
         incoming.upload.end()
         await scene.serve(incoming)
         [request] = scene.requests
         assert (request.demand.model, request.kind, request.repeatable) == ("w", Kind.UPLOAD, False)
-        assert request.upload is incoming.upload
+        assert isinstance(request.upload, UploadForm)
+        assert request.upload.upload is incoming.upload
         assert request.demand.batch
-        assert request.content_type == MULTIPART[b"content-type"]
+        assert request.content_type == b"multipart/form-data; boundary=b"
 
     run(main())
 

@@ -54,16 +54,33 @@ def test_an_error_reaches_a_waiting_reader() -> None:
     run(main())
 
 
-def test_what_is_put_back_comes_out_first() -> None:
+def test_what_is_looked_at_stays_and_more_is_read_for_a_look_up_to_its_limit() -> None:
+    async def main() -> None:
+        calls: list[bool] = []
+        upload = upload_of(calls.append)
+        upload.feed(b"a" * 65536 + b"b" * 983040)
+        assert await upload.peek(0, 2_000_000) == b"a" * 65536
+        looking = asyncio.create_task(upload.peek(1048576, 2_000_000))
+        await turns(2)
+        assert calls == [False, True]
+        upload.feed(b"c")
+        assert await looking == b"c"
+        assert await upload.peek(1048577, 1048577) == b""
+        upload.end()
+        assert await upload.peek(1048577, 2_000_000) == b""
+        assert b"".join(await all_of(upload)) == b"a" * 65536 + b"b" * 983040 + b"c"
+
+    run(main())
+
+
+def test_an_error_reaches_who_looks() -> None:
     async def main() -> None:
         upload = upload_of()
-        pieces = [b"a" * 65536, b"b" * 65536, b"c"]
-        for piece in pieces:
-            upload.feed(piece)
-        upload.end()
-        looked_at = [await anext(upload), await anext(upload)]
-        upload.put_back(looked_at)
-        assert await all_of(upload) == pieces
+        looking = asyncio.create_task(upload.peek(0, 100))
+        await turns(2)
+        upload.end(InvalidRequest("gone"))
+        with pytest.raises(InvalidRequest, match="gone"):
+            await looking
 
     run(main())
 

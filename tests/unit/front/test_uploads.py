@@ -8,8 +8,9 @@ import pytest
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, QueueFull, WaitExpired
+from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
-from gateway.front.uploads import Upload, Uploads
+from gateway.front.uploads import UploadForm, Uploads
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
@@ -29,7 +30,7 @@ class Scene:
         self.release = asyncio.Event()
         self.error: Exception | None = None
         self.backlog = Backlog(100, 1000)
-        self.uploads = Uploads(self.fleet, self, self.backlog, 60.0, self.clock)
+        self.uploads = Uploads(self.fleet, self, self.backlog, 60.0, 1000, self.clock)
 
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         record.backend = "a"
@@ -40,7 +41,8 @@ class Scene:
         return UpstreamResult(200, None, None)
 
     def send(self, name: str, upload: Upload, endpoint: str = "transcriptions") -> "asyncio.Task[UpstreamResult]":
-        request = InferenceRequest(endpoint, Kind.UPLOAD, b"POST", b"/", Demand("m"), name, upload=upload)
+        form = UploadForm(upload, b"b")
+        request = InferenceRequest(endpoint, Kind.UPLOAD, b"POST", b"/", Demand("m"), name, upload=form)
         record = Record(name, endpoint, 0.0)
         return asyncio.get_running_loop().create_task(
             self.uploads.dispatch(request, reply_on(FakeWire()), record), name=name
