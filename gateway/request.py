@@ -175,7 +175,7 @@ class EmbeddingInputs:
     """The inputs of an embeddings request, where they may be batched with those of other requests.
 
     `items` are texts, or lists of token ids. `template` is the rest of the body, up to where the inputs follow:
-    requests may share a batch only if theirs are equal, and their `isolation`, which keeps an API key's inputs apart.
+    requests may share a batch only if theirs are equal; the cache salt in it keeps an API key's inputs apart.
     """
 
     items: list[str] | list[list[int]]
@@ -183,7 +183,6 @@ class EmbeddingInputs:
     sizes_bytes: list[int]
     template: bytes
     wants_floats: bool
-    isolation: str
 
     def __init__(
         self,
@@ -192,19 +191,17 @@ class EmbeddingInputs:
         sizes_bytes: list[int],
         template: bytes,
         wants_floats: bool,
-        isolation: str = "",
     ) -> None:
         self.items = items
         self.are_ids = are_ids
         self.sizes_bytes = sizes_bytes
         self.template = template
         self.wants_floats = wants_floats
-        self.isolation = isolation
 
     def only(self, places: list[int]) -> "EmbeddingInputs":
         items: Any = [self.items[place] for place in places]
         sizes = [self.sizes_bytes[place] for place in places]
-        return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats, self.isolation)
+        return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats)
 
 
 @dataclass(slots=True)

@@ -302,7 +302,6 @@ class BatchKey(NamedTuple):
     model: str
     template: bytes
     are_ids: bool = False
-    isolation: str = ""
     batch: bool = False
     bulk: bool = False
     quarantined: bool = False

@@ -132,7 +132,7 @@ class EmbeddingCache:
     def keys_of(self, model: str, inputs: EmbeddingInputs) -> Iterator[bytes]:
         """A digest of each input with all that decides its vector; and last, the key of the answer's other fields."""
         base = blake2b(key=self.secret, digest_size=_KEY_BYTES)
-        for part in (inputs.template, self.revision(model), inputs.isolation.encode(), b"%d" % inputs.are_ids):
+        for part in (inputs.template, self.revision(model), b"%d" % inputs.are_ids):
             base.update(b"%d:%b" % (len(part), part))
         for item in inputs.items:
             digest = base.copy()

@@ -109,9 +109,7 @@ class Coalescer:
             return answer
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
         quarantined, offline = self._quarantine.has(waiter.client, now), demand.offline is not None
-        key = BatchKey(
-            model, inputs.template, inputs.are_ids, inputs.isolation, demand.batch, bulk, quarantined, offline
-        )
+        key = BatchKey(model, inputs.template, inputs.are_ids, demand.batch, bulk, quarantined, offline)
         pending = batcher.pending_for(request, key, self)
         max_items, max_tokens = sizes.bounds(batcher.config, offline=offline)
         waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)

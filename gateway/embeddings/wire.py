@@ -71,7 +71,7 @@ _OWN = frozenset(("input", "user", "encoding_format"))  # may differ between the
 _ID_BYTES = 4  # an id stands for about as many bytes of text
 
 
-def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> EmbeddingInputs | None:
+def inputs_of(document: dict[str, Any], model: str) -> EmbeddingInputs | None:
     """The inputs of a request, if they may share a batch with those of others. `model` is its name for backends."""
     common = common_fields(document, _FIELDS, _OWN)
     if common is None:
@@ -81,7 +81,7 @@ def inputs_of(document: dict[str, Any], model: str, isolation: str = "") -> Embe
         return None
     items, are_ids, sizes = read
     template = orjson.dumps(common | {"model": model, "encoding_format": "base64"}, option=orjson.OPT_SORT_KEYS)
-    return EmbeddingInputs(items, are_ids, sizes, template[:-1] + b',"input":', wanted != "base64", isolation)
+    return EmbeddingInputs(items, are_ids, sizes, template[:-1] + b',"input":', wanted != "base64")
 
 
 def common_fields(document: dict[str, Any], kinds: dict[str, type], own: Collection[str]) -> dict[str, Any] | None:

@@ -168,7 +168,7 @@ class RequestReader:
             draft.alias = model
             changes["model"] = model = self._aliased(draft)
         salt = (_string(document, "cache_salt") or "") if draft.rare else ""
-        if key is not None and key.isolate_cache and generates:
+        if key is not None and key.isolate_cache and route.salted:
             message = f"{len(key.name)}:{key.name}:{salt}".encode()
             changes["cache_salt"] = salt = hmac.new(self._salt_secret, message, hashlib.sha256).hexdigest()
         streams = document.get("stream")
@@ -181,15 +181,16 @@ class RequestReader:
 
     def _request(self, draft: Draft) -> InferenceRequest:
         document, incoming, route, model = draft.document, draft.incoming, draft.route, draft.model
-        key, endpoint, kind = incoming.key, route.endpoint, route.kind
+        endpoint, kind = route.endpoint, route.kind
         generates, pools = kind is _GENERATE, kind is _POOL
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         inputs = pairs = None
         if pools and self._coalesces_of.get(model, self._coalesces):
+            sent = document | draft.changes if draft.changes else document
             if endpoint == "embeddings":
-                inputs = embedding_inputs_of(document, model, key.name if key is not None and key.isolate_cache else "")
+                inputs = embedding_inputs_of(sent, model)
             elif endpoint in ("rerank", "score"):
-                pairs = pairs_of(endpoint, document, model)
+                pairs = pairs_of(endpoint, sent, model)
         stores = endpoint == "responses"
         run = BackgroundRun() if stores and document.get("background") else None
         choice = None

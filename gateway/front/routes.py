@@ -20,6 +20,7 @@ class Route:
     anthropic: bool = False
     public: bool = False  # no API key needed
     injects_usage: bool = False
+    salted: bool = False  # vLLM takes a `cache_salt`
     stored: bool = False  # for a response that one backend stores
     max_body_bytes: int | None = 0  # None = as configured
     streams: bool = False  # the stored response is requested as a stream
@@ -35,23 +36,27 @@ _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
 def _table() -> dict[tuple[bytes, bytes], Route]:
-    score, rerank = Route("score", Kind.POOL), Route("rerank", Kind.POOL)
+    score, rerank = Route("score", Kind.POOL, salted=True), Route("rerank", Kind.POOL, salted=True)
     posts = {
-        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
-        b"/v1/chat/completions/batch": Route("chat_batch", Kind.GENERATE),
-        b"/v1/completions": Route("completions", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True),
-        b"/v1/responses": Route("responses", Kind.GENERATE),
-        b"/v1/messages": Route("messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True),
-        b"/v1/embeddings": Route("embeddings", Kind.POOL),
+        b"/v1/chat/completions": Route("chat", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True, salted=True),
+        b"/v1/chat/completions/batch": Route("chat_batch", Kind.GENERATE, salted=True),
+        b"/v1/completions": Route(
+            "completions", Kind.GENERATE, done_marker=DONE_MARKER, injects_usage=True, salted=True
+        ),
+        b"/v1/responses": Route("responses", Kind.GENERATE, salted=True),
+        b"/v1/messages": Route(
+            "messages", Kind.GENERATE, done_marker=b"event: message_stop", anthropic=True, salted=True
+        ),
+        b"/v1/embeddings": Route("embeddings", Kind.POOL, salted=True),
         b"/v1/score": score,
         b"/score": score,
         b"/v1/rerank": rerank,
         b"/rerank": rerank,
         b"/v2/rerank": rerank,
         b"/v2/embed": Route("embed", Kind.POOL),
-        b"/pooling": Route("pooling", Kind.POOL),
-        b"/classify": Route("classify", Kind.POOL),
-        b"/generative_scoring": Route("generative_scoring", Kind.POOL),
+        b"/pooling": Route("pooling", Kind.POOL, salted=True),
+        b"/classify": Route("classify", Kind.POOL, salted=True),
+        b"/generative_scoring": Route("generative_scoring", Kind.POOL, salted=True),
         b"/invocations": Route("invocations", by_body=True),
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),

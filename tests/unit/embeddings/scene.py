@@ -201,14 +201,13 @@ class Scene:
         name: str = "id-1",
         *,
         encoding: str | None = "base64",
-        isolation: str = "",
         fields: dict[str, Any] | None = None,
         **ask: Any,
     ) -> InferenceRequest:
         document = {"model": "m", "input": given} | ({} if encoding is None else {"encoding_format": encoding})
         document |= fields or {}
         body = orjson.dumps(document)
-        inputs = inputs_of(document, "m", isolation)
+        inputs = inputs_of(document, "m")
         assert inputs is not None
         asked = Demand("m", sequences=len(inputs.items), divisible=True, output_tokens=0, size_bytes=len(body), **ask)
         headers = b"x-request-id: %b\r\ntraceparent: t\r\n" % name.encode()

@@ -24,7 +24,7 @@ class Client:
     texts: list[int]
     ids: bool
     encoding: str | None
-    isolation: str
+    salt: str
     batch: bool
     deadline_ms: int | None
     leaves_after_ms: int | None
@@ -45,7 +45,7 @@ CLIENTS = st.builds(
     ),
     ids=st.sampled_from((False, False, False, True)),
     encoding=st.sampled_from((None, "float", "base64")),
-    isolation=st.sampled_from(("", "", "ann")),
+    salt=st.sampled_from(("", "", "ann")),
     batch=st.booleans(),
     deadline_ms=st.one_of(st.none(), st.integers(1, 40)),
     leaves_after_ms=st.one_of(st.none(), st.none(), st.integers(0, 40)),
@@ -73,7 +73,8 @@ async def one(scene: Scene, client: Client, number: int, lives: list[bytes]) -> 
     await asyncio.sleep(client.after_ms / 1000)
     born, deadline = len(lives) - 1, client.deadline_ms
     ask = scene.ask(
-        client.given(), f"id-{number}", encoding=client.encoding, tenant=client.isolation, isolation=client.isolation,
+        client.given(), f"id-{number}", encoding=client.encoding, tenant=client.salt,
+        fields={"cache_salt": client.salt} if client.salt else {},
         batch=client.batch, deadline_seconds=None if deadline is None else scene.clock() + deadline / 1000,
     )  # fmt: skip
     task = asyncio.create_task(ask)

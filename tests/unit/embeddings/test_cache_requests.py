@@ -224,14 +224,13 @@ def test_failures_are_not_kept_and_the_backends_words_reach_only_the_client_whos
     run(main())
 
 
-@pytest.mark.parametrize("which", ["isolation", "dimensions", "cache_salt", "ids", "class"])
+@pytest.mark.parametrize("which", ["dimensions", "cache_salt", "ids", "class"])
 def test_only_what_must_have_the_same_vector_is_found(which: str) -> None:
     async def main() -> None:
         scene = Scene(cache_bytes=MUCH)
         asks: list[tuple[Any, dict[str, Any]]] = {
-            "isolation": [("a", {"isolation": name}) for name in ("", "ann", "bob")],
             "dimensions": [("a", {"fields": {"dimensions": size}}) for size in (4, 8)],
-            "cache_salt": [("a", {"fields": {"cache_salt": salt}}) for salt in ("x", "y")],
+            "cache_salt": [("a", {"fields": {"cache_salt": salt}}) for salt in (None, "x", "y")],
             "ids": [("0", {}), ("0\0\0\0", {}), ([48], {}), ([0x30, 0], {})],
             "class": [("a", {}), ("a", {"batch": True})],
         }[which]

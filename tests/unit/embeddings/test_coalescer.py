@@ -280,7 +280,7 @@ def test_what_must_not_share_a_batch_does_not() -> None:
     async def main() -> None:
         scene = Scene()
         await asyncio.gather(
-            scene.ask("text"), scene.ask([1, 2, 3]), scene.ask("isolated", isolation="ann", tenant="ann"),
+            scene.ask("text"), scene.ask([1, 2, 3]), scene.ask("isolated", fields={"cache_salt": "ann"}, tenant="ann"),
             scene.ask("later", batch=True), scene.ask(["two", "more"]), scene.ask([[4], [5, 6]]),
         )  # fmt: skip
         assert sorted(scene.sizes) == [1, 1, 3, 3]
