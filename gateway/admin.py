@@ -22,7 +22,7 @@ from gateway.config import Config
 from gateway.errors import InvalidRequest
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import parse_body
+from gateway.front.json_body import JsonLimits, parse_body
 from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
 from gateway.kv_events.endpoints import plan
@@ -230,7 +230,7 @@ class Overview:
         `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """
         if not path:
-            document = await in_turns(parse_body(body, self.config.server))
+            document = await in_turns(parse_body(body, JsonLimits(self.config.server)))
             path = "/v1/chat/completions" if "messages" in document else "/v1/completions"
         incoming = HttpRequest()
         incoming.take_body(body, keep_alive=False)

@@ -82,6 +82,30 @@ class InvalidRequest(GatewayError):
     """The request is invalid. Retrying it unchanged cannot succeed."""
 
 
+class ContextTooComplex(InvalidRequest, code="context_too_complex"):
+    """The body has more strings, values, objects or levels than a body may have; a shorter conversation has fewer."""
+
+    @classmethod
+    def of(cls, most: int, what: str) -> Self:
+        return cls(f"The prompt is too long: the body exceeds the limit of {most} {what}.")
+
+
+class PreviousResponseNotFound(GatewayError, status=400, code="previous_response_not_found"):
+    """The response to continue is unknown: send the whole input again. Code and status are those of OpenAI."""
+
+    @classmethod
+    def of(cls, response_id: str) -> Self:
+        return cls(f"Previous response with id {response_id!r} not found.", param="previous_response_id")
+
+
+class ResponseNotFound(GatewayError, status=404, code="response_not_found"):
+    """No response of this API key has this id."""
+
+    @classmethod
+    def of(cls, response_id: str) -> Self:
+        return cls(f"Response with id {response_id!r} not found.")
+
+
 class Unauthorized(GatewayError, status=401, code="invalid_api_key"):
     """The API key is missing or invalid."""
 

@@ -32,13 +32,16 @@ async def in_turns(steps: Steps[Result]) -> Result:
     """
     result: Result
     is_done = False
-    while not is_done:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result, is_done = end.value, True
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+    try:
+        while not is_done:
+            try:
+                next(steps)
+            except StopIteration as end:
+                result, is_done = end.value, True
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+    finally:
+        steps.close()  # what it has reserved is given back, also if its client leaves
     return result
 
 

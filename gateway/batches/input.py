@@ -17,7 +17,7 @@ from gateway.batches.order import PrefixOrder
 from gateway.config import ServerConfig
 from gateway.config.batches import BatchesConfig
 from gateway.errors import InvalidRequest
-from gateway.front.json_body import parse_body, short_bytes
+from gateway.front.json_body import JsonLimits, parse_body
 from gateway.routing.prompt_blocks import canonical_prompt, inputs_of
 from gateway.threads import Threads
 
@@ -93,13 +93,12 @@ class InputLimits:
     max_lines: int
     max_embedding_inputs: int
     max_line_bytes: int
-    short_bytes: int
-    server: ServerConfig
+    json: JsonLimits
 
     @classmethod
     def of(cls, batches: BatchesConfig, server: ServerConfig) -> "InputLimits":
         most = batches.max_lines, batches.max_embedding_inputs
-        return cls(*most, server.max_body_bytes + _ENVELOPE_BYTES, short_bytes(server), server)
+        return cls(*most, server.max_body_bytes + _ENVELOPE_BYTES, JsonLimits(server))
 
 
 @dataclass(slots=True)
@@ -119,10 +118,10 @@ class CheckedInput:
 
 def parse_line(line: bytes, limits: InputLimits, breathe: Breathe) -> dict[str, Any]:
     """Raises InvalidRequest if the line is not a JSON object within the limits of a request's body."""
-    found = json_object(line, limits.server.max_json_depth) if len(line) <= limits.short_bytes else None
+    found = json_object(line, limits.json.depth) if len(line) <= limits.json.short_bytes else None
     if found is not None:
         return found
-    steps = parse_body(line, limits.server)
+    steps = parse_body(line, limits.json)
     while True:
         breathe()
         try:

@@ -111,9 +111,15 @@ class ServerConfig(Section):
     )
     memory_budget_bytes: Count = default(1073741824, "Memory for bodies, uploads, queue and responses; beyond it, 503.")
     max_json_depth: Count = default(64, "Maximum nesting depth of a JSON body; else 400.")
-    max_json_containers: Count = default(16384, "Maximum objects and arrays in a JSON body; else 400.")
-    max_json_strings: Count = default(65536, "Maximum strings in a JSON body; else 400.")
-    max_json_values: Count = default(262144, "Maximum values in a JSON body; else 400.")
+    max_json_containers: Count | None = default(
+        None, "Maximum objects and arrays in a JSON body; else 400. null = one per 48 bytes of max_body_bytes."
+    )
+    max_json_strings: Count | None = default(
+        None, "Maximum strings in a JSON body; else 400. null = one per 12 bytes of max_body_bytes."
+    )
+    max_json_values: Count | None = default(
+        None, "Maximum values outside of lists of numbers; else 400. null = one per 16 bytes of max_body_bytes."
+    )
     allow_media_urls: bool = default(False, "Let requests name http(s) URLs of media for the backend to fetch.")
     max_sequences: Count = default(1024, "Maximum sequences (n x prompts) of one request; else 400.")
     header_timeout_seconds: Seconds = default(10.0, "Timeout from the first byte to the end of the headers; then 408.")

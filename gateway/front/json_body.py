@@ -1,9 +1,10 @@
 """Checks and changes of a JSON body before it is parsed, so that no body can stop the event loop or mislead a backend.
 
-A byte limit alone is not enough: 16 MiB of `{"a":{}},` takes seconds and 28 times its size to parse. Splitting the body
-at its quotation marks, once, gives all that is needed: the text outside strings has every bracket and comma, and the
-strings show duplicate keys. Every step costs a small constant a byte. Searches over a whole body are for single bytes:
-a search for several can take 20 times as long over a text that is made for it, and blocks the interpreter.
+A byte limit alone is not enough: 16 MiB of `{"a":{}},` takes seconds and 28 times its size to parse. So the limits of
+objects, strings and values follow from `max_body_bytes`, and the memory of what is parsed is reserved. Splitting the
+body at its quotation marks, once, gives all that is needed: the text outside strings has every bracket and comma, and
+the strings show duplicate keys. Every step costs a small constant a byte. Searches over a whole body are for single
+bytes: a search for several can take 20 times as long over a text that is made for it, and blocks the interpreter.
 
 Long work is done in steps, and the loop turns between them. Threads would not help: parsers and searches block the
 interpreter for a whole step.
@@ -13,13 +14,16 @@ which a backend would fetch from inside its own network. docs/fields.md has the 
 models. Form fields of audio uploads are not judged: uploads are passed on while they arrive.
 """
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+import msgspec
 import orjson
 
 from gateway.config import ServerConfig
-from gateway.errors import InvalidRequest
+from gateway.errors import ContextTooComplex, InvalidRequest
+from gateway.resources import Holding
 from gateway.turns import Steps
 
 SHORT_BYTES: Final = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
@@ -240,6 +244,9 @@ def refuse_fields(document: dict[str, Any]) -> None:
             raise InvalidRequest(f"Unsupported field {name!r}: {REFUSED[name]}.", param=name)
 
 
+_LISTS_OF_NUMBERS = re.compile(rb"\[,*\]")
+# What a value takes when it is parsed, besides the text of strings.
+_CONTAINER_BYTES, _STRING_BYTES, _VALUE_BYTES = 200, 64, 36
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _SPELLINGS = frozenset(name.encode() for name in ACTED_ON)
@@ -247,17 +254,41 @@ _PIECES_A_STEP = 32768
 _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with escapes only
 
 
-def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
-    """The body as a JSON object. Raises InvalidRequest with the reason. Most bodies need `json_object` only."""
-    most, long = limits.max_json_strings, len(body) > SHORT_BYTES
+# A session of an agent has a container in 60 bytes, a string in 14, and fewer keys than half of its strings.
+_BYTES_A_CONTAINER, _BYTES_A_STRING, _BYTES_A_VALUE = 48, 12, 16
+_LEAST_CONTAINERS, _LEAST_STRINGS, _LEAST_VALUES = 16384, 65536, 262144
+
+
+class JsonLimits:
+    """How much of each kind a body may have."""
+
+    __slots__ = ("containers", "depth", "short_bytes", "strings", "values")
+
+    def __init__(self, server: ServerConfig) -> None:
+        size_bytes, self.depth = server.max_body_bytes, server.max_json_depth
+        self.containers = server.max_json_containers or max(_LEAST_CONTAINERS, size_bytes // _BYTES_A_CONTAINER)
+        self.strings = server.max_json_strings or max(_LEAST_STRINGS, size_bytes // _BYTES_A_STRING)
+        self.values = server.max_json_values or max(_LEAST_VALUES, size_bytes // _BYTES_A_VALUE)
+        # up to this size `json_object` may read a body: none has more containers, strings or values than bytes
+        self.short_bytes = min(SHORT_BYTES, self.containers, self.strings, self.values)
+
+
+def parse_body(body: bytes, limits: JsonLimits, holding: Holding | None = None) -> Steps[dict[str, Any]]:
+    """The body as a JSON object, whose memory is reserved in `holding`. Most bodies need `json_object` only.
+
+    Raises InvalidRequest with the reason, ContextTooComplex or MemoryFull.
+    """
+    most, long = limits.strings, len(body) > SHORT_BYTES
     strings = body
     if len(body) > 2 * most and body.count(b'"') > 2 * most:
         strings = yield from without_escapes(body)
         if strings.count(b'"') > 2 * most:
-            raise InvalidRequest(f"The body exceeds the limit of {most} strings (server.max_json_strings).")
+            raise ContextTooComplex.of(most, "strings (server.max_json_strings)")
     pieces = strings.split(b'"')
-    least = min(limits.max_json_depth, limits.max_json_containers)
-    has_shape = len(body) > limits.max_json_values or body.count(b"{") + body.count(b"[") > least
+    containers = body.count(b"{") + body.count(b"[")
+    has_shape = len(body) > limits.values or containers > min(limits.depth, limits.containers)
+    if holding is not None and long:
+        holding.add(_CONTAINER_BYTES * containers + _STRING_BYTES * len(pieces) // 2 + _VALUE_BYTES * body.count(b","))
     if long:
         yield
     may_repeat = yield from _may_have_a_key_twice(pieces)
@@ -275,7 +306,7 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     if long:
         yield
     try:
-        document = orjson.loads(body)
+        document = yield from loaded(body)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"The body is not valid JSON: {error}.") from error
     if type(document) is not dict:
@@ -289,28 +320,78 @@ def parse_body(body: bytes, limits: ServerConfig) -> Steps[dict[str, Any]]:
     return document
 
 
-def short_bytes(limits: ServerConfig) -> int:
-    """The size up to which `json_object` may read a body: none has more containers, strings or values than bytes."""
-    return min(SHORT_BYTES, limits.max_json_containers, limits.max_json_strings, limits.max_json_values)
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_LOAD_BYTES = 524288  # at once: of short strings, it takes 10 ms
+_NUMBERS = b"0123456789.+-eE, \t\r\n"
 
 
-def _check_shape(marks: bytes, limits: ServerConfig) -> None:
+def loaded(text: bytes) -> Steps[Any]:
+    """The value of a JSON text; a long object or list is read piece by piece. Raises JSONDecodeError."""
+    start = text[:64].lstrip()[:1]
+    if len(text) <= _LOAD_BYTES or start not in (b"{", b"["):
+        return orjson.loads(text)
+    yield
+    try:
+        if start == b"{":
+            found = {}
+            for name, raw in _FIELDS.decode(text).items():
+                found[name] = yield from loaded(bytes(raw))
+            return found
+        if text.translate(None, _NUMBERS) != b"[]":
+            return (yield from _items(_ITEMS.decode(text)))
+    except msgspec.DecodeError as error:
+        raise orjson.JSONDecodeError(str(error), "", 0) from error
+    yield
+    return (yield from _numbers(text))
+
+
+def _items(items: list[msgspec.Raw]) -> Steps[list[Any]]:
+    found: list[Any] = []
+    some: list[msgspec.Raw] = []
+    size_bytes = 0
+    for raw in items:
+        if len(raw) > _LOAD_BYTES:
+            found += orjson.loads(b"[%b]" % b",".join(some))
+            found.append((yield from loaded(bytes(raw))))
+            some, size_bytes = [], 0
+            continue
+        some.append(raw)
+        size_bytes += len(raw)
+        if size_bytes > _LOAD_BYTES:
+            yield
+            found += orjson.loads(b"[%b]" % b",".join(some))
+            some, size_bytes = [], 0
+    found += orjson.loads(b"[%b]" % b",".join(some))
+    return found
+
+
+def _numbers(text: bytes) -> Steps[list[Any]]:
+    found: list[Any] = []
+    start, last = text.index(b"[") + 1, text.rindex(b"]")
+    while (end := text.find(b",", start + _LOAD_BYTES, last)) >= 0:
+        found += orjson.loads(b"[%b]" % text[start:end])
+        start = end + 1
+        yield
+    found += orjson.loads(b"[%b]" % text[start:last])
+    return found
+
+
+def _check_shape(marks: bytes, limits: JsonLimits) -> None:
     """Bounds on objects, arrays, values and nesting."""
     containers = marks.count(b"{") + marks.count(b"[")
-    if containers > limits.max_json_containers:
-        raise InvalidRequest(
-            f"The body exceeds the limit of {limits.max_json_containers} objects and arrays"
-            " (server.max_json_containers)."
-        )
-    if len(marks) > limits.max_json_values and marks.count(b",") > limits.max_json_values:
-        raise InvalidRequest(f"The body exceeds the limit of {limits.max_json_values} values (server.max_json_values).")
-    if containers > limits.max_json_depth:
+    if containers > limits.containers:
+        raise ContextTooComplex.of(limits.containers, "objects and arrays (server.max_json_containers)")
+    values = marks.count(b",") if len(marks) > limits.values else 0
+    if values > limits.values and _LISTS_OF_NUMBERS.sub(b"", marks).count(b",") > limits.values:
+        raise ContextTooComplex.of(limits.values, "values (server.max_json_values)")
+    if marks.count(b":") > limits.strings // 2:  # an object of many keys is read in one step
+        raise ContextTooComplex.of(limits.strings // 2, "keys (half of server.max_json_strings)")
+    if containers > limits.depth:
         if marks.count(b"}") + marks.count(b"]") != containers:
             raise InvalidRequest("The body is not valid JSON: unbalanced brackets.")
-        if _is_deeper(marks, limits.max_json_depth):
-            raise InvalidRequest(
-                f"The body exceeds the limit of {limits.max_json_depth} nesting levels (server.max_json_depth)."
-            )
+        if _is_deeper(marks, limits.depth):
+            raise ContextTooComplex.of(limits.depth, "nesting levels (server.max_json_depth)")
 
 
 def _is_deeper(marks: bytes, levels: int) -> bool:

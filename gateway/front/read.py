@@ -3,31 +3,32 @@
 import hashlib
 import hmac
 import re
+import sys
 from collections.abc import Callable, Container, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
-
-import orjson
 
 from gateway._native import json_object, prefix_keys
 from gateway.config import Config
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import InvalidRequest, PreviousResponseNotFound, ResponseNotFound
 from gateway.front.aliases import Aliases, permitted
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
+    JsonLimits,
+    loaded,
     parse_body,
     refuse_fields,
     refuse_remote_media,
-    short_bytes,
     with_fields,
 )
 from gateway.front.routes import Route, invoked_route
 from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice
+from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import (
     OPENING,
@@ -108,11 +109,12 @@ class RequestReader:
         salt_secret: bytes,
         tokenized: Container[str] = (),
         report: PromptSamples | None = None,
+        memory: MemoryBudget | None = None,
     ) -> None:
         self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
-        self._limits = limits = config.server
-        self._short_bytes, self._max_depth = short_bytes(limits), limits.max_json_depth
-        self._max_sequences, self._allow_media_urls = limits.max_sequences, limits.allow_media_urls
+        self._limits = limits = JsonLimits(config.server)
+        self._short_bytes, self._max_depth = limits.short_bytes, limits.depth
+        self._max_sequences, self._allow_media_urls = config.server.max_sequences, config.server.allow_media_urls
         self._coalesces = config.embeddings.coalesce  # of models without an own setting
         self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
         self.aliases = Aliases(config.models.aliases)
@@ -122,6 +124,7 @@ class RequestReader:
         self._salt_secret = salt_secret
         self._tokenized = tokenized  # models whose prompts can be tokenized
         self._report = report
+        self._memory = memory or MemoryBudget(sys.maxsize)
         self._seeds: dict[str, int] = {}
 
     def read(
@@ -145,17 +148,18 @@ class RequestReader:
     def read_in_steps(
         self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
     ) -> Steps[InferenceRequest]:
-        """The same for a long body."""
-        document = yield from parse_body(incoming.body, self._limits)
-        if route.by_body:
-            route = invoked_route(document)
-        draft = Draft(incoming, route, request_id, document)
-        self._check(draft, only_model)
-        yield
-        if draft.changes:
-            draft.body = yield from with_fields(draft.body, document, draft.changes)
-        yield
-        return self._request(draft)
+        """The same for a long body. What is parsed of it is reserved meanwhile."""
+        with Holding(self._memory) as holding:
+            document = yield from parse_body(incoming.body, self._limits, holding)
+            if route.by_body:
+                route = invoked_route(document)
+            draft = Draft(incoming, route, request_id, document)
+            self._check(draft, only_model)
+            yield
+            if draft.changes:
+                draft.body = yield from with_fields(draft.body, document, draft.changes)
+            yield
+            return self._request(draft)
 
     def _check(self, draft: Draft, only_model: Callable[[], str | None]) -> None:
         """Find the model, the cache salt, and the fields to change. Raises InvalidRequest."""
@@ -220,10 +224,10 @@ class RequestReader:
         )
 
     def _aliased(self, draft: Draft) -> str:
-        """The model of a request under an alias. Raises ModelNotFound if it continues an unknown response."""
+        """The model of a request under an alias. Raises PreviousResponseNotFound."""
         document, incoming, alias = draft.document, draft.incoming, draft.alias
         if draft.route.endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
-            stored = self._place_of(previous, incoming, "previous_response_id").model
+            stored = self._place_of(previous, incoming).model
             if self.aliases.continued(alias, stored):
                 return stored
         return self.model_of(alias, incoming, draft.route.kind, document)
@@ -250,7 +254,7 @@ class RequestReader:
         self, incoming: HttpRequest, route: Route, alias: str, request: InferenceRequest, model: str
     ) -> Steps[InferenceRequest]:
         """A request that was read, for another model."""
-        document = orjson.loads(request.body)
+        document = yield from loaded(request.body)
         draft = Draft(incoming, route, request.request_id, document)
         draft.model, draft.salt, draft.alias = model, request.salt, alias
         draft.hides_usage, draft.is_sampled = request.hides_usage, False
@@ -260,9 +264,9 @@ class RequestReader:
         return self._request(draft)
 
     def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
-        """A request for a response that one backend stores. Raises ModelNotFound."""
+        """A request for a response that one backend stores. Raises ResponseNotFound."""
         response_id = route.target.partition(b"?")[0].split(b"/")[3].decode()
-        place = self._place_of(response_id, incoming, "response_id")
+        place = self._place_of(response_id, incoming, ResponseNotFound)
         permitted(place.alias or place.model, incoming.key)
         demand = Demand(place.model, sequences=0, pinned=place.backend, streams=route.streams)
         return InferenceRequest(
@@ -290,11 +294,16 @@ class RequestReader:
             route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers
         )
 
-    def _place_of(self, response_id: str, incoming: HttpRequest, param: str) -> Place:
-        """Where this client's response is stored. Raises ModelNotFound."""
+    def _place_of(
+        self,
+        response_id: str,
+        incoming: HttpRequest,
+        missing: type[PreviousResponseNotFound | ResponseNotFound] = PreviousResponseNotFound,
+    ) -> Place:
+        """Where this client's response is stored. Raises an error of class `missing`."""
         place = self._stored.find(response_id, self.scheduling.owner(incoming))
         if place is None:
-            raise ModelNotFound(f"Unknown response {response_id!r}.", param=param)
+            raise missing.of(response_id)
         return place
 
     def _noting(self, draft: Draft, run: BackgroundRun | None) -> Callable[[str, bytes], None]:
@@ -317,7 +326,7 @@ class RequestReader:
             deadline_seconds,
             prompt_tokens=tokens,
             sequences=sequences,
-            divisible=pools,
+            divisible=pools and not draft.route.decodes,
             output_tokens=0,
             size_bytes=len(body),
             offline=draft.incoming.offline,
@@ -336,9 +345,9 @@ class RequestReader:
 
     def _generation(self, draft: Draft) -> Demand:
         document, incoming, model, salt = draft.document, draft.incoming, draft.model, draft.salt
-        limit, sequences = _counts(draft.rare, self._max_sequences) if draft.rare else (None, 1)
         endpoint, streams = draft.route.endpoint, document.get("stream") is True
-        sequences = self._conversations(document) if endpoint == "chat_batch" else sequences
+        has_amounts = draft.rare or endpoint == "chat_batch"
+        limit, sequences = _amounts_of(endpoint, document, self._max_sequences) if has_amounts else (None, 1)
         field, turns = _PROMPT_FIELDS[endpoint], draft.turns
         prompt = turns_of(document, field) if turns is None or field != "messages" else turns
         if draft.rare:
@@ -358,7 +367,7 @@ class RequestReader:
             prompt_tokens = known.prompt_tokens + (MEDIA_TOKENS * prompt.media if not known.anchor_size else 0)
         pinned = None
         if endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
-            pinned = self._place_of(previous, incoming, "previous_response_id").backend
+            pinned = self._place_of(previous, incoming).backend
         client = incoming.key.name if incoming.key is not None else ""
         rank = incoming.headers.get(b"x-data-parallel-rank", b"")
         application = named if type(named := document.get("prompt_cache_key")) is str else ""
@@ -394,15 +403,6 @@ class RequestReader:
         if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):
             report.sample(prompt.pieces, demand, client, application, incoming.arrived_seconds)
         return demand
-
-    def _conversations(self, document: dict[str, Any]) -> int:
-        """How many conversations a batch has: a sequence each. Raises InvalidRequest."""
-        found = document.get("messages")
-        if type(found) is not list or not found or type(found[0]) is not list:
-            raise InvalidRequest("The field 'messages' must be a list of conversations.", param="messages")
-        if len(found) > self._max_sequences:
-            raise _too_many(len(found), "messages", self._max_sequences)
-        return len(found)
 
     def _seed(self, model: str, salt: str) -> int:
         """Where the chain of a prompt's keys starts."""
@@ -451,11 +451,11 @@ def _counting(options: Any) -> dict[str, Any] | None:
     return {name: options[name] for name in options if name != "continuous_usage_stats"} | {"include_usage": True}
 
 
-def _counts(rare: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
+def _amounts_of(endpoint: str, document: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
     """The client's limit of output tokens, if any, and the number of sequences. Raises InvalidRequest."""
     limit = None
     for name, at_least in _COUNTS:
-        value = rare.get(name)
+        value = document.get(name)
         if value is None:
             continue
         if type(value) is not int or value < at_least:
@@ -463,15 +463,16 @@ def _counts(rare: dict[str, Any], max_sequences: int) -> tuple[int | None, int]:
         if not at_least:
             limit = value
             break
-    sequences = sequences_of(rare)
+    param = "n"
+    if endpoint == "chat_batch":
+        given, param = document.get("messages"), "messages"
+        if type(given) is not list or not given or type(given[0]) is not list:
+            raise InvalidRequest("The field 'messages' must be a list of conversations.", param=param)
+    sequences = sequences_of(document)
     if sequences > max_sequences:
-        raise _too_many(sequences, "n", max_sequences)
+        raise InvalidRequest(
+            f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {max_sequences} per"
+            " request (server.max_sequences).",
+            param=param,
+        )
     return limit, sequences
-
-
-def _too_many(sequences: int, param: str, most: int) -> InvalidRequest:
-    return InvalidRequest(
-        f"This request needs {sequences} sequences (n x prompts), which exceeds the limit of {most} per"
-        " request (server.max_sequences).",
-        param=param,
-    )

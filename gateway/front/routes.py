@@ -20,6 +20,7 @@ class Route:
     anthropic: bool = False
     public: bool = False  # no API key needed
     injects_usage: bool = False
+    decodes: bool = False  # each of its inputs generates, and takes a slot
     salted: bool = False  # vLLM takes a `cache_salt`
     stored: bool = False  # for a response that one backend stores
     max_body_bytes: int | None = 0  # None = as configured
@@ -56,7 +57,7 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v2/embed": Route("embed", Kind.POOL),
         b"/pooling": Route("pooling", Kind.POOL, salted=True),
         b"/classify": Route("classify", Kind.POOL, salted=True),
-        b"/generative_scoring": Route("generative_scoring", Kind.POOL, salted=True),
+        b"/generative_scoring": Route("generative_scoring", Kind.POOL, decodes=True, salted=True),
         b"/invocations": Route("invocations", by_body=True),
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),

@@ -34,6 +34,7 @@ from gateway.errors import (
 )
 from gateway.relay.connection import BackendConnection, Receiver
 from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening
+from gateway.relay.refusals import as_clients_read
 from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult
@@ -321,6 +322,7 @@ class UpstreamResponse(Receiver):
             if error := _judge(answer):
                 self.done.set_result(error)
                 return
+            status, kept = as_clients_read(status, kept, self._request)
             sink.send(status, self._content_type, self._extra, kept)
             usage = None
         elif self._request.done_marker is not None and kept.find(ABORTED) >= 0:

@@ -218,19 +218,25 @@ def _one(prompt: Any) -> Prompt:
 
 
 def sequences_of(document: dict[str, Any]) -> int:
-    """Sequences that the engine runs for a generation request: `n` (or `best_of`) times the number of prompts."""
-    prompts, choices = document.get("prompt"), 1
+    """Sequences that the engine runs for a generation request: `n` (or `best_of`) times prompts or conversations."""
+    choices = 1
     for name in ("n", "best_of"):
         value = document.get(name)
         if type(value) is int and value > choices:
             choices = value
-    return choices * (len(prompts) if type(prompts) is list and prompts and type(prompts[0]) is not int else 1)
+    return choices * _items(document, ("prompt",))
 
 
 def inputs_of(document: dict[str, Any]) -> int:
-    """Sequences of a pooling request: its inputs, or documents to be scored."""
-    for key in _INPUTS:
+    """Sequences of a pooling request: its inputs, documents to be scored, or conversations."""
+    return _items(document, _INPUTS)
+
+
+def _items(document: dict[str, Any], fields: tuple[str, ...]) -> int:
+    """The items of the first of these fields that is a list; else the conversations. Token ids are one item."""
+    for key in fields:
         value = document.get(key)
         if type(value) is list and value and type(value[0]) is not int:
             return len(value)
-    return 1
+    turns = document.get("messages")
+    return len(turns) if type(turns) is list and turns and type(turns[0]) is list else 1

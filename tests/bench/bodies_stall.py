@@ -17,6 +17,7 @@ from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
+from gateway.front.json_body import JsonLimits
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
 from gateway.request import InferenceRequest
@@ -234,12 +235,15 @@ def _in_list(before: bytes, values: Iterator[bytes], after: bytes, limits: Serve
     head = before + first + after
     size = len(first) + 1
     count = (limits.max_body_bytes - len(head)) // size
+    most = JsonLimits(limits)
     if quotes := first.count(b'"') - first.count(b'\\"'):
-        count = min(count, 2 * (limits.max_json_strings - 24) // quotes)
+        count = min(count, 2 * (most.strings - 24) // quotes)
+    if keys := first.count(b":"):
+        count = min(count, (most.strings // 2 - 24) // keys)
     if containers := first.count(b"[") + first.count(b"{"):
-        count = min(count, (limits.max_json_containers - 8) // containers)
+        count = min(count, (most.containers - 8) // containers)
     commas = first.count(b",") + 1
-    count = min(count, (limits.max_json_values - 24) // commas)
+    count = min(count, (most.values - 24) // commas)
     return before + b",".join(islice(values, count)) + after
 
 

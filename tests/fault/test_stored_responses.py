@@ -92,7 +92,7 @@ async def test_nobody_takes_over_the_response_of_another_client(
         continued = orjson.dumps({"model": "scripted", "input": "x", "previous_response_id": "resp_1"})
         before = len(backend.ledger)
         assert (await under_test.ask(b"", *bob, method=b"GET", target=RESPONSE)).status == 404
-        assert (await under_test.ask(continued, *bob, target=RESPONSES)).status == 404
+        assert (await under_test.ask(continued, *bob, target=RESPONSES)).status == 400
         assert len(backend.ledger) == before
         backend.plays(answer(200, STORED))
         assert (await under_test.ask(b"", *ann, method=b"GET", target=RESPONSE)).status == 200

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.config import ServerConfig
+from gateway.front.json_body import JsonLimits
 
 CHAT = b"/v1/chat/completions"
 _START = b'{"model":"fine","messages":[{"role":"user","content":"hi"}],"x":'
@@ -33,13 +34,13 @@ def _with_field(value: bytes) -> bytes:
 
 
 def _numbers(limits: ServerConfig, number: bytes) -> bytes:
-    room = min(limits.max_json_values - 100, (limits.max_body_bytes - _SPARE_BYTES) // (len(number) + 1))
+    room = min(JsonLimits(limits).values - 100, (limits.max_body_bytes - _SPARE_BYTES) // (len(number) + 1))
     return b"[" + b",".join([number] * room) + b"]"
 
 
 def rerank_query(limits: ServerConfig) -> bytes:
     """A long query that is not ASCII, and as many documents as there may be strings."""
-    documents = min(60_000, limits.max_json_strings - 100)
+    documents = min(60_000, JsonLimits(limits).strings - 100)
     size = limits.max_body_bytes - 4 * documents - _SPARE_BYTES
     query = "é" * (size // 2)
     body = b'{"model":"no-such-model","query":"%b","documents":[%b]}'
@@ -138,7 +139,7 @@ def quotation_marks(limits: ServerConfig) -> bytes:
 
 def strings(limits: ServerConfig) -> bytes:
     """As many strings as may be, filling the body."""
-    count = limits.max_json_strings - 100
+    count = JsonLimits(limits).strings - 100
     text = b'"%b"' % (b"\\n" * ((limits.max_body_bytes - _SPARE_BYTES - 3 * count) // count // 2))
     return request(_with_field(b"[" + b",".join([text] * count) + b"]"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from gateway.config import ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.front.json_body import ACTED_ON, REFUSED, parse_body, refuse_fields
+from gateway.front.json_body import ACTED_ON, REFUSED, JsonLimits, parse_body, refuse_fields
 from gateway.turns import at_once
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
@@ -86,7 +86,7 @@ def test_the_page_says_what_the_code_does() -> None:
 def test_a_refused_field_is_refused_with_any_value(name: str, value: str) -> None:
     for body in (f'{{"model":"m","{name}":{value}}}', f'{{"model":"m","vllm_xargs":{{"a":1,"{name}":{value}}}}}'):
         with pytest.raises(InvalidRequest, match=re.escape(REFUSED[name])) as refused:
-            at_once(parse_body(body.encode(), ServerConfig()))
+            at_once(parse_body(body.encode(), JsonLimits(ServerConfig())))
         assert refused.value.param == name
 
 

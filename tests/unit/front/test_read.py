@@ -7,7 +7,7 @@ from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.config.backends import BackendConfig
 from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
-from gateway.errors import InvalidRequest, ModelNotFound
+from gateway.errors import InvalidRequest, PreviousResponseNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.request import InferenceRequest, Kind
@@ -279,7 +279,7 @@ def test_a_response_is_continued_where_the_one_before_is_stored_and_by_its_clien
     through, body = reader(stored), {"model": "m", "input": "x", "previous_response_id": "resp_1"}
     assert read(body, b"/v1/responses", key=SHARED, through=through).demand.pinned == "b"
     assert read(body, through=through).demand.pinned is None
-    with pytest.raises(ModelNotFound, match="Unknown response") as error:
+    with pytest.raises(PreviousResponseNotFound, match="Previous response with id 'resp_1' not found") as error:
         read(body, b"/v1/responses", through=through)
     assert error.value.param == "previous_response_id"
 
