@@ -108,7 +108,7 @@ class YamlFile:
 
 
 def _of_text(text: str) -> Any:
-    """Raises YAMLError or RecursionError."""
+    """The value that a YAML text stands for. Raises YAMLError or RecursionError."""
     loader = LOADER(text)
     root = loader.get_single_node()
     if root is None:

@@ -32,6 +32,9 @@ def read_file(file: Path, max_bytes: int) -> bytes:
 
 
 def check_pem(file: str) -> str:
-    """The path, for OpenSSL, which would wait for a named pipe. Raises OSError."""
+    """The path of certificates or a key, for OpenSSL, which reads the file itself and would wait for a named pipe.
+
+    Raises OSError.
+    """
     read_file(Path(file), MAX_PEM_BYTES)
     return file
