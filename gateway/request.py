@@ -420,6 +420,9 @@ class Tunnel(Sink, Protocol):
     def open(self, receive: Callable[[bytes], None]) -> None:
         """Complete the upgrade, if that is still to be done, and pass the client's bytes on from now on."""
 
+    def checked(self, data: bytes) -> bytes:
+        """What the backend gets of bytes of the client. Raises a GatewayError if they end the session."""
+
     def pause_reading(self) -> None:
         """Backpressure: read nothing from the client until `resume_reading`."""
 

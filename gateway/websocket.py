@@ -34,6 +34,13 @@ def text_frame(text: bytes) -> bytes:
     return head + text
 
 
+def masked_text_frame(text: bytes) -> bytes:
+    """The same of a client, whose mask changes nothing."""
+    frame = text_frame(text)
+    head = len(frame) - len(text)
+    return bytes((frame[0], frame[1] | 0x80)) + frame[2:head] + b"\0\0\0\0" + text
+
+
 def close_frame(code: int, reason: str) -> bytes:
     """The close frame of a server; a long reason is cut."""
     text = reason.encode()[: _MAX_CONTROL_BYTES - 2].decode(errors="ignore").encode()
@@ -120,7 +127,7 @@ def messages_of(data: bytearray) -> Iterator[bytes]:
             return
         if head.opcode == _TEXT and head.is_final:
             payload = bytes(data[start:end])
-            yield _unmasked(payload, head.mask) if head.mask else payload
+            yield unmasked(payload, head.mask) if head.mask else payload
         at = end
 
 
@@ -131,7 +138,8 @@ def first_frame_bytes(data: bytes | bytearray) -> int:
     return size if head.size_bytes and size <= len(data) else 0
 
 
-def _unmasked(payload: bytes, mask: bytes) -> bytes:
+def unmasked(payload: bytes, mask: bytes, start: int = 0) -> bytes:
+    """Bytes of a payload from `start` on."""
     size = len(payload)
-    stream = (mask * (size // 4 + 1))[:size]
+    stream = (mask * (size // 4 + 2))[start % 4 : start % 4 + size]
     return (int.from_bytes(payload, "big") ^ int.from_bytes(stream, "big")).to_bytes(size, "big")

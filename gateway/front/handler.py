@@ -300,7 +300,7 @@ class Handler(RequestHandler):
             request = await self._uploads.read(incoming, route, reply.request_id, self._reader)
         elif route.bodiless:
             if route.upgrades:
-                request = await self._realtime.read(incoming, route, connection, reply, self._reader.scheduling)
+                request = await self._realtime.read(incoming, route, connection, reply, self._reader)
             else:
                 request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:

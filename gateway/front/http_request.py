@@ -33,6 +33,7 @@ MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
 _PROTOCOL_KEY = b"openai-insecure-api-key."
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
+_NO_ENCODINGS = frozenset((b"", b"identity", b"utf-8"))  # what clients write for a body that is not encoded
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate", USER_AGENT))
 KeyCheck = Callable[[Mapping[bytes, bytes]], KeyConfig]  # the API key of a request with these headers, or Unauthorized
 
@@ -120,7 +121,7 @@ class HttpRequest:
         if check_key is not None and not route.public:
             self.key = check_key(with_protocol_key(headers) if route.upgrades else headers)
         encoding = headers.get(b"content-encoding")
-        if encoding is not None and encoding.lower() != b"identity":
+        if encoding is not None and encoding.lower() not in _NO_ENCODINGS:
             raise UnsupportedEncoding(
                 "Compressed request bodies are unsupported: send the body without Content-Encoding."
             )

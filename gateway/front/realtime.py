@@ -19,21 +19,21 @@ from gateway.errors import (
     Draining,
     GatewayError,
     InvalidRequest,
-    ModelNotAllowed,
     OriginNotAllowed,
     SessionExpired,
     WebSocketRequired,
     unwrapped,
 )
+from gateway.front.aliases import permitted
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
 from gateway.front.origin import ORIGIN, WebPages
-from gateway.front.read import upstream_headers
+from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route
-from gateway.front.scheduling_headers import SchedulingHeaders
+from gateway.front.session_events import SessionEvents
 from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, Sink, Tunnel, UpstreamResult
+from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, Sink, Tunnel, UpstreamResult
 from gateway.routing.prompt_blocks import seed
 from gateway.websocket import (
     GOING_AWAY,
@@ -69,6 +69,7 @@ class ClientTunnel(Tunnel):
         self._unread = bytearray()  # the end of its beginning, in which the model was not looked for yet
         self._model: asyncio.Future[str | GatewayError] | None = None
         self._spend: Callable[[int, int], None] = _spend_nothing
+        self._events: SessionEvents | None = None
         offered = {each.strip() for each in incoming.headers.get(b"sec-websocket-protocol", b"").split(b",")}
         protocol = b"sec-websocket-protocol: realtime\r\n" if _PROTOCOL in offered else b""
         accept = accept_of(incoming.headers[b"sec-websocket-key"])
@@ -117,6 +118,13 @@ class ClientTunnel(Tunnel):
         if first:
             receive(first)
         self._connection.open_tunnel(receive)
+
+    def check(self, events: SessionEvents) -> None:
+        """Let these see what the client sends, from the beginning."""
+        self._events = events
+
+    def checked(self, data: bytes) -> bytes:
+        return data if self._events is None else self._events.passed(data)
 
     def pause_reading(self) -> None:
         self._connection.read_more(False)
@@ -207,21 +215,22 @@ class RealtimeSessions:
         route: Route,
         connection: ClientConnection,
         reply: ClientResponse,
-        scheduling: SchedulingHeaders,
+        reader: RequestReader,
     ) -> InferenceRequest:
         """The request for a session. Raises a GatewayError, also after the client's side is open."""
         headers, key = incoming.headers, incoming.key
         _check_upgrade(incoming)
         if key is None:
             self._check_page(headers)
-        terms = scheduling.read(incoming, streams=False)
+        terms = reader.scheduling.read(incoming, streams=False)
         tunnel = ClientTunnel(connection, reply, incoming)
         model = _queried_model(incoming.path) or self._fleet.only_model()
         if model is None:
             tunnel.greet(self._new_id(), int(self._unix_seconds()))
             model = await tunnel.model()
-        if key is not None and not key.allows(model):
-            raise ModelNotAllowed.of(model)
+        name, resolved = model, partial(_resolved, reader, incoming, route)
+        model = resolved(name)
+        tunnel.check(SessionEvents(model, resolved))
         client = key.name if key is not None else ""
         session = headers.get(b"x-session-id", b"").decode("latin-1")[:1024]
         return InferenceRequest(
@@ -233,6 +242,7 @@ class RealtimeSessions:
             reply.request_id,
             headers=upstream_headers(incoming, reply.request_id),
             tunnel=tunnel,
+            model_choice=ModelChoice(name) if name != model else None,
         )
 
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:  # noqa: ARG002
@@ -253,6 +263,11 @@ class RealtimeSessions:
 
 
 def _spend_nothing(prompt_tokens: int, completion_tokens: int) -> None: ...
+
+
+def _resolved(reader: RequestReader, incoming: HttpRequest, route: Route, name: str) -> str:
+    """The model of a client's name. Raises ModelNotAllowed."""
+    return reader.model_of(permitted(name, incoming.key), incoming, route.kind, {})
 
 
 def _check_upgrade(incoming: HttpRequest) -> None:

@@ -136,6 +136,13 @@ class BackendSocket(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Bytes of the client."""
         self.active_seconds = self._loop.time()
+        try:
+            data = self._tunnel.checked(data) if self._tunnel is not None else data
+        except GatewayError as error:
+            self.failure = error.again()
+            self.ended.set()
+        if self.failure is not None:
+            return
         self._usage.heard(len(data))
         self._spend()
         if self.transport is not None:

@@ -255,6 +255,26 @@ async def test_a_key_opens_sessions_of_its_own_models_only() -> None:
         assert engine.sessions == []
 
 
+@pytest.mark.parametrize("query", ["", "?model=scripted", "?model=voice-1"])
+async def test_a_session_keeps_the_model_that_it_began_with(query: str) -> None:
+    keys = {"auth": {"keys": [{"name": "ann", "key": "sk-ann", "models": ["scripted", "voice-1", "spare"]}]}}
+    sections: Any = keys | {"models": {"aliases": {"voice-1": "scripted"}}}
+    headers = {"authorization": "Bearer sk-ann"}
+    async with RealtimeEngine() as engine, running(engine, sections=sections) as under_test:
+        for name in ("spare", "absent"):
+            async with connect(under_test, query, additional_headers=headers) as session:
+                await event(session)
+                await session.send(update("voice-1"))
+                await session.send(APPEND)
+                assert (await event(session))["type"] == "transcription.delta"
+                await session.send([update(name)[:20], update(name)[20:]])  # in two frames
+                assert (await event(session))["type"] == "error"
+                assert await close_code(session) == 1008
+            await holds(lambda: under_test.in_flight == 0, "the slot is free")
+        kinds = [kind for each in engine.sessions for kind in each.kinds]
+        assert kinds == ["session.update", "input_audio_buffer.append"] * 2
+
+
 async def test_a_backend_without_the_realtime_api_is_a_clear_refusal(backend: ScriptedBackend) -> None:
     async with running(backend) as under_test:
         for status in (403, 404, 405):

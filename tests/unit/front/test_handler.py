@@ -341,6 +341,11 @@ def test_only_audio_is_streamed_and_has_a_limit_of_its_own() -> None:
     assert (streamed, incoming.max_body_bytes) == (True, 20)
 
 
+@pytest.mark.parametrize("encoding", [b"", b"identity", b"Identity", b"utf-8", b"UTF-8"])
+def test_what_is_no_encoding_is_accepted_as_vllm_does(encoding: bytes) -> None:
+    assert admit(Sent(headers={b"content-encoding": encoding}))[1].route is not None
+
+
 @pytest.mark.parametrize(("length", "accepted"), [(b"10", True), (b"11", False)])
 def test_a_body_that_says_it_is_too_large_is_not_read(length: bytes, accepted: bool) -> None:
     sent = Sent(headers={b"content-length": length})

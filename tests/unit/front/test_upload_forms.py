@@ -63,7 +63,8 @@ class Scene:
         self.budget = MemoryBudget(budget_bytes)
         self.upload = Upload(self._read_more, Holding(self.budget))
         self._reads = asyncio.Event()
-        self.uploads = Uploads(fleet_of(*map(ModelCard, served)), None, Backlog(100, 1000), 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
+        fleet = fleet_of(*map(ModelCard, served))
+        self.uploads = Uploads(fleet, None, None, 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
         self.reader = RequestReader(self.config, Estimates(), StoredResponses(), b"")
 
     def _read_more(self, more: bool) -> None:
