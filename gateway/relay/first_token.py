@@ -22,8 +22,11 @@ _STRUCTURE: Final = frozenset(
     )
 )  # fmt: skip
 _NAME = re.compile(rb"event: ?([\w.]+)\r?\n")
-# A chat or completion that begins with text, as a whole: with no bracket between the text and that of the choices.
-BEGINS_WITH_TEXT = re.compile(rb'data: ?\{[^\[\]]*"choices": ?\[[^\[\]]*?"(?:content|text)": ?"[^"]')
+# A chat or completion that begins with text, as most engines print it: nothing has to be held or parsed.
+BEGINS_WITH_TEXT = re.compile(
+    rb'data: ?\{[^\[]*+(?:(?<="choices":)|(?<="choices": ))\[\{(?:"index": ?\d+, ?)?'
+    rb'(?:"delta": ?\{(?:"role": ?"assistant", ?)?"content"|"text"): ?"[^"]'
+)
 _PIECES: Final = ("text", "token_ids", "finish_reason")
 _KINDS: Final = frozenset(("role", "type"))  # fields of a delta that are no output
 

@@ -78,7 +78,7 @@ class UpstreamResponse(Receiver):
         self.answered = False  # the client has its whole answer
         self.heard = False  # a byte came since the last call of `watch`
         self._silent_seconds = 0.0  # without output
-        self._silent_since = clock()
+        self._silent_since = 0.0
         self._memory = memory
         self._request = request
         self._connection = connection
@@ -114,6 +114,8 @@ class UpstreamResponse(Receiver):
             self._silent_seconds, self._silent_since = 0.0, now
             return
         self.heard = False
+        if not self._silent_seconds and not has_begun:
+            self._silent_since = now - passed_seconds
         self._silent_seconds += passed_seconds
         silent = self._silent_seconds
         if comment_seconds and not silent % comment_seconds:
