@@ -25,7 +25,7 @@ COMPOSITION_ROOT = "app"
 LAYERS: dict[str, set[str]] = {
     "__init__": {"compiled"},
     "compiled": set(),
-    "__main__": {"cli", "config", "handover.conversation", "process", "workers"},
+    "__main__": {"cli"},
     "errors": set(),
     "request": set(),
     "websocket": set(),
@@ -274,6 +274,7 @@ EDGES = {
     "cli.batch_client",
     "cli.check",
     "cli.client",
+    "cli.configured",
     "cli.key_commands",
     "cli.key_store",
     "cli.offline",
