@@ -37,10 +37,12 @@ def data(**fields: Any) -> bytes:
 CHUNKS = [data(choices=[{"index": 0, "delta": {"content": "a"}}]), data(choices=[], usage=OPENAI), DONE]
 RESPONSE = [
     event("response.created", response={"id": "resp_1", "status": "in_progress"}),
+    event("response.output_text.delta", delta="a"),
     event("response.completed", response={"id": "resp_1", "status": "completed", "usage": INPUTS}),
 ]
 MESSAGE = [
     event("message_start", message={"usage": {"input_tokens": 7, "output_tokens": 0}}),
+    event("content_block_delta", index=0, delta={"type": "text_delta", "text": "a"}),
     event("message_delta", delta={}, usage={"output_tokens": 5}),
     event("message_stop"),
 ]
@@ -165,8 +167,9 @@ async def test_a_stream_costs_what_its_backend_reports(path: bytes, backend: Scr
 async def test_a_stream_that_is_cut_costs_its_prompt_and_what_came(
     path: bytes, ending: Step, backend: ScriptedBackend
 ) -> None:
-    first = CASES[path].events[0]
-    backend.plays(*streaming([first], ending))
+    events = CASES[path].events
+    until_text = 1 + next(number for number, each in enumerate(events) if b'"a"' in each)
+    backend.plays(*streaming(events[:until_text], ending))
     async with keeping_books(backend) as under_test:
         client = await under_test.client()
         await client.send(asked(path, stream=True))
