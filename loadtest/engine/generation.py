@@ -18,7 +18,7 @@ class EventWriter(Protocol):
     """Renders the events of one endpoint."""
 
     def heading(self) -> Sequence[bytes]:
-        """Events before the prefill."""
+        """Events as soon as the request is accepted, before its prefill."""
 
     def opening(self) -> Sequence[bytes]:
         """Events that come with the first token, before it."""
