@@ -74,6 +74,8 @@ class Runner(BatchRunner):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for running in self._running.values():
+            running.task = None  # it keeps what cancelled it, whose traceback has frames with `running`
         self._running.clear()
 
     def _now(self) -> int:
@@ -98,20 +100,24 @@ class Runner(BatchRunner):
         while batch.is_running:
             try:
                 await self._attempt(running)
-            except InvalidInput as invalid:
-                batch.fail(invalid.errors, self._now())
-                await self._save(batch)
             except Exception as error:
                 self._parts.caught("batch", error)
                 if has_no_room(error):
                     pause(batch, "no space is left on the disk")
+            if batch.is_running:
                 await asyncio.sleep(_RETRY_SECONDS)
         self._log.info("batch_ended", batch=batch.id, status=batch.status, lines=batch.total, failed=batch.tally.failed)
         self._running.pop(batch.id, None)
 
     async def _attempt(self, running: _Running) -> None:
-        with closing(await self._checks.open(running.batch)) as file:
-            await self._check_and_run(running, file)
+        try:
+            with closing(await self._checks.open(running.batch)) as file:
+                await self._check_and_run(running, file)
+                return
+        except InvalidInput as invalid:
+            errors = invalid.errors
+        running.batch.fail(errors, self._now())
+        await self._save(running.batch)  # here, the exception is gone, with what its frames have of the file
 
     async def _check_and_run(self, running: _Running, file: InputFile) -> None:
         batch, is_new = running.batch, running.batch.status == "validating"

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -153,35 +154,37 @@ class SharedRunner(BatchRunner):
     async def _live(self, share: SharedBatch) -> None:
         """Work at a batch until it has ended. After an unexpected exception, begin again."""
         while share.batch.is_running:
+            errors: list[dict[str, Any]] = []
             try:
                 await share.work(partial(self.enqueued, share.batch))
                 return
             except InvalidInput as invalid:
-                if await self._refuse(share, invalid):
-                    return
+                errors = invalid.errors
             except StorageUnavailable as error:
                 self._reached(False, error)
             except Exception as error:
                 self._parts.caught("batch", error)
                 if has_no_room(error):
                     pause(share.own, "no space is left on the disk")
+            if errors and await self._refuse(share, errors):
+                return
             await asyncio.sleep(_TICK_SECONDS)
 
-    async def _refuse(self, share: SharedBatch, invalid: InvalidInput) -> bool:
+    async def _refuse(self, share: SharedBatch, errors: list[dict[str, Any]]) -> bool:
         """Have the batch fail. False = another gateway has begun it, by other limits; this one looks at it again."""
         now, is_first = int(self._parts.unix_seconds()), False
 
         def fail(batch: Batch) -> bool:
             nonlocal is_first
-            is_missing = invalid.errors[0]["code"] == MISSING
+            is_missing = errors[0]["code"] == MISSING
             is_first = batch.is_running and (not batch.total or is_missing)
             if is_first:
-                batch.fail(invalid.errors, now)
+                batch.fail(errors, now)
             return is_first
 
         found = await patiently(partial(self._store.change, share.batch.id, fail))
         if found is not None and found.is_running:
-            self._log.error("batch_not_run_here", batch=found.id, reason=str(invalid))
+            self._log.error("batch_not_run_here", batch=found.id, reason=errors[0]["message"])
             share.follow(found)
             return False
         if found is not None and is_first:
