@@ -32,7 +32,7 @@ class Threads:
 
     async def run(self, do: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
         """Call this in a thread. A call whose task is cancelled is dropped if it waits, and else ends unattended."""
-        waited_for = _Call(partial(do, *args, **options))
+        waited_for = _ThreadCall(partial(do, *args, **options))
         self._add(waited_for.make)
         await waited_for.done
         return waited_for.outcome()
@@ -79,7 +79,8 @@ class Threads:
         """The next call, when there is one; None = the thread ends."""
         with self._changed:
             self._idle += 1
-            self._changed.wait_for(lambda: self._calls, _IDLE_SECONDS)
+            if not self._calls:
+                self._changed.wait(_IDLE_SECONDS)
             self._idle -= 1
             if self._calls:
                 return self._calls.popleft()
@@ -92,7 +93,7 @@ def _unattended(do: Callable[[], object]) -> None:
         do()
 
 
-class _Call(Generic[Result]):
+class _ThreadCall(Generic[Result]):
     """One call, and what came of it. `done` is cancelled with the task that waits."""
 
     def __init__(self, do: Callable[[], Result]) -> None:
