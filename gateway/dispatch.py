@@ -1,6 +1,6 @@
 """One request to a backend: lease an engine, send the request, pass on the response, retry on another backend.
 
-Retries depend on the kind of failure; a request is sent twice at most, and retries have a budget.
+Retries depend on the kind of failure; a request is executed twice at most, and retries have a budget.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
 
+MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
 _MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
 _MOST_PRICES = 8  # in a trace: the best engines
@@ -76,19 +77,26 @@ class RetryBudget:
 
 
 class Attempts:
-    """The attempts of one request: which backends failed, and whether another attempt is allowed."""
+    """The attempts of one request: which backends failed, and whether another attempt is allowed.
 
-    __slots__ = ("_budget", "_connect_failures", "_reconnected_to", "_repeatable", "avoid", "fresh", "repeated")
+    A request is executed twice at most, under whatever models: its record counts how often it may have been.
+    """
 
-    def __init__(self, budget: RetryBudget, repeatable: bool) -> None:
+    __slots__ = ("_budget", "_connect_failures", "_record", "_repeatable", "avoid", "fresh")
+
+    def __init__(self, budget: RetryBudget, record: Record, repeatable: bool) -> None:
         self._budget = budget
+        self._record = record
         self._repeatable = repeatable
         self._connect_failures = 0
-        self._reconnected_to = ""  # the backend that closed a pooled connection
-        self.repeated = False
         self.avoid: frozenset[str] = frozenset()
         self.fresh = False  # the next attempt needs a new connection
         budget.earn()
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the next execution is the last one."""
+        return self._record.executions + 1 >= MOST_EXECUTIONS
 
     def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
         """Whether to retry after this failure, of which the client has seen nothing.
@@ -97,25 +105,17 @@ class Attempts:
         recover. A failed connect, a pooled connection that was closed, or a backend that is down is not caused by the
         request and does not use the budget.
         """
-        others = others or (waits and error.passing)
-        if isinstance(error, ConnectFailed):
+        may_recover = others or (waits and error.passing)
+        is_race = isinstance(error, ReusedConnectionClosed)  # or a backend that stops: another one is safer
+        if others or not is_race:
             self.avoid |= {backend}
+        if isinstance(error, ConnectFailed):
             self._connect_failures += 1
-            return waits or (others and self._connect_failures <= _MAX_CONNECT_FAILURES)
-        if not self._repeatable or not error.retryable:
+            return waits or (may_recover and self._connect_failures <= _MAX_CONNECT_FAILURES)
+        if not self._repeatable or not error.retryable or self._record.executions >= MOST_EXECUTIONS:
             return False
-        # Without the model, it has run nothing; a backend that stops may accept a connection after closing all others.
-        reconnected = error.passing and backend == self._reconnected_to
-        if self.repeated and not (reconnected or isinstance(error, ModelMissing)):
-            return False
-        if isinstance(error, ReusedConnectionClosed):
-            self.repeated, self.fresh, self._reconnected_to = True, True, backend
-            return True
-        self.avoid |= {backend}
-        if not others or not (isinstance(error, BackendDown) or self._budget.spend()):
-            return False
-        self.repeated = True
-        return True
+        self.fresh |= is_race
+        return is_race or (may_recover and (isinstance(error, BackendDown) or self._budget.spend()))
 
 
 class Dispatcher:
@@ -154,7 +154,7 @@ class Dispatcher:
         Raises a GatewayError if it cannot be answered; `reply.begun` is then true if the client has a part of the
         response. When cancelled, the backend request is aborted and everything reserved is released.
         """
-        demand, attempts = request.demand, Attempts(self._budget, request.repeatable)
+        demand, attempts = request.demand, Attempts(self._budget, record, request.repeatable)
         since, waited = self._lease_broker.now(), 0.0  # since a backend last had the request
         keep_alive, choice = reply.comment if demand.streams else None, request.model_choice
         names, holds = (b"", True) if choice is None else (choice.headers(demand.model), not choice.fallbacks)
@@ -180,7 +180,7 @@ class Dispatcher:
                         lease.on_tokens,
                         rank=rank,
                         fresh=attempts.fresh,
-                        last=attempts.repeated,
+                        last=attempts.is_last,
                     )
                 except BackendError as error:
                     self._failed(request, lease, backend, error, record)
@@ -242,8 +242,7 @@ class Dispatcher:
         self, request: InferenceRequest, lease: Lease, backend: Backend, error: BackendError, record: Record
     ) -> None:
         demand = request.demand
-        if record.trace is not None:
-            record.trace.failed(error.result)
+        record.failed(error.result, ran=error.ran)
         self._fleet.failed(backend, error, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, error.result))
         lease.on_failure()

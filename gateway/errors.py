@@ -272,6 +272,7 @@ class BackendError(GatewayError, status=502, code="backend_failed", outcome="bac
     """A backend failed. `retryable`: another backend may be tried if no data has reached the client."""
 
     retryable: ClassVar[bool] = False
+    ran: ClassVar[bool] = True  # False = the backend has certainly not executed the request
     passing: ClassVar[bool] = False  # typical of a backend that starts or stops: it may recover
     counts_as_failure: ClassVar[bool] = True
     answered: bool = False  # the backend itself reported the failure: the request may be at fault
@@ -296,7 +297,7 @@ class BackendError(GatewayError, status=502, code="backend_failed", outcome="bac
         return self.code or "failed"
 
 
-class ConnectFailed(BackendError, code="backend_unreachable", retryable=True, passing=True):
+class ConnectFailed(BackendError, code="backend_unreachable", retryable=True, passing=True, ran=False):
     """Could not connect to the backend; nothing was sent."""
 
     def __init__(self, message: str, *, kind: str = "refused") -> None:
@@ -336,7 +337,9 @@ class BackendBusy(
     """The backend rejected the request with 429 or 503."""
 
 
-class ModelMissing(BackendError, status=404, code="model_not_found", retryable=True, counts_as_failure=False):
+class ModelMissing(
+    BackendError, status=404, code="model_not_found", retryable=True, counts_as_failure=False, ran=False
+):
     """The backend no longer serves a model that it listed before."""
 
 

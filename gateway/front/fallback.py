@@ -28,10 +28,10 @@ _UNAVAILABLE = (QueueFull, DeadlineUnmeetable, NoBackend, ModelNotFound, Endpoin
 Complete = Callable[[InferenceRequest], Awaitable[InferenceRequest]]
 
 
-def reason_for(error: GatewayError, request: InferenceRequest, attempts: int, now: float, *, is_served: bool) -> str:
+def reason_for(error: GatewayError, request: InferenceRequest, executions: int, now: float, *, is_served: bool) -> str:
     """Why another model should take the place of the request's; empty = it should not.
 
-    `attempts`: how often the request was given to a backend; `is_served`: whether a backend still serves its model.
+    `executions`: how often a backend may have run the request; `is_served`: whether a backend still serves its model.
     """
     if isinstance(error, QueueFull):
         return "queue_full"
@@ -42,7 +42,7 @@ def reason_for(error: GatewayError, request: InferenceRequest, attempts: int, no
         return "no_backend"
     if not isinstance(error, BackendError) or is_served:
         return ""
-    may_repeat = request.repeatable and error.retryable and attempts <= 1
+    may_repeat = request.repeatable and error.retryable and executions <= 1
     return "no_backend" if may_repeat or isinstance(error, ConnectFailed) else ""
 
 
@@ -77,7 +77,7 @@ class Fallbacks:
             return await self._dispatcher.dispatch(request, reply, record)
         except GatewayError as error:
             is_served = bool(self._fleet.serving(model))
-            reason = reason_for(error, request, record.attempts, self._clock(), is_served=is_served)
+            reason = reason_for(error, request, record.executions, self._clock(), is_served=is_served)
             if reply.begun or not reason:
                 raise
             wakes = reason == "no_backend" and self._fleet.will_serve(model)

@@ -26,6 +26,7 @@ class Record:
     outcome: str = ""
     status: int = 0
     attempts: int = 0
+    executions: int = 0  # attempts that failed, and that a backend may have executed
     streams: bool = False
     batch: bool = False
     is_placed: bool = False  # a backend has it now
@@ -107,6 +108,12 @@ class Record:
         self.streamed_tokens = streamed_tokens
         if self.trace is not None:
             self.trace.attempted(first_byte_seconds)
+
+    def failed(self, result: str, *, ran: bool) -> None:
+        """An attempt failed with this result."""
+        self.executions += ran
+        if self.trace is not None:
+            self.trace.failed(result)
 
     def answered(self, usage: Usage, demand: Demand | None, engine_index: int, *, client_was_slow: bool) -> None:
         """The response is complete, and the backend reported its usage; `demand` is None if estimates must not learn

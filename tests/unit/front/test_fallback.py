@@ -215,9 +215,9 @@ def test_how_the_fallback_failed_is_said_once_it_was_tried(second: GatewayError)
 
 
 @pytest.mark.parametrize(
-    ("error", "attempts", "reason"),
+    ("error", "executions", "reason"),
     [
-        (ConnectFailed("why"), 3, "no_backend"),
+        (ConnectFailed("why"), 1, "no_backend"),
         (FreshConnectionClosed("why"), 1, "no_backend"),
         (FreshConnectionClosed("why"), 2, ""),
         (BackendBusy("why"), 1, "no_backend"),
@@ -227,11 +227,11 @@ def test_how_the_fallback_failed_is_said_once_it_was_tried(second: GatewayError)
     ],
 )
 def test_a_request_goes_to_no_more_backends_than_without_fallbacks(
-    error: GatewayError, attempts: int, reason: str
+    error: GatewayError, executions: int, reason: str
 ) -> None:
-    assert reason_for(error, request(), attempts, 0.0, is_served=False) == reason
+    assert reason_for(error, request(), executions, 0.0, is_served=False) == reason
     if isinstance(error, BackendError):
-        assert reason_for(error, request(), attempts, 0.0, is_served=True) == ""
+        assert reason_for(error, request(), executions, 0.0, is_served=True) == ""
 
 
 def test_what_may_not_be_sent_twice_is_not() -> None:
