@@ -57,12 +57,13 @@ class RedisServer:
     def _answers(self) -> bool:
         return self.ask("PING") == "+PONG"
 
-    def ask(self, command: str) -> str:
-        """The first line of the answer to a command; empty = there was none."""
+    def ask(self, command: str | bytes) -> str:
+        """The first line of the answer to a command, as a line or packed; empty = there was none."""
+        data = command if isinstance(command, bytes) else command.encode() + b"\r\n"
         with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
             connection.settimeout(1.0)
-            connection.sendall(command.encode() + b"\r\n")
-            return connection.recv(4096).decode().splitlines()[0]
+            connection.sendall(data)
+            return connection.recv(4096).decode(errors="replace").splitlines()[0]
         return ""
 
     def signal(self, number: int) -> None:

@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from gateway.coordination.records import Records, ReplicaRecord
 from gateway.routing.engine import EngineUse
 
 HOLD_SECONDS: Final = 2.5  # from before a call was sent that renewed the block
@@ -34,25 +35,6 @@ class Wish(NamedTuple):
     wanted: EngineUse
     need: EngineUse
     whole: EngineUse
-
-
-class EngineRecord(msgspec.Struct, array_like=True, frozen=True):
-    """One engine in the record of a replica."""
-
-    block: EngineUse
-    wanted: EngineUse
-    need: EngineUse
-    whole: EngineUse
-
-
-class ReplicaRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What a replica writes. `number` of the write; `shown`: the run in which it has shown its presence; `age_seconds`:
-    how long its first request has waited."""
-
-    number: int
-    shown: str
-    age_seconds: float
-    shares: dict[str, EngineRecord]
 
 
 def targets(total: int, rows: list[tuple[int, int]]) -> list[int]:
@@ -80,9 +62,6 @@ def targets(total: int, rows: list[tuple[int, int]]) -> list[int]:
 def both(one: EngineUse, other: EngineUse, how: Callable[[int, int], int]) -> EngineUse:
     """Combine slots with slots, and tokens with tokens."""
     return EngineUse(how(one.slots, other.slots), how(one.kv_tokens, other.kv_tokens))
-
-
-Records = dict[str, ReplicaRecord]
 
 
 def blocks_of(records: Records, key: str, without: str) -> EngineUse:

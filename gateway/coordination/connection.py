@@ -64,7 +64,7 @@ class RedisConnection(asyncio.Protocol):
             while (reply := reader.gets()) is not _MORE:
                 self._unread_bytes = reader.len()
                 if type(reply) is PushNotification:
-                    if reply[0] == b"message":
+                    if reply[:1] == [b"message"] and len(reply) == 3:
                         self._heard(reply[1], reply[2])
                 elif not self._answers:
                     return self.close("an answer came without a command")
@@ -135,8 +135,8 @@ async def _connected_by_sentinels(config: CoordinationConfig, name: str, heard: 
         try:
             found = await _primary(config, host, name)
             connection = await _opened(config, found, name, heard)
-            role = (await connection.ask(b"ROLE"))[0]
-            if role == b"master":
+            role = await connection.ask(b"ROLE")
+            if isinstance(role, list) and role[:1] == [b"master"]:
                 return connection
             connection.close("this server is no primary")
             reasons.append(f"{found[0]}:{found[1]} is no primary")
@@ -150,9 +150,11 @@ async def _primary(config: CoordinationConfig, sentinel: tuple[str, int], name: 
     try:
         await _greet(connection, name, "", config.sentinel_password)
         found = await connection.ask(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", config.address.sentinel_name)
-        if not found:
-            raise StoreLost(f"no primary is known as {config.address.sentinel_name!r}")
-        return found[0].decode(), int(found[1])
+        try:
+            address, port = found
+            return address.decode(), int(port)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StoreLost(f"no primary is known as {config.address.sentinel_name!r}") from error
     finally:
         connection.close("the Sentinel has answered")
 

@@ -28,6 +28,7 @@ _FRUITLESS_SECONDS: Final = 0.4  # while requests wait, and calls change no bloc
 _LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
 _ANSWER_SECONDS: Final = 0.003  # after a call that asked others, who answer by a request
 _ATTEMPTS: Final = 8  # at a change, while others change the table
+_SHOWN: Final = 64  # characters of a name in the log
 _READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an even part
 
 
@@ -60,7 +61,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._has_ended_call = asyncio.Event()
         self._count = 1
-        self._is_lost = self._has_asked = False
+        self._is_lost = self._has_asked = self._has_unread = False
         self._called_seconds = self._asked_seconds = -math.inf
         self._waiting_seconds = _WAITING_SECONDS
         self._log = structlog.get_logger("gateway")
@@ -153,13 +154,15 @@ class Coordinator:
         try:
             await self._exchange()
             await self._follow_peers()
-        except StoreLost as error:
+        except Exception as error:  # whatever it is, blocks are not renewed
+            if not isinstance(error, StoreLost):
+                self._supervisor.caught("coordination", error)
             self.failures += 1
             self.blocks.failed()
             if not self._is_lost:
                 self._is_lost = True
                 self._log.warning(
-                    "coordination_lost", reason=str(error), replicas=self._count,
+                    "coordination_lost", reason=str(error) or type(error).__name__, replicas=self._count,
                     hint="blocks are used until they lapse, then an even part of each cap",
                 )  # fmt: skip
         else:
@@ -169,6 +172,12 @@ class Coordinator:
         finally:
             self.obey(anew=False)
             self._has_ended_call.set()
+        if self.blocks.unread and not self._has_unread:
+            self._log.warning(
+                "replica_unreadable", replica=min(self.blocks.unread)[:_SHOWN], records=len(self.blocks.unread),
+                hint="its record in the table is junk, or of another version; it keeps an even part of each cap",
+            )  # fmt: skip
+        self._has_unread = bool(self.blocks.unread)
         if self.blocks.live != self._count:
             self._count = self.blocks.live
             self._log.info("replicas_changed", replicas=self._count, silent=self.blocks.missing)

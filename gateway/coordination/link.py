@@ -90,8 +90,9 @@ class RedisLink:
         await connection.listen([self.name("here:") + self.replica.encode()])
 
     def _on_message(self, channel: bytes, data: bytes) -> None:
-        if (heard := self._heard.get(channel)) is not None:
-            heard(data)
+        with self._supervisor.guard("coordination_message"):
+            if (heard := self._heard.get(channel)) is not None:
+                heard(data)
 
     async def until_present(self) -> None:
         """Wait until presence is shown, as far as this replica knows."""

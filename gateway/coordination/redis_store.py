@@ -15,6 +15,7 @@ _SCRIPT = """
 local key, prefix, me = KEYS[1], ARGV[1], ARGV[2]
 local run = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
 local is_same = redis.call('HGET', key, ':run') == run
+if redis.call('HLEN', key) > 1000 then return redis.error_reply('ERR the table has more than 1000 fields') end
 local version = is_same and redis.call('HGET', key, ':version') or ''
 if ARGV[3] == run and ARGV[4] == version then
   if not is_same then redis.call('DEL', key) end
@@ -71,16 +72,16 @@ class RedisStore:
             reply = await self._link.ask("EVAL", _SCRIPT, *words)
         try:
             run, version, fields, present = reply
-            records = {key.decode(): value for key, value in zip(fields[::2], fields[1::2], strict=True)}
-        except (TypeError, ValueError) as error:
+            records = {_text(key): value for key, value in zip(fields[::2], fields[1::2], strict=True)}
+            settled, era = records.pop(":settled", b"0") == b"1", _text(records.pop(":era", b""))
+            own, here = Stamp(_text(run), _text(version)), frozenset(map(_text, present))
+        except (AttributeError, TypeError, ValueError) as error:
             raise StoreLost(f"not an answer of the table: {str(reply)[:100]}") from error
-        settled, era = records.pop(":settled", b"0") == b"1", records.pop(":era", b"").decode()
-        here = frozenset(each.decode() for each in present)
         self._link.seen_present(is_present=self._link.replica in here)
-        return Table(
-            Stamp(run.decode(), version.decode()),
-            era,
-            settled,
-            {key: value for key, value in records.items() if not key.startswith(":")},
-            here,
-        )
+        found = {key: value for key, value in records.items() if not key.startswith(":")}
+        return Table(own, era, settled, found, here)
+
+
+def _text(name: bytes) -> str:
+    """A name in the table; no replica's has bytes that are not UTF-8."""
+    return name.decode(errors="backslashreplace")

@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from gateway.coordination.records import UNREADABLE
 from gateway.coordination.updates import MOST_BYTES
 from gateway.front.stored_responses import Place, StoredResponses
 
@@ -71,7 +72,7 @@ class ResponseExchange:
             return False
         try:
             message = self._decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             return False
         if message.format != _FORMAT:
             return False

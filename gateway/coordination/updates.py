@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
+from gateway.coordination.records import UNREADABLE
+
 FORMAT: Final = f"2 {sys.byteorder}"  # changes with what a message holds
 MOST_BYTES: Final = 1 << 20  # of a message that is read
 MOST_KEYS: Final = 8192  # blocks in a message; a prompt has at most some 4,700
@@ -115,7 +117,7 @@ def decode(data: bytes) -> Message:
         raise UpdateRefused("too_long")
     try:
         message: Message = _decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise UpdateRefused("malformed") from error
     if message.format != FORMAT:
         raise UpdateRefused("other_version")

@@ -66,14 +66,15 @@ class Load:
     """Clients that ask one gateway again and again. `failed`: statuses other than 200; `cut`: connections that ended
     before their answer."""
 
-    def __init__(self, gateway: GatewayProcess) -> None:
+    def __init__(self, gateway: GatewayProcess, clients: int = CLIENTS) -> None:
         self._gateway = gateway
         self.answered = self.cut = 0
         self.failed: list[Any] = []
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(CLIENTS)]
+        self._is_ending = False
+        self._tasks = [asyncio.create_task(self._ask()) for _ in range(clients)]
 
     async def _ask(self) -> None:
-        while True:
+        while not self._is_ending:
             try:
                 async with await Client.connect(self._gateway.port) as client:
                     await client.send(request(BODY, target=b"/v1/chat/completions"))
@@ -86,6 +87,12 @@ class Load:
                 self.answered += 1
             else:
                 self.failed.append((answer.status, answer.body[:200]))
+
+    async def finish(self) -> None:
+        """End with the answers that are on their way: the engine sees no client leave."""
+        self._is_ending = True
+        async with asyncio.timeout(_DEADLINE_SECONDS):
+            await asyncio.gather(*self._tasks)
 
     async def stop(self) -> None:
         for task in self._tasks:

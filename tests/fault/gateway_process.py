@@ -84,6 +84,7 @@ async def gateway_process(
     per_backend: dict[str, Any] | None = None,
     process_group: int | None = None,
     workers: int = 1,
+    command: tuple[str, ...] = ("gateway",),
 ) -> AsyncIterator[GatewayProcess]:
     """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
     port, admin_port = free_ports(2)
@@ -93,7 +94,7 @@ async def gateway_process(
     backends = [{"url": backend.url, **(per_backend or {})}]
     file.write_text(yaml.safe_dump({"server": base | more, "backends": backends, **(sections or {})}))
     process = subprocess.Popen(
-        [sys.executable, "-m", "gateway", "serve", "-c", str(file)],
+        [sys.executable, "-m", *command, "serve", "-c", str(file)],
         stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=before, process_group=process_group,
     )  # fmt: skip
     running = GatewayProcess(process, port, admin_port, has_tls="tls" in more)

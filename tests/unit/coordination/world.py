@@ -41,9 +41,11 @@ class Server:
 
 
 class World:
-    """All of it. `run` goes through a schedule; `caps` are never exceeded, or it raises AssertionError."""
+    """All of it. `run` goes through a schedule; `caps` are never exceeded, or it raises AssertionError. `is_easy`: no
+    request is large or long."""
 
-    def __init__(self, seed: int, caps: tuple[EngineUse, ...]) -> None:
+    def __init__(self, seed: int, caps: tuple[EngineUse, ...], *, is_easy: bool = False) -> None:
+        self.is_easy = is_easy
         self.random = Random(seed)
         self.now = 0.0
         self.caps = caps
@@ -118,6 +120,7 @@ class Member:
         self.offset, self.rate = world.random.uniform(-1e4, 1e4), 1 + world.random.uniform(-2e-4, 2e-4)
         versions = (f"{name}:{number}" for number in count())
         self.blocks = ReplicaBlocks(name, 2, lambda: next(versions))
+        self.served = 0
         self.used = [NONE] * len(world.caps)
         self.waiting: list[list[tuple[EngineUse, float]]] = [[] for _ in world.caps]
         self.live: dict[int, tuple[int, EngineUse]] = {}  # on the engines
@@ -172,8 +175,11 @@ class Member:
         self.do(self.arrive, random.expovariate(self.busy))
         engine = random.randrange(len(self.world.caps))
         cap = self.world.caps[engine]
-        slots = 1 if random.random() < 0.9 else random.randint(1, cap.slots)
-        use = EngineUse(slots, random.randint(1, max(1, cap.kv_tokens // random.choice((2, 8, 20)))))
+        slots = 1 if self.world.is_easy or random.random() < 0.9 else random.randint(1, cap.slots)
+        use = EngineUse(
+            slots,
+            random.randint(1, max(1, cap.kv_tokens // random.choice((20,) if self.world.is_easy else (2, 8, 20)))),
+        )
         if len(self.waiting[engine]) < 10:
             self.waiting[engine].append((use, self.clock()))
         self.admit()
@@ -195,6 +201,7 @@ class Member:
         number, world = next(self.numbers), self.world
         self.used[engine] = EngineUse(*[a + b for a, b in zip(self.used[engine], use, strict=True)])
         self.live[number] = engine, use
+        self.served += 1
         world.begin(engine, use)
 
         def ended() -> None:
@@ -206,7 +213,11 @@ class Member:
             self.used[engine] = EngineUse(*[a - b for a, b in zip(self.used[engine], use, strict=True)])
             self.admit()
 
-        world.at(world.random.choice((0.05, 0.5, 3.0, 20.0)) * world.random.uniform(0.5, 1.5), ended)
+        world.at(
+            world.random.choice((0.05, 0.5) if world.is_easy else (0.05, 0.5, 3.0, 20.0))
+            * world.random.uniform(0.5, 1.5),
+            ended,
+        )
 
     def tick(self) -> None:
         self.do(self.tick, TICK_SECONDS)
