@@ -204,7 +204,8 @@ class Gateway:
         report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
         tokenized = self.tokenization if self.tokenization.is_used else ()
         secret, estimates = self._secret(config), self.cache_state.estimates
-        return RequestReader(config, estimates, self._stored_responses, secret, tokenized, report, self.memory)
+        more = report, self.memory, self.fleet.names
+        return RequestReader(config, estimates, self._stored_responses, secret, tokenized, *more)
 
     def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""

@@ -240,6 +240,7 @@ class ScriptedBackend:
 
     def __init__(self, model: str = MODEL, *, port: int = 0, certificate: Path | None = None) -> None:
         self.model = model
+        self.cards: tuple[dict[str, str], ...] = ({"id": model},)  # of the models that it lists
         self.tls: ssl.SSLContext | None = None
         if certificate is not None:
             self.tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -279,8 +280,9 @@ class ScriptedBackend:
         """As a healthy server does."""
         target = bytes(connection.received).split(b" ", 2)[1]
         if target == b"/v1/models":
-            card = {"id": self.model, "object": "model", "max_model_len": 8192, "owned_by": "vllm"}
-            answer = whole(200, orjson.dumps({"object": "list", "data": [card]}))
+            more = {"object": "model", "max_model_len": 8192, "owned_by": "vllm"}
+            cards = [{**card, **more} for card in self.cards]
+            answer = whole(200, orjson.dumps({"object": "list", "data": cards}))
         elif target == b"/health":
             answer = whole(200, b"")
         else:

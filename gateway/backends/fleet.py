@@ -15,6 +15,7 @@ from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import Blame, HealthView, ProbeResult
 from gateway.backends.reachability import kind_of
+from gateway.backends.served_names import ServedNames
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
@@ -102,7 +103,7 @@ class Fleet:
         self._expected_models: Collection[str] = ()
         self._adapters: Mapping[str, str] = {}  # that may be loaded on demand, with the model of each
         self._serving: dict[str, tuple[Backend, ...]] = {}
-        self._families: dict[str, str] = {}
+        self.names = ServedNames()
         self._numbers = EngineNumbers(clock)
         self._owners: dict[int, Backend] = {}  # of all engines, by number
         self.follow({each.name: Wanted(each) for each in backends})
@@ -222,10 +223,10 @@ class Fleet:
 
     def family(self, model: str) -> str:
         """The model whose engines a model runs on: itself, an adapter's base, or the first of its names."""
-        return self._families.get(model, model)
+        return self.names.families.get(model, model)
 
     def families(self) -> list[str]:
-        return list(dict.fromkeys(self._families.values()))
+        return list(dict.fromkeys(self.names.families.values()))
 
     def recovery_seconds(self) -> float:
         """Expected time until a backend is back: the end of an ejection, or enough good probes."""
@@ -384,8 +385,8 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 listing.setdefault(card.id, []).append(backend)
-        old_families, self._families = self._families, _families(self.backends)
-        must_notify = must_notify or self._families != old_families  # the scheduler reads them with the engines
+        has_names = self.names.follow([backend.facts.models for backend in self.backends])
+        must_notify = must_notify or has_names  # the scheduler reads them with the engines
         serving = {
             model: eligible([each for each in listed if model not in each.missing] or listed, self._health.max_ejected)
             for model, listed in listing.items()
@@ -419,15 +420,6 @@ class Fleet:
         for listener in listeners:
             with self._supervisor.guard(task):
                 listener(*news)
-
-
-def _families(backends: Sequence[Backend]) -> dict[str, str]:
-    families: dict[str, str] = {}
-    for backend in backends:
-        by_root: dict[str, str] = {}
-        for card in backend.facts.models:
-            families.setdefault(card.id, card.parent or by_root.setdefault(card.root or card.id, card.id))
-    return families
 
 
 def _sizes(backend: Backend) -> tuple[object, ...]:

@@ -1,11 +1,15 @@
 """Names of models: which a client may use, which model one stands for, and for a canary, which a conversation gets.
 
+Further names under which engines serve a model (vLLM's `--served-model-name a b`) stand for the first one, but for
+those with settings of their own: so all of them share a queue, what is learned, and the record of prompts.
+
 Pure. Every route gets its model from `permitted` and `Aliases`. A canary's choice is made by a hash of what all turns
 of a conversation have in common, so that each conversation keeps its model, and with it its prefix cache, in every
 gateway with the same weights.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 import orjson
@@ -50,27 +54,37 @@ class Canary:
 
 
 class Aliases:
-    """The models that names of clients stand for."""
+    """The models that names of clients stand for. `served`: names of engines that answer with another one, and the
+    model of each, as they are at any moment; `own`: names with settings."""
 
-    def __init__(self, aliases: Mapping[str, AliasTarget]) -> None:
+    def __init__(
+        self,
+        aliases: Mapping[str, AliasTarget],
+        served: Mapping[str, str] = MappingProxyType({}),
+        own: Collection[str] = (),
+    ) -> None:
+        self._served, self._own = served, own
         self._targets: dict[str, str | Canary] = {}
         for alias, target in aliases.items():
             self._targets[alias] = target if isinstance(target, str) else Canary(target)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._targets
+        return name in self._targets or (name in self._served and name not in self._own)
 
     def model_of(self, name: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:
         """The model that a name stands for, for this tenant's conversation; one that is no alias is the model's own."""
         target = self._targets.get(name, name)
-        if isinstance(target, str):
-            return target
-        return target.choose(seed(name, tenant, session or opening_of(document, kind)) / _HASHES)
+        if not isinstance(target, str):
+            target = target.choose(seed(name, tenant, session or opening_of(document, kind)) / _HASHES)
+        return self._first(target)
+
+    def _first(self, model: str) -> str:
+        return model if model in self._own else self._served.get(model, model)
 
     def continued(self, alias: str, model: str) -> bool:
         """Whether a conversation under this name may go on with this model."""
-        target = self._targets[alias]
-        return target == model if isinstance(target, str) else model in target.models
+        target = self._targets.get(alias, alias)
+        return model in map(self._first, [target] if isinstance(target, str) else target.models)
 
 
 def opening_of(document: dict[str, Any], kind: Kind) -> str:

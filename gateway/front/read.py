@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
+from gateway.backends.served_names import ServedNames
 from gateway.config import Config
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
@@ -110,14 +111,16 @@ class RequestReader:
         tokenized: Container[str] = (),
         report: PromptSamples | None = None,
         memory: MemoryBudget | None = None,
+        names: ServedNames | None = None,
     ) -> None:
+        self._names = names or ServedNames()
         self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = limits = JsonLimits(config.server)
         self._short_bytes, self._max_depth = limits.short_bytes, limits.depth
         self._max_sequences, self._allow_media_urls = config.server.max_sequences, config.server.allow_media_urls
         self._coalesces = config.embeddings.coalesce  # of models without an own setting
         self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
-        self.aliases = Aliases(config.models.aliases)
+        self.aliases = Aliases(config.models.aliases, self._names.first, config.models.by_name)
         self._fallbacks = config.models.fallbacks
         self._estimates = estimates
         self._stored = stored
@@ -405,7 +408,8 @@ class RequestReader:
         return demand
 
     def _seed(self, model: str, salt: str) -> int:
-        """Where the chain of a prompt's keys starts."""
+        """Where the chain of a prompt's keys starts: engines' caches depend on the weights, not on their name."""
+        model = self._names.weights.get(model, model)
         known = self._seeds.get(model) if not salt else None
         if known is not None:
             return known
