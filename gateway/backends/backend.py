@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
+from gateway.backends.restarts import RestartEvidence
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.routing.adapters import AdapterSlots
@@ -140,6 +141,7 @@ class Backend:
         self.joins_others = joins_others  # it came while the fleet had others: it starts slowly
         self.draining = ""  # why it gets no new requests; empty = it gets them
         self.limiter = limiter or Limiter()
+        self.restarts = RestartEvidence()
         self._kv_cache = KvCacheSize()
         self.facts = Facts()
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by listed model

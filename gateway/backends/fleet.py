@@ -318,7 +318,9 @@ class Fleet:
         if facts == old:
             return
         backend.learn(facts)
-        if _differ(old.process_start_seconds, facts.process_start_seconds) or _differ(old.version, facts.version):
+        before, start = old.process_start_seconds, facts.process_start_seconds
+        is_another = _differ(before, start) or _differ(old.version, facts.version)
+        if is_another and self._is_restart(backend, before, start):
             backend.health.restarted()
             self._restarted(backend)
         else:
@@ -327,9 +329,9 @@ class Fleet:
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
         old, knows_start = backend.telemetry, backend.facts.process_start_seconds is not None
-        if old and telemetry and not knows_start and telemetry.prefix_queries_tokens < old.prefix_queries_tokens:
-            self._restarted(backend)  # a counter went back to zero
-            return
+        is_back = old and telemetry and telemetry.prefix_queries_tokens < old.prefix_queries_tokens
+        if is_back and not knows_start and self._is_restart(backend, None, None):
+            return self._restarted(backend)  # a counter went back to zero
         kv_tokens, change = backend.kv_cache_tokens, backend.measured(telemetry)
         if change:
             self._limit_changed(backend, change)
@@ -337,6 +339,13 @@ class Fleet:
             self.slept(backend, "" if telemetry.sleep_state == "awake" else telemetry.sleep_state)
         if backend.kv_cache_tokens != kv_tokens:
             self._rebuild(must_notify=True)
+
+    def _is_restart(self, backend: Backend, before: float | None, start: float | None) -> bool:
+        """Whether another process has replaced the one before. If it is one of several, no slow start goes on."""
+        if not (is_restart := backend.restarts.is_restart(before, start, self._clock())):
+            backend.start_slowly(None)
+            self._limit_changed(backend)
+        return is_restart
 
     def slept(self, backend: Backend, state: str) -> None:
         """The backend sleeps in this state of vLLM's sleep mode; empty = it is awake."""

@@ -34,6 +34,8 @@ FASTEST_SECONDS = 0.2  # least time between probes, however often one is request
 _APART_SECONDS = 0.05  # between the first probes of backends that join others: asking them delays no request
 _APART_AT_START_SECONDS = 0.002  # between those of others, however many they are
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
+_LOOKS = 4  # of a survey, at who answers
+SEVERAL = "several engines answer at one URL, so neither caps nor prefix caches are right: give each engine its own URL"
 _REQUIRED = ("/health", MODELS_PATH)
 
 log = structlog.get_logger()
@@ -123,6 +125,7 @@ class BackendWatch:
     _in_doubt: bool = False
     _server_info_asked: bool = False
     _logged_state: State = "unknown"
+    _logged_several: bool = False
     _logged_probe_error: str | None = None
     _logged_reasons: dict[str, str] = field(default_factory=dict)
 
@@ -216,6 +219,10 @@ class BackendWatch:
         if telemetry is not None:
             self.fleet.measured(backend, telemetry)
         self._log_reason(path, reason)
+        if backend.restarts.several != self._logged_several:
+            self._logged_several = backend.restarts.several
+            write = log.warning if self._logged_several else log.info
+            write("several_engines" if self._logged_several else "one_engine", backend=backend.name, hint=SEVERAL)
 
     def _pause_seconds(self, probe: ProbeResult) -> float:
         """From the start of one probe to the next; shorter where the next one decides something."""
@@ -274,6 +281,7 @@ class Answers:
     probe: ProbeResult = ProbeResult.OK
     probe_error: str = ""  # why the probe did not succeed
     is_vllm: bool = False
+    has_several: bool = False  # several processes answered at its URL
     generates: bool | None = None  # False = its models only embed, score or classify; None = not known
     problems: dict[str, ControlError] = field(default_factory=dict)
 
@@ -292,6 +300,10 @@ class Answers:
         self.probe, self.probe_error = await client.probe(self.backend.config)
         if self.is_reachable:
             await asyncio.gather(*(self._ask(client, path) for path in (METRICS_PATH, *READERS)))
+            for _ in range(_LOOKS if self.is_vllm else 0):
+                before = self.backend.facts.process_start_seconds
+                await self._ask(client, METRICS_PATH)
+                self.has_several |= before != self.backend.facts.process_start_seconds
             self.generates = await client.offers(self.backend.config, CHAT_PATH)
 
     async def _ask(self, client: ControlClient, path: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from gateway.backends import vllm_api
 from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
 from gateway.backends.health import ProbeResult
-from gateway.backends.probe import Answers, survey
+from gateway.backends.probe import SEVERAL, Answers, survey
 from gateway.config import Config
 from gateway.discovery.follow import configured_sources
 from gateway.discovery.listings import DiscoveryError, first_listing
@@ -155,7 +155,9 @@ def _warnings(answers: Answers, events_unreachable: str | None) -> list[str]:
         models = answers.problems.get(vllm_api.MODELS_PATH) or "/v1/models lists no model"
         metrics = answers.problems.get(vllm_api.METRICS_PATH) or "/metrics has none of vLLM's metrics"
         return [f"This is no vLLM server: {models}; {metrics}."]
-    facts, problems, found = answers.backend.facts, answers.problems, []
+    facts, problems, found = answers.backend.facts, answers.problems, list[str]()
+    if answers.has_several:
+        found.append(f"{SEVERAL[0].upper()}{SEVERAL[1:]}.")
     if (error := problems.get(vllm_api.MODELS_PATH)) and error.status == 401:
         found.append("/v1/models returned 401: set api_key to the key that vLLM was started with.")
     elif error:

@@ -16,6 +16,7 @@ NAMES = ("a", "b", "c")
 LORA = {"id": "lora", "root": "/adapters/lora", "parent": "a"}
 CARDS = (*[{"id": name, "root": "/weights"} for name in NAMES], LORA)
 PREFIX = {"routing": {"policy": "prefix"}}
+USAGE = {"prompt_tokens": 2500, "completion_tokens": 1, "total_tokens": 2501}
 PROMPT = "A long prompt that several names have in common. " * 200
 
 
@@ -25,7 +26,7 @@ async def as_vllm(connection: Connection) -> None:
     body = orjson.loads(connection.seen.body)
     model = body["model"] if body["model"] == "lora" else "a"
     if not body.get("stream"):
-        connection.send(whole(200, orjson.dumps({"model": model, **completion("ok")})))
+        connection.send(whole(200, orjson.dumps({"model": model, **completion("ok"), "usage": USAGE})))
         return
     choice = {"index": 0, "delta": {"content": "x"}}
     event = {"id": "1", "object": "chat.completion.chunk", "model": model, "choices": [choice]}
