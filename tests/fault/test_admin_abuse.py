@@ -38,10 +38,9 @@ async def test_no_page_reads_the_admin_port_under_its_own_name(path: str, backen
         (b" " * (MEBIBYTE + 1), 413),
         (b'{"messages":' + b"[" * 500_000 + b"]" * 500_000 + b"}", 400),
         (b'{"prompt":[' + b"{}," * 300_000 + b"{}]}", 400),
-        (b'{"prompt":[' + b"1," * 510_000 + b"1]}", 400),
         (b'{"prompt":"' + b"a" * 1000, 400),
     ],
-    ids=["large", "deep", "objects", "numbers", "cut"],
+    ids=["large", "deep", "objects", "cut"],
 )
 @pytest.mark.parametrize("path", ["", "?path=/v1/completions"])
 async def test_a_dry_run_has_the_limits_of_a_request_and_a_size_of_its_own(
