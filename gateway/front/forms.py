@@ -79,11 +79,12 @@ class FormParser:
         self._piece = piece
         try:
             self._parser.write(piece)
+            self.parsed_bytes += len(piece)
+            return self._content
         except FormParserError as error:
             raise InvalidRequest(f"Malformed multipart form: {error}.") from error
-        self.parsed_bytes += len(piece)
-        content, self._content = self._content, []
-        return content
+        finally:
+            self._piece, self._content = b"", []  # the parser and this are a cycle
 
     def check_end(self) -> None:
         """The body has ended. Raises InvalidRequest if the form has not."""

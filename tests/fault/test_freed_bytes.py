@@ -28,6 +28,7 @@ QUEUED = [path for path in POSTS if ROUTES[b"POST", path].kind is not Kind.LIGHT
 MULTIPART = b"content-type: multipart/form-data; boundary=b"
 KEY = b"authorization: Bearer " + CLIENT_KEY.encode()
 QUICK = {"admission": {"max_wait_seconds": 0.3}, "upstream": {"retry_budget_min": 0, "retry_budget_fraction": 0}}
+LIMITS = {"server": {"max_json_containers": 50_000, "max_json_strings": 50_000, "max_json_values": 30_000}}
 Spoil = Callable[[dict[str, Any]], bytes]
 
 
@@ -49,7 +50,7 @@ def document_for(path: bytes) -> dict[str, Any]:
         b"/v2/embed": {"texts": texts},
     }
     scored = {"query": "q", "documents": texts} if b"rank" in path else {"text_1": "q", "text_2": texts}
-    pooled = {"query": "q", "items": texts} if path == b"/generative_scoring" else {"input": text}
+    pooled = {"query": "q", "items": [text]} if path == b"/generative_scoring" else {"input": text}
     return {"model": MODEL, **by_route.get(path, scored if b"score" in path or b"rank" in path else pooled)}
 
 
@@ -81,8 +82,9 @@ BODIES: dict[str, tuple[Spoil, int]] = {
     "a media URL": (lambda it: orjson.dumps({**it, "image_url": {"url": "http://a/b"}}), 400),
     "nesting": (lambda it: orjson.dumps({**it, "more": nested(200)}), 400),
     "strings": (lambda it: orjson.dumps({**it, "more": ["a"] * 70_000}), 400),
+    "keys": (lambda it: orjson.dumps({**it, "more": {str(number): 1 for number in range(26_000)}}), 400),
     "containers": (lambda it: orjson.dumps({**it, "more": [[]] * 70_000}), 400),
-    "values": (lambda it: orjson.dumps({**it, "more": [1] * 2_000_000}), 400),
+    "values": (lambda it: orjson.dumps({**it, "more": ["a"] * 35_000}), 400),
     "a model that is no text": (lambda it: orjson.dumps({**it, "model": 5}), 400),
     "an unknown model": (lambda it: orjson.dumps({**it, "model": "x"}), 404),
 }
@@ -99,8 +101,9 @@ async def answered(under_test: UnderTest, data: bytes) -> int:
 
 async def nothing_is_left(under_test: UnderTest, backend: ScriptedBackend, what: object) -> None:
     """Nothing is under way, and no large bytes are in memory, without a collection."""
-    backend.forget()
     await under_test.comes_to_rest()
+    await holds(lambda: not backend.running, "the backend has read what it was sent")
+    backend.forget()
     await under_test.forgets_all(what)
 
 
@@ -113,7 +116,7 @@ async def ends(under_test: UnderTest, backend: ScriptedBackend, path: bytes, bod
 @pytest.mark.parametrize("kind", BODIES)
 async def test_bodies_that_are_refused(backend: ScriptedBackend, kind: str) -> None:
     spoil, status = BODIES[kind]
-    async with running(backend) as under_test:
+    async with running(backend, sections=LIMITS) as under_test:
         for path in POSTS:
             assert await ends(under_test, backend, path, spoil(document_for(path))) == status, path
             await nothing_is_left(under_test, backend, path)
@@ -123,7 +126,7 @@ async def test_bodies_that_are_refused(backend: ScriptedBackend, kind: str) -> N
 @pytest.mark.parametrize("kind", BODIES)
 async def test_bodies_that_are_refused_on_a_connection_that_stays(backend: ScriptedBackend, kind: str) -> None:
     spoil, status = BODIES[kind]
-    async with running(backend) as under_test, await under_test.client() as client:
+    async with running(backend, sections=LIMITS) as under_test, await under_test.client() as client:
         for path in POSTS[:3]:
             await client.send(request(spoil(document_for(path)), target=path))
             assert (await client.answer()).status == status
@@ -215,7 +218,7 @@ async def test_requests_whose_backend(backend: ScriptedBackend, other: ScriptedB
             await nothing_is_left(under_test, backend, path)
 
 
-@pytest.mark.parametrize("kind", FAILURES)
+@pytest.mark.parametrize("kind", sorted({*FAILURES} - {"is dead"}))  # no other batch is sent to one that is
 async def test_batches_of_several_clients_whose_backend(backend: ScriptedBackend, kind: str) -> None:
     release = asyncio.Event()
     texts = [WORD * 2400 for _ in range(5)]  # each within the context, and together large

@@ -30,6 +30,7 @@ WARM_UP_SHARE = 0.2
 CALM_SHARE = 0.4  # the last part, without deaths
 DEATHS = 240
 SECTIONS: dict[str, Any] = {
+    "server": {"max_json_containers": 50_000, "max_json_strings": 50_000},
     "admission": {"tenant_header": "x-tenant"},
     "embeddings": {"cache_bytes": 1048576},
     "health": {
