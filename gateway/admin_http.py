@@ -52,6 +52,7 @@ _HEAD_SECONDS: Final = 10.0  # from the start of a connection, or from the first
 _IDLE_SECONDS: Final = 75.0
 _SHUTDOWN_SECONDS: Final = 60.0
 _UNREAD_SECONDS: Final = 20.0  # in which everything that was written has to be taken, at least once
+_LINGER_SECONDS: Final = 2.0  # for the rest of a body that was not needed
 _LOOK_SECONDS: Final = 1.0
 _MOST_SHOWN: Final = 200  # of a path, in an error
 _CLIENTS_FAULT: Final = (ConnectionError, HttpProcessingError, web.RequestPayloadError)  # it left, or sends no HTTP
@@ -165,7 +166,8 @@ class OperatorConnection(web.RequestHandler):
 
     def __init__(self, operators: OperatorServer, manager: web.Server) -> None:
         loop = asyncio.get_running_loop()
-        super().__init__(manager, loop=loop, access_log=None, keepalive_timeout=_IDLE_SECONDS)  # type: ignore[arg-type]
+        seconds = {"keepalive_timeout": _IDLE_SECONDS, "lingering_time": _LINGER_SECONDS}
+        super().__init__(manager, loop=loop, access_log=None, **seconds)  # type: ignore[arg-type]
         self._operators = operators
         self._socket: asyncio.Transport
         self._is_answering = False

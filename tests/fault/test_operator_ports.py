@@ -99,7 +99,7 @@ async def test_connections_to_each_port_are_bounded_and_others_are_served(
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deadlines that a test can wait for."""
-    for name in ("_HEAD_SECONDS", "_BODY_SECONDS", "_UNREAD_SECONDS"):
+    for name in ("_HEAD_SECONDS", "_IDLE_SECONDS", "_BODY_SECONDS", "_UNREAD_SECONDS"):
         monkeypatch.setattr(admin_http, name, 0.3)
     monkeypatch.setattr(admin_http, "_LOOK_SECONDS", 0.05)
 
