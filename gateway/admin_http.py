@@ -181,9 +181,9 @@ class OperatorConnection(web.RequestHandler):
         else:
             self._socket.abort()
 
-    def connection_lost(self, exc: BaseException | None) -> None:
+    def connection_lost(self, _: BaseException | None) -> None:
         self._operators.open.discard(self)
-        super().connection_lost(exc)
+        super().connection_lost(None)  # what waits would keep an error, with all that its frames have
 
     def data_received(self, data: bytes) -> None:
         if self._head_since is None and not self._is_answering:

@@ -140,7 +140,7 @@ async def test_answers_of_every_path_that_are_not_read_are_given_up(backend: Scr
         assert under_test.admin_port is not None
         paths = {route.path for route in under_test.gateway.admin_routes() if route.method == "GET"}
         assert {"/metrics", "/admin/usage", "/admin/dashboard/stream", "/"} <= paths
-        for path in sorted(paths):
+        for path in sorted(paths - {"/admin/dashboard/stream"}):  # which is one answer of a few bytes a second
             ask = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path.encode()
             async with await Client.connect(under_test.admin_port, receive_buffer_bytes=2048) as client:
                 sending = asyncio.create_task(client.send(*[ask] * 20_000))
@@ -155,9 +155,13 @@ async def test_answers_of_every_path_that_are_not_read_are_given_up(backend: Scr
 async def test_watchers_that_do_not_read_lose_their_places(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        broadcast, "event", lambda name, _: b"event: %b\ndata: %b\n\n" % (name.encode(), b"x" * 10_000_000)
-    )
+    names = list[str]()
+
+    def large_event(name: str, _: object) -> bytes:
+        names.append(name)
+        return b"event: %b\ndata: %b\n\n" % (name.encode(), b"x" * 10_000_000)
+
+    monkeypatch.setattr(broadcast, "event", large_event)
     async with running(backend, sections=ADMIN) as under_test:
         assert under_test.admin_port is not None
         with ExitStack() as stack:
@@ -166,7 +170,7 @@ async def test_watchers_that_do_not_read_lose_their_places(
                 stack.callback(client.close)
                 await client.send(STREAM)
             dashboard = under_test.gateway.dashboard
-            await holds(lambda: dashboard.watchers == broadcast.MOST_WATCHERS, "all watch")
+            await holds(lambda: names.count("full") == broadcast.MOST_WATCHERS, "all have watched")
             await holds(lambda: dashboard.watchers == 0, "their places are free")
             async with await Client.connect(under_test.admin_port) as operator:
                 await operator.send(STREAM)

@@ -218,7 +218,9 @@ async def test_clients_that_do_not_read_take_little_memory_each(by_tls: str, own
                     await asyncio.to_thread(client.sendall, request(chat(stream=True)))
                 connections, exchanges = under_test.gateway.server._connections, under_test.gateway.relay._under_way
                 await holds(lambda: sum(each.blocked for each in connections) == count, "all clients are blocked")
-                await holds(lambda: all(each._connection._paused for each in exchanges), "backends are read no more")
+                await holds(
+                    lambda: all(each._connection._intake.is_held for each in exchanges), "backends are read no more"
+                )
                 unsent = [each._transport.get_write_buffer_size() for each in connections]  # type: ignore[union-attr]
                 assert max(unsent) <= 256 * KIBIBYTE
                 if not is_tls:
