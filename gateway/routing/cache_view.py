@@ -16,7 +16,7 @@ from typing import Final
 
 from gateway.request import Demand
 from gateway.routing.engine import Engine
-from gateway.routing.exact_index import ExactIndex
+from gateway.routing.exact_index import EngineBlocks
 from gateway.routing.kv_reservations import alike
 
 _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
@@ -367,7 +367,7 @@ class HitAccuracy:
 class HitPredictor:
     """Predicts from KV events where they are followed, otherwise from the own record times its accuracy."""
 
-    def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: ExactIndex | None = None) -> None:
+    def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: EngineBlocks | None = None) -> None:
         self.index = index
         self._hit_accuracy = hit_accuracy
         self._exact = exact

@@ -18,7 +18,6 @@ from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.exact_index import ExactIndex
 from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
 from gateway.routing.prefix_policy import Affinity, PrefixPolicy
 from gateway.scheduling.lease import Lease
@@ -166,14 +165,15 @@ _REPORTED_TOKENS = 8  # of a stream, since the last report; the gateway counts a
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
-class PoolBlocks(ExactIndex):
+class PoolBlocks:
     """What KV events would report, without their delay: the blocks in the engines' own pools."""
 
     def __init__(self, engines: Sequence[ReplayEngine]) -> None:
-        super().__init__()
         self._pools = [engine.scheduler.pool for engine in engines]
-        for index in range(len(engines)):
-            self.set_live(index, live=True)
+
+    def live(self, engine: int) -> bool:  # noqa: ARG002
+        """Each engine's blocks are known at any time."""
+        return True
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """Leading blocks that each engine's cache holds."""
