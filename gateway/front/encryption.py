@@ -33,7 +33,8 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._handshake_seconds = handshake_seconds
         self._loop = loop
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._received, self._to_send, server_side=True)
+        # Compiled code checks the types of results, and that of `SSLObject.read` is a number where there is a buffer.
+        self._tls: Any = context.wrap_bio(self._received, self._to_send, server_side=True)
         self._intake = Intake()
         self._is_open = False  # the handshake has ended
 
@@ -141,7 +142,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """Pass on what is complete. Raises SSLWantReadError at its end."""
         while not self._intake.is_held and not self._raw.is_closing():
             room = cast(memoryview, self._protocol.get_buffer(-1))
-            count: Any = self._tls.read(len(room), room)  # a number, as there is a buffer
+            count = self._tls.read(len(room), room)
             if not count:
                 self.close()  # the client has said that it sends nothing more
                 return
