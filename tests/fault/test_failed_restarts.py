@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from asyncio.subprocess import DEVNULL
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -128,7 +129,7 @@ async def test_a_real_one_may_be_killed_when_it_has_the_place(
     async with restartable(tmp_path, backend, batches={"path": str(tmp_path / "batches")}) as gateway:
         command = [sys.executable, "-c", DIES, step, "serve", "-c", str(gateway.file)]
         for _ in range(2):
-            new = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+            new = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
             assert await new.wait() == -9
             await holds(lambda: not gateway.processes[0].poll(), "the first one lives")
             assert (await gateway.ask(chat())).status == 200
@@ -139,7 +140,7 @@ async def test_one_that_hangs_after_go_is_ended(backend: ScriptedBackend, tmp_pa
     backend.plays(*json_answer())
     async with restartable(tmp_path, backend) as gateway:
         command = [sys.executable, "-c", IMPATIENT, "serve", "-c", str(gateway.file)]
-        impatient = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
+        impatient = await asyncio.create_subprocess_exec(*command, stdout=DEVNULL, stderr=DEVNULL)
         await gateway.ended(gateway.processes[0].pid)  # it has taken over
         async with steady_clients(gateway) as statuses:
             address = address_of(gateway.file, "127.0.0.1", gateway.port).hex()
