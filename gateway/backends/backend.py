@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
-from gateway.backends.restarts import RestartEvidence
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.config.backends import BackendConfig
 from gateway.routing.adapters import AdapterSlots
@@ -114,6 +113,31 @@ def held_tokens(engines: Iterable[Engine]) -> int:
             else:
                 held -= max(0, request.output_tokens - request.streamed_tokens)
     return held
+
+
+_CLOCK_SECONDS = 1.0  # by which the start of one process may differ between two readings
+_APART_SECONDS = 60.0  # no engine restarts three times within this time
+_SETTLED_SECONDS = 600.0  # with one process: the others are gone
+
+
+class RestartEvidence:
+    """What is known of the processes at one URL. With several of them, none of their changes is a restart."""
+
+    def __init__(self) -> None:
+        self.several = False
+        self._changes: deque[float] = deque(maxlen=3)  # when another process answered, the last few times
+
+    def is_restart(self, before: float | None, start: float | None, now: float) -> bool:
+        """Whether a process that differs from the one before has replaced it; both by their start, None = unknown."""
+        changes = self._changes
+        if changes and now - changes[-1] > _SETTLED_SECONDS:
+            self.several = False
+        changes.append(now)
+        if before is None or start is None:
+            self.several |= len(changes) == changes.maxlen and now - changes[0] < _APART_SECONDS
+        else:
+            self.several |= start < before - _CLOCK_SECONDS
+        return not self.several
 
 
 class Backend:

@@ -85,6 +85,7 @@ async def gateway_process(
     process_group: int | None = None,
     workers: int = 1,
     command: tuple[str, ...] = ("gateway",),
+    environment: dict[str, str] | None = None,
 ) -> AsyncIterator[GatewayProcess]:
     """Start it before this backend and wait until it is ready; it is killed after the block if it still runs."""
     port, admin_port = free_ports(2)
@@ -96,6 +97,7 @@ async def gateway_process(
     process = subprocess.Popen(
         [sys.executable, "-m", *command, "serve", "-c", str(file)],
         stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, preexec_fn=before, process_group=process_group,
+        env=os.environ | (environment or {}),
     )  # fmt: skip
     running = GatewayProcess(process, port, admin_port, has_tls="tls" in more)
     try:

@@ -45,7 +45,8 @@ class Fleet:
             "admission": {"adaptive": False},
             "backends": [{"url": engine.url, "max_in_flight": CAP}],
         }
-        process = gateway_process(folder, engine, stderr=log, sections=sections, command=version)
+        build = {} if version == THIS else {"GATEWAY_PURE": "1"}  # compiled code cannot be made another version
+        process = gateway_process(folder, engine, stderr=log, sections=sections, command=version, environment=build)
         gateway = await self._stack.enter_async_context(process)
         self.gateways.append((gateway, Load(gateway, 2)))
         await self.know_of_each_other()
