@@ -7,6 +7,7 @@ files alone, and connections to this port alone.
 from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 from importlib.resources import files
+from traceback import clear_frames
 from typing import Any, Final
 
 from aiohttp import web
@@ -94,8 +95,8 @@ class DashboardPages:
                 while (message := await messages.get()) is not None:
                     await response.write(message)
                 await response.write_eof()
-            except ConnectionError:
-                pass  # the page was closed
+            except ConnectionError as error:  # the page was closed
+                clear_frames(error.__traceback__)  # aiohttp keeps the error in a future that its frames hold
             return response
 
     async def _decision(self, request: web.Request) -> web.Response:
