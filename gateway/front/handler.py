@@ -337,7 +337,8 @@ class Handler(RequestHandler):
 
     async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
         if self._batches is None:
-            raise RouteNotFound("Files and batches are off; set batches.path in the configuration.")
+            method = incoming.method.decode("ascii", "replace")
+            raise RouteNotFound(f"{method}: files and batches are off; set batches.path in the configuration.")
         await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
 
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:

@@ -77,12 +77,15 @@ async def test_an_unknown_model_is_not_found(client: AsyncOpenAI) -> None:
         await client.embeddings.create(model="absent", input="a")
 
 
-async def test_a_prompt_over_the_context_gets_the_engines_own_answer(client: AsyncOpenAI, fleet: Fleet) -> None:
+async def test_a_prompt_over_the_context_gets_the_engines_words_and_the_code_that_clients_know(
+    client: AsyncOpenAI, fleet: Fleet
+) -> None:
     request = chat(TOO_LONG)
     with pytest.raises(BadRequestError) as caught:
         await client.chat.completions.create(**request)
     assert f"maximum context length is {CONTEXT_TOKENS} tokens" in caught.value.message
-    assert caught.value.response.json() == await direct_error(fleet, as_json(request))
+    direct = await direct_error(fleet, as_json(request))
+    assert caught.value.response.json() == {"error": {**direct["error"], "code": "context_length_exceeded"}}
     with pytest.raises(BadRequestError):
         await client.chat.completions.create(**request, stream=True)
 
