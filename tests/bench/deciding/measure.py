@@ -14,7 +14,7 @@ from gateway._native import prefix_keys
 from gateway.config import ServerConfig
 from gateway.errors import NoBackend
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import parse_body
+from gateway.front.json_body import JsonLimits, parse_body
 from gateway.request import Demand
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, seed
@@ -93,7 +93,7 @@ def draining(engines: int, scan: int, runs: int, goal_us: float | None = None) -
 
 def keying(runs: int, goal_us: float | None = None) -> Timing:
     """A parsed 200 KB chat to the keys of its blocks."""
-    limits = ServerConfig()
+    limits = JsonLimits(ServerConfig())
     documents = cycle([at_once(parse_body(body, limits)) for body in bodies(_LONG_PROMPTS, [LONG_PROMPT_BYTES])])
     chain = seed(MODEL, "")
 
