@@ -24,6 +24,7 @@ from gateway.front.uploads import Uploads
 from gateway.request import InferenceRequest, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
+from gateway.scheduling.fair_share import Backlog
 from tests.unit.front.wires import Clock, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -64,7 +65,7 @@ class Scene:
         self.upload = Upload(self._read_more, Holding(self.budget))
         self._reads = asyncio.Event()
         fleet = fleet_of(*map(ModelCard, served))
-        self.uploads = Uploads(fleet, None, None, 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
+        self.uploads = Uploads(fleet, None, Backlog(100, 1000), 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
         self.reader = RequestReader(self.config, Estimates(), StoredResponses(), b"")
 
     def _read_more(self, more: bool) -> None:
