@@ -13,7 +13,7 @@ from tests.image.build import ROOT, output
 from tests.image.container import Image, Runtime
 from tests.image.lock import LOCKS, entries
 
-MAX_ADDED_BYTES = 140_000_000  # of which numpy is half
+MAX_ADDED_BYTES = 145_000_000  # of which numpy is half
 MAX_PACKAGES = 35  # each is something to keep up to date
 BUILD_TOOLS = ("cc", "gcc", "g++", "make", "git", "ld", "as")
 INSTALLERS = ("pip", "setuptools", "hatchling", "wheel")
