@@ -24,7 +24,6 @@ _WITH_STAND_INS = [
     "unit/embeddings/test_pending_batch.py",
     "unit/scheduling/test_queue_scan*.py",
     "unit/scheduling/test_scheduler_further.py",
-    "unit/test_turns.py",
 ]
 collect_ignore_glob = _WITH_STAND_INS if BUILD == "compiled" else []
 

@@ -95,9 +95,12 @@ async def goes_on(gateway: Restartable) -> None:
     """The first process serves on all ports, has its batches, and can be replaced."""
     first = gateway.processes[0]
     assert first.poll() is None
-    async with await gateway.client() as client:
+    async with asyncio.timeout(30), await gateway.client() as client:
         await client.send(request(b"", method=b"GET", target=b"/v1/batches"))
-        assert (await client.answer()).status == 200
+        while (answer := await client.answer()).status == 503:  # the files are opened after the ports
+            assert answer.header("retry-after")
+            await client.send(request(b"", method=b"GET", target=b"/v1/batches"))
+        assert answer.status == 200
     assert (await gateway.asks_admin("/admin/backends", b"GET")).status == 200
     assert (await gateway.asks_admin("/admin/reload")).status == 200
     new = await gateway.restart()
