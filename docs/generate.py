@@ -10,6 +10,7 @@ from gateway import errors
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.config.backends import BackendConfig
+from gateway.config.batches import BatchesConfig
 from gateway.config.coordination import CoordinationConfig
 from gateway.errors import BackendError, GatewayError
 from gateway.front.routes import ROUTES
@@ -133,7 +134,8 @@ def _value(default: object) -> str:
 def metrics() -> str:
     """Every metric of the admin port."""
     several = CoordinationConfig(url="redis://127.0.0.1:6379")
-    gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),), coordination=several), None)
+    backends, batches = (BackendConfig(url="http://127.0.0.1:8000"),), BatchesConfig(path="batches")
+    gateway = Gateway(Config(backends=backends, coordination=several, batches=batches), None)
     rows = [
         (
             f"`{metric.name}`",
@@ -155,7 +157,8 @@ def metrics() -> str:
     intro = (
         "Served by `GET /metrics` on the admin port, in Prometheus or OpenMetrics format. Every name ends in its unit."
         " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models. With"
-        " `server.workers`, all have the label `worker`, too, and the last two are there."
+        " `server.workers`, all have the label `worker`, too, and the last two are there. Those of batches need"
+        " `batches.path`."
     )
     return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), [*rows, *process, *parent]))
 

@@ -32,12 +32,12 @@ from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
+from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
-from gateway.front.realtime import RealtimeSessions
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
 from gateway.gauges import add_gauges
@@ -50,7 +50,7 @@ from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
-from gateway.observe.metrics import BatchMetrics, EmbeddingMetrics, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import RecordBatcher
 from gateway.observe.tracing import Tracing
 from gateway.observe.usage import KeyUsage
@@ -61,8 +61,9 @@ from gateway.page.live_view import LiveView, Sources
 from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.page.timeline import Timeline
+from gateway.realtime.sessions import RealtimeSessions
+from gateway.realtime.tunnel import Tunnels
 from gateway.relay.relay import Relay
-from gateway.relay.tunnel import Tunnels
 from gateway.reload import Reloads
 from gateway.resources import MemoryBudget, process_use
 from gateway.routing.announced_record import AnnouncedIndex
@@ -76,6 +77,7 @@ from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
 from gateway.turns import at_once
+from gateway.uploads.audio import Uploads
 from gateway.usage_page import UsagePage
 
 if TYPE_CHECKING:
@@ -110,7 +112,6 @@ class Gateway:
         self.config, self.clock, self.log, self._unix_seconds = config, clock, log, unix_seconds
         supervisor = self.supervisor = Supervisor(clock)
         self.metrics = Metrics()
-        self.batch_metrics = BatchMetrics(self.metrics)
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
         fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
@@ -229,12 +230,14 @@ class Gateway:
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
         fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
-        realtime = self._build_realtime(retries, new_id)
+        waits = config.admission.max_wait_seconds
+        uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
+        self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
         path = config.batches.path
         self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
-        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, realtime
+        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, uploads, self.sessions
         self.handler = Handler(
-            config, fleet, queue.backlog, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete,
+            config, fleet, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete,
             self.random, self._unix_seconds, self.tracing.tracer, self.batches,
         )  # fmt: skip
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
@@ -259,14 +262,16 @@ class Gateway:
         sources, secret = lambda: self.discovery.names, lambda: self._random_secret
         self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
 
-    def _build_realtime(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
+    def _new_sessions(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
         config, fleet = self.config, self.fleet
         headers, holds = config.server.response_headers, config.admission.hold_without_backend
         self.tunnels = Tunnels(self.relay, config.realtime, self.clock, partial(secrets.token_bytes, 16))
         opener = self.session_dispatcher = Dispatcher(
             fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
         )
-        return RealtimeSessions(fleet, opener, new_id, self._unix_seconds, self.ledger.spend)
+        return RealtimeSessions(
+            fleet, opener, new_id, self._unix_seconds, self.ledger.spend, config.server.cors_origins
+        )
 
     def _build_dashboard(self) -> None:
         fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
@@ -296,15 +301,19 @@ class Gateway:
 
     def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
+        from gateway.batches.metrics import BatchMetrics
         from gateway.batches.sender import LineDispatchers, LineSender
         from gateway.batches.service import Batches, BatchSetting
 
         dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
         complete = self.tokenization.complete
         sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
-        parts = self.batch_metrics, self.supervisor, self._unix_seconds, new_id, self.random, breather
+        counted = BatchMetrics(self.metrics)
+        parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
         setting = BatchSetting(sender, self.memory, *parts, self._knows_model, self._engines_of)
-        return Batches(path, self.config, self.reader, setting)
+        batches = Batches(path, self.config, self.reader, setting)
+        counted.watch(batches)
+        return batches
 
     def _knows_model(self, name: str) -> bool:
         models = models_of(self.config.models.aliases.get(name, name))
@@ -325,6 +334,8 @@ class Gateway:
         for dispatcher in (self.dispatcher, self.session_dispatcher):
             dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
         self.tunnels.follow(config.realtime)
+        self.sessions.follow(server.cors_origins)
+        self.uploads.follow(admission.max_wait_seconds, server.max_buffered_upload_bytes)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
@@ -405,7 +416,8 @@ class Gateway:
     def _looking(self) -> Iterator[None]:
         looking = self.supervisor.looking
         with ExitStack() as stack:
-            stack.enter_context(looking("loop_lag", self._observe_lag))
+            observe_lag = self.metrics.loop_lag.observe
+            stack.enter_context(looking("loop_lag", lambda: observe_lag((), self.supervisor.late_seconds)))
             stack.enter_context(looking("settle", self.finished.settle))
             stack.enter_context(looking("backend_leave", self.fleet.let_go))  # after the records of its last requests
             stack.enter_context(looking("trim", self._trim))
@@ -413,9 +425,6 @@ class Gateway:
             stack.enter_context(looking("follow_sizes", lambda: self.cache_state.follow_sizes(), _SIZES_SECONDS))
             stack.enter_context(looking("timeline", self.timeline.look, _SIZES_SECONDS))
             yield
-
-    def _observe_lag(self) -> None:
-        self.metrics.loop_lag.observe((), self.supervisor.late_seconds)
 
     def _trim(self) -> None:
         self.cache_state.index.trim()
@@ -425,7 +434,6 @@ class Gateway:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
         for owner in [*owners, *self.coordinators]:
             owner.add_gauges(self.metrics)
-        self.batch_metrics.watch(self.batches)
         memory = self.memory, self.embedding_cache
         add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
 

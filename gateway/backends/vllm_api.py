@@ -19,7 +19,7 @@ from gateway.backends.health import ProbeResult
 from gateway.backends.reachability import kind_of, why
 from gateway.backends.vllm_metrics import Findings, LineFilter, MetricsReader
 from gateway.config.backends import BackendConfig
-from gateway.tls import BackendContexts
+from gateway.tls.contexts import BackendContexts
 from gateway.turns import SLICE_BYTES, Intake, in_turns
 
 MAX_JSON_BYTES = 1048576

@@ -14,9 +14,9 @@ from gateway.batches.store import Store
 from gateway.config.batches import BatchesConfig
 from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
 from gateway.front.body import Upload
-from gateway.front.forms import FormParser, boundary_of
 from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget
+from gateway.uploads.forms import FormParser, boundary_of
 
 _FORM_BYTES = 65536  # of a form, besides the file
 _ACTED_ON = frozenset(("purpose", "expires_after[anchor]", "expires_after[seconds]"))

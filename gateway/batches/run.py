@@ -23,6 +23,7 @@ from gateway.batches.journal import (
     usage_in,
     why_unexecuted,
 )
+from gateway.batches.metrics import BatchMetrics
 from gateway.batches.order import PrefixOrder
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
@@ -39,7 +40,6 @@ from gateway.errors import (
     ModelNotFound,
     QuotaExceeded,
 )
-from gateway.observe.metrics import BatchMetrics
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.pace import BatchPace, Urgency, urgency
 

@@ -85,7 +85,7 @@ class LinesInFlight:
 
 
 class LineDispatcher(Protocol):
-    """As `front.uploads.RequestDispatcher`, for any sink."""
+    """As `front.reply.RequestDispatcher`, for any sink."""
 
     async def dispatch(self, request: InferenceRequest, reply: Any, record: Record) -> UpstreamResult:
         """Answer through `reply`, and write `record` on the way. Raises a GatewayError."""

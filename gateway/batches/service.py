@@ -19,6 +19,7 @@ from gateway.batches.contents import Contents, shared_contents
 from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id
 from gateway.batches.folder import Folder
 from gateway.batches.input import Breathe
+from gateway.batches.metrics import BatchMetrics
 from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
 from gateway.batches.running import BatchRunner
@@ -33,7 +34,6 @@ from gateway.errors import BatchConflict, BatchNotFound, InvalidRequest, RateLim
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse
-from gateway.observe.metrics import BatchMetrics
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 

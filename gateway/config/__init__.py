@@ -28,7 +28,7 @@ from gateway.config.values import (
     refuse,
     twice,
 )
-from gateway.tls import ServerTls
+from gateway.tls.contexts import ServerTls
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"

@@ -18,7 +18,7 @@ from gateway.config.values import (
     check_installed,
     default,
 )
-from gateway.tls import BackendTls
+from gateway.tls.contexts import BackendTls
 
 _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # a name in Kubernetes
 _LABEL_KEY = r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?"

@@ -17,8 +17,8 @@ from gateway import errors
 from gateway.backends.fleet import Fleet
 from gateway.config import EmbeddingsConfig
 from gateway.embeddings.batching import BatchKey, BatchKind, BatchReason, BulkSlots, ModelSizes, PendingBatch, SentBatch
+from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, Dispatch, Outcome, Piece, SendUnchanged, Waiter
-from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget

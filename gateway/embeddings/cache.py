@@ -18,9 +18,9 @@ import orjson
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
+from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.waiter import EmbeddingWaiter, Part, Piece
 from gateway.embeddings.wire import Vectors, is_sound, shares
-from gateway.observe.metrics import EmbeddingMetrics
 from gateway.observe.record import Record
 from gateway.request import EmbeddingInputs, InferenceRequest
 

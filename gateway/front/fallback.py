@@ -18,8 +18,7 @@ from gateway.errors import (
     NoBackend,
     QueueFull,
 )
-from gateway.front.reply import ClientResponse
-from gateway.front.uploads import RequestDispatcher
+from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, ModelChoice, UpstreamResult
 from gateway.turns import in_turns

@@ -32,14 +32,11 @@ from gateway.front.ledger import KeyLedger
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader
-from gateway.front.realtime import RealtimeSessions
-from gateway.front.reply import JSON, ClientResponse, CountingResponse, error_headers
+from gateway.front.reply import JSON, ClientResponse, CountingResponse, RequestDispatcher, error_headers
 from gateway.front.routes import Route, logged_path
-from gateway.front.uploads import RequestDispatcher, Uploads
 from gateway.observe.record import Record
 from gateway.observe.trace import Tracer
 from gateway.request import InferenceRequest
-from gateway.scheduling.fair_share import Backlog
 from gateway.turns import in_turns
 
 
@@ -131,6 +128,20 @@ def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
     return f"{message} The models of other backends are not known yet: {unlisted}." if unlisted else message
 
 
+class RequestSource(RequestDispatcher, Protocol):
+    """Reads requests whose body is no JSON, and answers them: uploads, and sessions."""
+
+    async def read(
+        self,
+        incoming: HttpRequest,
+        route: Route,
+        connection: ClientConnection,
+        reply: ClientResponse,
+        reader: RequestReader,
+    ) -> InferenceRequest:
+        """The request, once its model is known. Raises a GatewayError."""
+
+
 class BatchApi(Protocol):
     """Answers requests for files and batches: `batches.service.Batches`."""
 
@@ -150,12 +161,12 @@ class Handler(RequestHandler):
         self,
         config: Config,
         fleet: Fleet,
-        backlog: Backlog,
         dispatcher: RequestDispatcher,
         coalescer: RequestDispatcher,
         rerank_splitter: RequestDispatcher,
         fallbacks: RequestDispatcher,
-        realtime: RealtimeSessions,
+        uploads: RequestSource,
+        realtime: RequestSource,
         reader: RequestReader,
         ledger: KeyLedger,
         clock: Callable[[], float],
@@ -173,8 +184,7 @@ class Handler(RequestHandler):
         self._rerank_splitter = rerank_splitter
         self._fallbacks = fallbacks
         self._realtime = realtime
-        limits = config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes
-        self._uploads = Uploads(fleet, dispatcher, backlog, *limits, clock)
+        self._uploads = uploads
         self._ledger = ledger
         self._clock = clock
         self._new_id = new_id
@@ -189,11 +199,9 @@ class Handler(RequestHandler):
     def follow(self, config: Config, reader: RequestReader, tracer: Tracer | None = None) -> None:
         """Take over aliases, headers, the reader and the tracer of a configuration."""
         self._aliases, self._reader, self._tracer = config.models.aliases, reader, tracer
-        self._uploads.follow(config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes)
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
-        self._realtime.follow(self._pages)
         more = {tenant.lower().encode()} if tenant else set()
         more |= ({FORWARDED_FOR} if self._proxies else set()) | ({ORIGIN} if self._pages else set())
         logged = frozenset(server.access_log_fields if server.access_log else ())
@@ -297,12 +305,11 @@ class Handler(RequestHandler):
             answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
             return "completed"
         if incoming.upload is not None:
-            request = await self._uploads.read(incoming, route, reply.request_id, self._reader)
+            request = await self._uploads.read(incoming, route, connection, reply, self._reader)
+        elif route.upgrades:
+            request = await self._realtime.read(incoming, route, connection, reply, self._reader)
         elif route.bodiless:
-            if route.upgrades:
-                request = await self._realtime.read(incoming, route, connection, reply, self._reader)
-            else:
-                request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
+            request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:
             request = self._reader.read_stored(incoming, route, reply.request_id)
         elif len(incoming.body) <= SHORT_BYTES:

@@ -17,7 +17,8 @@ from gateway.errors import (
 )
 from gateway.front.http_request import HttpRequest
 from gateway.front.origin import TrustedProxies
-from gateway.request import Sink
+from gateway.observe.record import Record
+from gateway.request import InferenceRequest, Sink, UpstreamResult
 
 JSON = b"application/json"
 _EVENTS = b"text/event-stream"
@@ -261,3 +262,10 @@ def error_headers(error: GatewayError) -> bytes:
     if isinstance(error, KeyExpired):
         return lines + b'www-authenticate: Bearer error="invalid_token"\r\n'
     return lines + b"www-authenticate: Bearer\r\n" if isinstance(error, Unauthorized) else lines
+
+
+class RequestDispatcher(Protocol):
+    """Answers requests: the dispatcher, or a part that batches or splits them first."""
+
+    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
+        """Answer through `reply`, and write `record` on the way. Raises a GatewayError."""

@@ -10,11 +10,10 @@ from gateway.config import ServerConfig
 from gateway.errors import Draining
 from gateway.front.beginnings import Beginnings
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.encryption import EncryptedTransport
 from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
-from gateway.tls import ServerContext
+from gateway.tls.contexts import ServerContext
 
 _LOOK_SECONDS = 1.0
 _GIVEN_AT_ONCE = 256  # clients, to another process
@@ -98,7 +97,7 @@ class Server:
         connection = ClientConnection(self, loop)
         if self._tls is None or family == socket.AF_UNIX:
             return connection
-        return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop)
+        return self._tls.encrypted(connection, self.config.header_timeout_seconds, loop)
 
     async def adopt(self, client: socket.socket) -> None:
         """Take over the connection of a client from another process."""

@@ -1,8 +1,8 @@
 """Metrics. Counting is plain arithmetic on the hot path; prometheus-client renders it when it is scraped."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from prometheus_client import ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric, Sample
@@ -286,100 +286,3 @@ class Metrics:
         if prompt or completion:
             self.prompt_tokens.add((model,), prompt)
             self.completion_tokens.add((model,), completion)
-
-
-_ITEMS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-_TOKENS = (16.0, 64.0, 256.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 65536.0)
-_WAIT = (0.0001, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0)
-
-
-class EmbeddingMetrics:
-    """Counts batches. Only models that backends serve become labels."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        model = ("model",)
-        self.batch_items = Histogram("gateway_embedding_batch_items", "Inputs per embeddings batch.", model, _ITEMS)
-        self.batch_tokens = Histogram(
-            "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
-        )
-        self.batch_wait = Histogram(
-            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model, _WAIT
-        )
-        self.flushes = Counter(
-            "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")
-        )
-        self.isolations = Counter(
-            "gateway_embedding_isolations_total",
-            "Rejected embeddings batches that were split in half to isolate the invalid input.",
-            model,
-        )
-        self.splits = Counter(
-            "gateway_embedding_splits_total", "Lists of inputs or documents split into pieces.", model
-        )
-        self.counted = Counter(
-            "gateway_embedding_counted_total",
-            "Shared batches for models with a tokenizer, by result of the token count per text.",
-            ("model", "result"),
-        )
-        self.inputs = Counter(
-            "gateway_embedding_inputs_total",
-            "Inputs for models whose embeddings may be cached: computed or cached.",
-            ("model", "source"),
-        )
-        self.evictions = Counter(
-            "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
-        )
-        metrics.include(
-            self.batch_items,
-            self.batch_tokens,
-            self.batch_wait,
-            self.flushes,
-            self.isolations,
-            self.splits,
-            self.counted,
-            self.inputs,
-            self.evictions,
-        )
-
-
-class RunningBatches(Protocol):
-    """The batches that have not ended: how many are in each state, and how many use more than idle capacity."""
-
-    def states(self) -> Mapping[str, int]: ...
-    def promoted(self) -> Mapping[str, int]: ...
-    @property
-    def used_bytes(self) -> int: ...
-
-
-class BatchMetrics:
-    """Counts the lines of offline batches, and the batches that have ended."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self.lines = Counter(
-            "gateway_batch_lines_total",
-            "Lines of offline batches: completed, failed, retried, paused, continued; never run: cancelled, expired.",
-            ("state",),
-        )
-        self.batches = Counter(
-            "gateway_batches_ended_total", "Offline batches that have ended, by status.", ("status",)
-        )
-        metrics.include(self.lines, self.batches)
-        self._metrics = metrics
-
-    def watch(self, batches: RunningBatches | None) -> None:
-        """Show the batches that have not ended, and the size of files; None = batches are off."""
-        gauge = self._metrics.gauge
-        gauge(
-            "gateway_batches",
-            "Offline batches that have not ended, by status; paused: no room, no bucket, or no tokens left of the key.",
-            ("status",),
-            lambda: [] if batches is None else [((state,), count) for state, count in batches.states().items()],
-        )
-        gauge(
-            "gateway_batches_promoted",
-            "Offline batches that use more than idle capacity, by the class of their requests: time is short.",
-            ("class",),
-            lambda: [] if batches is None else [((name,), count) for name, count in batches.promoted().items()],
-        )
-        text = "Size of uploaded files and results of batches."
-        gauge("gateway_batch_files_bytes", text, (), lambda: [((), 0 if batches is None else batches.used_bytes)])

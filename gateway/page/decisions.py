@@ -12,8 +12,7 @@ from math import inf, isfinite
 from typing import Any, Final
 
 from gateway.errors import GatewayError
-from gateway.front.reply import ClientResponse
-from gateway.front.uploads import RequestDispatcher
+from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, UpstreamResult
 from gateway.routing.engine import Engine

@@ -25,7 +25,7 @@ from gateway.errors import (
     ReusedConnectionClosed,
 )
 from gateway.resources import are_used_up
-from gateway.tls import BackendContexts
+from gateway.tls.contexts import BackendContexts
 from gateway.turns import SLICE_BYTES, Intake
 
 _MAX_HEAD_BYTES = 65536

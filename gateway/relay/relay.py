@@ -15,7 +15,7 @@ from gateway.relay.upstream import UpstreamResponse
 from gateway.request import BodyStream, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
-from gateway.tls import BackendContexts
+from gateway.tls.contexts import BackendContexts
 
 _LOOK_SECONDS = 1.0
 

@@ -44,7 +44,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 DIES = """
 import os, signal, sys
-from gateway import process
+from gateway.handover import succession
 from gateway.__main__ import main
 from gateway.app import Gateway
 from gateway.handover.conversation import Successor
@@ -56,9 +56,9 @@ async def after_go(self):
     await taken(self)
     die()
 
-taken = process.Handover.take_place
+taken = succession.Handover.take_place
 if sys.argv.pop(1) == "go":
-    process.Handover.take_place = after_go
+    succession.Handover.take_place = after_go
 else:
     Successor.serves = die
 main()

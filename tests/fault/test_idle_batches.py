@@ -28,7 +28,8 @@ async def submit(gateway: UnderTest, count: int, window: str = "24h") -> dict[st
 
 
 def lines_by_state(gateway: UnderTest) -> dict[str, float]:
-    return {labels[0]: count for labels, count in gateway.gateway.batch_metrics.lines.values.items()}
+    lines = next(each for each in gateway.gateway.metrics if each.name == "gateway_batch_lines_total")
+    return {labels[0]: count for labels, count in lines.read()}
 
 
 async def test_a_client_gets_the_slot_of_a_line_which_runs_again_later(

@@ -14,7 +14,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from gateway.front.encryption import EncryptedTransport
+from gateway.tls.transport import EncryptedTransport
 from tests.certificates import certificate
 from tests.clients import chat, request
 from tests.fault.gateway_process import gateway_process

@@ -23,14 +23,14 @@ from gateway.backends.vllm_metrics import MetricsReader
 from gateway.coordination.connection import RedisConnection
 from gateway.coordination.local_server import ReplicaConnection, TableServer
 from gateway.front.connection import ClientConnection
-from gateway.front.encryption import EncryptedTransport
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import JSON, ClientResponse
+from gateway.realtime.tunnel import BackendSocket, SessionUsage
+from gateway.realtime.websocket import FrameScanner
 from gateway.relay.connection import BackendConnection
-from gateway.relay.tunnel import BackendSocket, SessionUsage
 from gateway.request import Demand, Tunnel
+from gateway.tls.transport import EncryptedTransport
 from gateway.turns import SLICE_BYTES, Intake
-from gateway.websocket import FrameScanner
 from tests.unit.front.clients import Scene
 from tests.unit.relay.peers import FakeReceiver, FakeTransport
 from tests.unit.scheduling.virtual_time import run, turns
@@ -53,7 +53,7 @@ OTHERS = {
     "cli/batch_client.py": "a command in a process of its own",
     "discovery/kubernetes.py": "aiohttp reads no more while 128 KiB are not taken; events are taken a few at a time",
     "discovery/sources.py": "an answer of DNS has at most 64 KiB; backends are limited",
-    "front/encryption.py": "one read of 16 KiB, then another turn",
+    "tls/transport.py": "one read of 16 KiB, then another turn",
     "handover/channel.py": "one message of 256 KiB from a process of the same user",
     "kv_events/endpoints.py": "ten bytes of a stream that asyncio stops reading at 128 KiB",
     "kv_events/stream.py": "a thread that pauses each half millisecond; messages are limited",

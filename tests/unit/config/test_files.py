@@ -18,7 +18,7 @@ from gateway.config.keys_file import read_keys
 from gateway.discovery.kubernetes import KubernetesEndpoints
 from gateway.discovery.listings import DiscoveryError, first_listing
 from gateway.discovery.sources import WatchedFile
-from gateway.tls import BackendTls, ServerTls
+from gateway.tls.contexts import BackendTls, ServerTls
 
 BOMB = "".join(f"k{at}: &k{at} [{', '.join([f'*k{at - 1}'] * 9) if at else 'x'}]\n" for at in range(11))
 

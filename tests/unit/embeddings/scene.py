@@ -21,9 +21,10 @@ from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer
+from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
-from gateway.observe.metrics import EmbeddingMetrics, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult

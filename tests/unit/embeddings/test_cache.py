@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.config.file import parse
 from gateway.embeddings.cache import ENTRY_BYTES, EmbeddingCache
-from gateway.observe.metrics import EmbeddingMetrics, Metrics
+from gateway.embeddings.metrics import EmbeddingMetrics
+from gateway.observe.metrics import Metrics
 
 MAX_BYTES = 4000
 KEYS = st.integers(0, 9).map(lambda number: b"%016d" % number)

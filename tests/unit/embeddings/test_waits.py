@@ -9,9 +9,10 @@ import pytest
 from gateway.config import EmbeddingsConfig
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
+from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.waiter import BufferedResponse, Outcome, SendUnchanged, Waiter
 from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
-from gateway.observe.metrics import EmbeddingMetrics, Metrics
+from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.resources import MemoryBudget

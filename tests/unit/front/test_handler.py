@@ -34,15 +34,15 @@ from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
 from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
-from gateway.front.realtime import RealtimeSessions
 from gateway.front.reply import ClientResponse
 from gateway.front.stored_responses import StoredResponses
-from gateway.front.uploads import UploadForm
 from gateway.observe.record import Record
+from gateway.realtime.sessions import RealtimeSessions
 from gateway.request import InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from gateway.scheduling.fair_share import Backlog
+from gateway.uploads.audio import UploadForm, Uploads
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -78,12 +78,12 @@ class Scene:
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
-            Backlog(100, 10_000_000),
             self,
             self,
             self,
             self,
-            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend),
+            Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock()),
+            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ()),
             RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
             ledger,
             Clock(),

@@ -2,7 +2,8 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.observe.metrics import EmbeddingMetrics, Metrics
+from gateway.embeddings.metrics import EmbeddingMetrics
+from gateway.observe.metrics import Metrics
 
 
 def test_what_is_counted_is_shown() -> None:

@@ -18,7 +18,7 @@ from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.supervisor import Supervisor
-from gateway.tls import ServerTls
+from gateway.tls.contexts import ServerTls
 from tests.certificates import certificate
 from tests.unit.page.test_broadcast import Shown
 from tests.unit.page.test_decisions import Scene as DecisionScene

@@ -30,11 +30,11 @@ from gateway.errors import (
     StreamInterrupted,
     unwrapped,
 )
+from gateway.realtime.websocket import FrameScanner, accept_of, first_frame_bytes
 from gateway.relay.relay import Relay
 from gateway.relay.sse import read_usage
 from gateway.request import Demand, InferenceRequest, Sink, Tunnel, UpstreamResult, Usage
 from gateway.turns import SLICE_BYTES, Intake
-from gateway.websocket import FrameScanner, accept_of, first_frame_bytes
 
 _HANDSHAKE_SECONDS = 10.0
 _CLOSING_SECONDS = 2.0  # between a backend's close frame and the end of its connection

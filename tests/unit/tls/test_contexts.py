@@ -9,7 +9,7 @@ import pytest
 
 from gateway.config import ConfigError
 from gateway.config.file import parse
-from gateway.tls import BackendContexts, BackendTls, ServerContext, ServerTls
+from gateway.tls.contexts import BackendContexts, BackendTls, ServerContext, ServerTls
 from tests.certificates import certificate
 
 

@@ -10,7 +10,7 @@ from typing import Final
 import orjson
 
 from gateway.errors import InvalidRequest
-from gateway.websocket import FrameHead, masked_text_frame, unmasked
+from gateway.realtime.websocket import FrameHead, masked_text_frame, unmasked
 
 _CONTROL: Final = 8  # opcodes from here on are no part of a message
 _RESERVED: Final = 0x70  # bits for extensions, of which none is offered

@@ -1,8 +1,9 @@
-"""TLS of the client port and of backends: its settings, and the contexts made of them.
+"""The settings of TLS, for the client port and for backends, and the contexts made of them.
 
 Certificates are renewed by other programs: a file that changes counts for the connections made from then on.
 """
 
+import asyncio
 import ssl
 from pathlib import Path
 from typing import Self
@@ -12,6 +13,7 @@ from pydantic import Field, model_validator
 
 from gateway.config.files import check_pem, version_of
 from gateway.config.values import Section, default
+from gateway.tls.transport import EncryptedTransport
 
 Stamp = tuple[tuple[int, ...], ...]
 """The version of each file; empty = it cannot be seen."""
@@ -90,6 +92,12 @@ class ServerContext:
         self.context = config.context()
         self._config = config
         self._stamp = config.stamp()
+
+    def encrypted(
+        self, client: asyncio.BufferedProtocol, handshake_seconds: float, loop: asyncio.AbstractEventLoop
+    ) -> asyncio.BufferedProtocol:
+        """The protocol of a client's socket, between it and the connection."""
+        return EncryptedTransport(client, self.context, handshake_seconds, loop)
 
     def look(self) -> None:
         """Read the files if one has changed. If they cannot be used, what was read before stays."""

@@ -4,8 +4,8 @@ from collections.abc import Callable
 import pytest
 
 from gateway.errors import InvalidRequest
-from gateway.front.uploads import Upload
 from gateway.resources import Holding, MemoryBudget
+from gateway.uploads.audio import Upload
 from tests.unit.scheduling.virtual_time import run, turns
 
 

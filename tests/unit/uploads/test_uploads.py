@@ -10,11 +10,11 @@ from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, QueueFull, WaitExpired
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
-from gateway.front.uploads import UploadForm, Uploads
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.fair_share import Backlog
+from gateway.uploads.audio import UploadForm, Uploads
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -3,29 +3,22 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, QueueFull, WaitExpired
 from gateway.front.aliases import permitted
 from gateway.front.body import Upload
-from gateway.front.forms import FormParser, boundary_of, content_type_of
+from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader, upstream_headers
-from gateway.front.reply import ClientResponse
+from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
 from gateway.scheduling.fair_share import Backlog
-
-
-class RequestDispatcher(Protocol):
-    """Answers requests: the dispatcher, or a part that batches or splits them first."""
-
-    async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
-        """Answer through `reply`, and write `record` on the way. Raises a GatewayError."""
-
+from gateway.uploads.forms import FormParser, boundary_of, content_type_of
 
 _SHARE = 4  # uploads that still arrive may hold one slot in four of a model
 _REMEMBERED_SECONDS = 60.0
@@ -65,7 +58,12 @@ class Uploads:
         self._max_buffered_bytes = max_buffered_bytes
 
     async def read(
-        self, incoming: HttpRequest, route: Route, request_id: str, reader: RequestReader
+        self,
+        incoming: HttpRequest,
+        route: Route,
+        connection: ClientConnection,  # noqa: ARG002
+        reply: ClientResponse,
+        reader: RequestReader,
     ) -> InferenceRequest:
         """The request for an upload, once its model is known. Raises a GatewayError."""
         headers, key, upload = incoming.headers, incoming.key, incoming.upload
@@ -97,11 +95,11 @@ class Uploads:
             incoming.method,
             route.target,
             Demand(model, *terms, size_bytes=upload.held_bytes, streams=form.streams),
-            request_id,
+            reply.request_id,
             upload=form,
             worked_bytes=_UNKNOWN_BYTES if length is None else int(length),
             content_type=content_type_of(boundary),
-            headers=upstream_headers(incoming, request_id),
+            headers=upstream_headers(incoming, reply.request_id),
             done_marker=route.done_marker,
             repeatable=False,
             explains=headers.get(b"x-gateway-explain") == b"1",

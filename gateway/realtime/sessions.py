@@ -7,7 +7,7 @@ session itself, and drops that event of the backend.
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
 from urllib.parse import parse_qs
@@ -31,11 +31,9 @@ from gateway.front.origin import ORIGIN, WebPages
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route
-from gateway.front.session_events import SessionEvents
 from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, Sink, Tunnel, UpstreamResult
-from gateway.routing.prompt_blocks import seed
-from gateway.websocket import (
+from gateway.realtime.session_events import SessionEvents
+from gateway.realtime.websocket import (
     GOING_AWAY,
     POLICY,
     SERVER_ERROR,
@@ -45,6 +43,8 @@ from gateway.websocket import (
     messages_of,
     text_frame,
 )
+from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, Sink, Tunnel, UpstreamResult
+from gateway.routing.prompt_blocks import seed
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
 _PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
@@ -196,6 +196,7 @@ class RealtimeSessions:
         new_id: Callable[[], str],
         unix_seconds: Callable[[], float],
         spend: Callable[[Record, int, int], None],
+        cors_origins: Sequence[str],
     ) -> None:
         """`spend` gets the tokens that a session has used so far, and may raise QuotaExceeded."""
         self._spend = spend
@@ -203,11 +204,11 @@ class RealtimeSessions:
         self._dispatcher = dispatcher
         self._new_id = new_id
         self._unix_seconds = unix_seconds
-        self._pages: WebPages | None = None
+        self._pages = WebPages(cors_origins)
 
-    def follow(self, pages: WebPages | None) -> None:
-        """Take over which web pages may connect; None = those of the gateway's own host."""
-        self._pages = pages
+    def follow(self, cors_origins: Sequence[str]) -> None:
+        """Take over which web pages may connect, beside those of the gateway's own host."""
+        self._pages = WebPages(cors_origins)
 
     async def read(
         self,
@@ -258,7 +259,7 @@ class RealtimeSessions:
         origin = headers.get(ORIGIN)
         if origin is None or origin.partition(b"://")[2] == headers.get(b"host"):
             return
-        if self._pages is None or not self._pages.allow(origin):
+        if not self._pages.allow(origin):
             raise OriginNotAllowed("This web page may not connect: its origin is not in server.cors_origins.")
 
 

@@ -16,16 +16,19 @@ from gateway.backends.facts import ModelCard
 from gateway.config import Config
 from gateway.errors import GatewayError, InvalidRequest, MemoryFull, ModelNotAllowed, ModelNotFound
 from gateway.front.body import Upload
+from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
 from gateway.front.stored_responses import StoredResponses
-from gateway.front.uploads import Uploads
 from gateway.request import InferenceRequest, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from gateway.scheduling.fair_share import Backlog
-from tests.unit.front.wires import Clock, fleet_of
+from gateway.uploads.audio import Uploads
+from tests.unit.front.clients import Scene as Host
+from tests.unit.front.clients import echo
+from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 
 FILE = b'--b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\n%b\r\n'
@@ -87,7 +90,8 @@ class Scene:
         incoming.stream_body(self.upload)
         incoming.key = self.config.auth.keys[0] if self.config.auth.keys else None
         route = find_route(b"POST", b"/v1/audio/transcriptions")
-        return await self.uploads.read(incoming, route, "id", self.reader)
+        connection = ClientConnection(Host(echo), asyncio.get_running_loop())
+        return await self.uploads.read(incoming, route, connection, reply_on(FakeWire()), self.reader)
 
     def passed(self, pieces: list[bytes]) -> tuple[InferenceRequest, bytes]:
         """The request of a whole upload, and what the backend gets."""

@@ -1,0 +1,1 @@
+"""TLS of the client port and of backends."""

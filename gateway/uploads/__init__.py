@@ -1,0 +1,1 @@
+"""Files in multipart forms: their fields are read while they arrive, their content is passed on."""
