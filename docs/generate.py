@@ -8,10 +8,10 @@ from typing import Any
 
 from gateway import errors
 from gateway.app import Gateway
+from gateway.backends.settings import BackendConfig
+from gateway.batches.settings import BatchesConfig
 from gateway.config import Config
-from gateway.config.backends import BackendConfig
-from gateway.config.batches import BatchesConfig
-from gateway.config.coordination import CoordinationConfig
+from gateway.coordination.settings import CoordinationConfig
 from gateway.errors import BackendError, GatewayError
 from gateway.front.routes import ROUTES
 from gateway.observe.metrics import ProcessMetrics

@@ -22,11 +22,10 @@ from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
 from gateway.backends.sleep import Sleeper
 from gateway.background import BackgroundResponses
-from gateway.client_keys import ClientKeys
 from gateway.config import Config, RoutingConfig
 from gateway.config.models import models_of
 from gateway.control import Control
-from gateway.coordination import ReplicaParts, configured_coordinators
+from gateway.coordination.configured import ReplicaParts, configured_coordinators
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -36,7 +35,6 @@ from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
-from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
@@ -45,6 +43,10 @@ from gateway.handover.snapshot import Knowledge
 from gateway.insights.families import Breathe
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
+from gateway.keys.client_keys import ClientKeys
+from gateway.keys.ledger import KeyLedger
+from gateway.keys.usage import KeyUsage
+from gateway.keys.usage_page import UsagePage
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
@@ -52,8 +54,6 @@ from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import RecordBatcher
-from gateway.observe.tracing import Tracing
-from gateway.observe.usage import KeyUsage
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
 from gateway.page.gateway_view import own_gauges
@@ -76,9 +76,9 @@ from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
+from gateway.tracing.tracing import Tracing
 from gateway.turns import at_once
 from gateway.uploads.audio import Uploads
-from gateway.usage_page import UsagePage
 
 if TYPE_CHECKING:
     from gateway.batches.service import Batches

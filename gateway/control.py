@@ -15,8 +15,8 @@ from pydantic import ValidationError
 from gateway.admin_http import as_json, body_of
 from gateway.backends.backend import Backend
 from gateway.backends.membership import Membership
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config, ConfigError
-from gateway.config.backends import BackendConfig
 from gateway.config.errors import error_lines
 from gateway.errors import InvalidRequest, RestartFailed
 from gateway.reload import Reloads

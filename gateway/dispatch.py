@@ -24,12 +24,12 @@ from gateway.errors import (
 )
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.observe.trace import Price
 from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
+from gateway.tracing.trace import Price
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import structlog
 
 from gateway.config import Config, ConfigError, Listen, masked
-from gateway.config.coordination import CoordinationConfig
-from gateway.config.files import version_of
+from gateway.coordination.settings import CoordinationConfig
+from gateway.files import version_of
 from gateway.threads import Threads
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place

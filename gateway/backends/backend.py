@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
+from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.routing.adapters import AdapterSlots
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 

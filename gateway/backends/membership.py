@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, FleetChanges, Wanted
-from gateway.config.backends import BackendConfig
+from gateway.backends.settings import BackendConfig
 from gateway.errors import BackendExists, BackendNotFound
 from gateway.turns import Steps
 

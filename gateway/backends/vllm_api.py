@@ -17,8 +17,8 @@ from yarl import URL
 from gateway.backends.facts import KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.backends.reachability import kind_of, why
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_metrics import Findings, LineFilter, MetricsReader
-from gateway.config.backends import BackendConfig
 from gateway.tls.contexts import BackendContexts
 from gateway.turns import SLICE_BYTES, Intake, in_turns
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
-from gateway.config.batches import BatchesConfig
+from gateway.batches.settings import BatchesConfig
 from gateway.resources import MemoryBudget
 from gateway.threads import Threads
 

@@ -10,8 +10,8 @@ from contextlib import aclosing, contextmanager, suppress
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.contents import Contents
+from gateway.batches.settings import BatchesConfig
 from gateway.batches.store import Store
-from gateway.config.batches import BatchesConfig
 from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse

@@ -14,8 +14,8 @@ import orjson
 from gateway._native import json_object, prefix_keys
 from gateway.batches.batch import ENDPOINTS, batch_error
 from gateway.batches.order import PrefixOrder
+from gateway.batches.settings import BatchesConfig
 from gateway.config import ServerConfig
-from gateway.config.batches import BatchesConfig
 from gateway.errors import InvalidRequest
 from gateway.front.json_body import JsonLimits, parse_body
 from gateway.routing.prompt_blocks import canonical_prompt, inputs_of

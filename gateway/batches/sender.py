@@ -12,14 +12,14 @@ from gateway.batches.input import LineRequest
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sink import LineSink
 from gateway.config import Config
-from gateway.config.keys import KeyConfig
 from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, Unauthorized
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import SHORT_BYTES, with_fields
-from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
+from gateway.keys.ledger import KeyLedger
+from gateway.keys.settings import KeyConfig
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding

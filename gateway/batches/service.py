@@ -29,11 +29,11 @@ from gateway.batches.slots import Slots
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Store
 from gateway.config import Config
-from gateway.config.keys import KeyConfig
 from gateway.errors import BatchConflict, BatchNotFound, InvalidRequest, RateLimited, StorageFull
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse
+from gateway.keys.settings import KeyConfig
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 

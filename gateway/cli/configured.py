@@ -213,7 +213,7 @@ def _reader(
 
 
 def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":
-    from gateway.config.keys_file import checked
+    from gateway.keys.keys_file import checked
 
     return lambda: checked(read())
 

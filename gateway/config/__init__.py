@@ -6,13 +6,13 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from gateway.config.backends import BackendConfig, DiscoveryConfig
-from gateway.config.batches import BatchesConfig
-from gateway.config.coordination import CoordinationConfig
-from gateway.config.keys import AuthConfig
+from gateway.backends.settings import BackendConfig
+from gateway.batches.settings import BatchesConfig
 from gateway.config.models import ModelsConfig
-from gateway.config.tracing import TracingConfig
-from gateway.config.values import (
+from gateway.coordination.settings import CoordinationConfig
+from gateway.discovery.settings import DiscoveryConfig
+from gateway.keys.settings import AuthConfig
+from gateway.settings import (
     Count,
     Fraction,
     HostName,
@@ -29,6 +29,7 @@ from gateway.config.values import (
     twice,
 )
 from gateway.tls.contexts import ServerTls
+from gateway.tracing.settings import TracingConfig
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from gateway.config import Config, ConfigError
 from gateway.config import errors as config_errors
 from gateway.config.errors import Mistake, Place
-from gateway.config.files import MAX_CONFIG_BYTES, read_file
+from gateway.files import MAX_CONFIG_BYTES, read_file
 
 LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be: a reload reads beside requests
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from gateway.config.values import Section, check_installed, default, refuse, twice
+from gateway.settings import Section, check_installed, default, refuse, twice
 
 _MOST_WEIGHT = 1e9
 

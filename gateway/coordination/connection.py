@@ -13,9 +13,9 @@ from typing import Any, Final, cast
 
 from hiredis import HiredisError, PushNotification, Reader, ReplyError, pack_command
 
-from gateway.config.coordination import CoordinationConfig
-from gateway.config.files import check_pem
+from gateway.coordination.settings import CoordinationConfig
 from gateway.coordination.store import StoreLost
+from gateway.files import check_pem
 from gateway.turns import SLICE_BYTES, Intake
 
 CALL_SECONDS: Final = 0.8  # at most for a call, and for a connection: several must fail before a block lapses

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, Final
 
-from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.connection import RedisConnection, connected
+from gateway.coordination.settings import CoordinationConfig
 from gateway.coordination.store import StoreLost
 from gateway.supervisor import Supervisor
 

@@ -11,8 +11,8 @@ import structlog
 
 from gateway.backends.fleet import FleetChanges, Wanted
 from gateway.backends.membership import Membership
-from gateway.config.backends import DiscoveryConfig
 from gateway.discovery.listings import BackendSource, DiscoveryError, Listing
+from gateway.discovery.settings import DiscoveryConfig
 from gateway.discovery.sources import DnsName, WatchedFile
 from gateway.supervisor import Supervisor
 from gateway.turns import Steps, in_turns

@@ -30,9 +30,10 @@ from pydantic import ValidationError
 
 from gateway import __version__
 from gateway.backends.fleet import Wanted
-from gateway.config.backends import BackendConfig, DiscoveredBackend, KubernetesDiscovery
-from gateway.config.files import MAX_CONFIG_BYTES, read_file
+from gateway.backends.settings import BackendConfig, DiscoveredBackend
 from gateway.discovery.listings import DiscoveryError, Listing
+from gateway.discovery.settings import KubernetesDiscovery
+from gateway.files import MAX_CONFIG_BYTES, read_file
 from gateway.turns import SLICE_BYTES
 
 T = TypeVar("T")

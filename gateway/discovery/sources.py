@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 from pydantic import TypeAdapter, ValidationError
 
 from gateway.backends.fleet import Wanted
+from gateway.backends.settings import BackendConfig, DiscoveredBackend
 from gateway.config import ConfigError
-from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.errors import Mistake, mistakes
 from gateway.config.file import YamlFile
-from gateway.config.files import MAX_LISTING_BYTES, version_of
 from gateway.discovery.listings import DiscoveryError, Listing, polled
+from gateway.discovery.settings import DnsDiscovery
+from gateway.files import MAX_LISTING_BYTES, version_of
 from gateway.threads import Threads
 from gateway.turns import Steps, in_turns
 

@@ -14,7 +14,6 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.config.keys import KeyConfig
 from gateway.config.models import AliasTarget, models_of
 from gateway.errors import (
     BackendError,
@@ -28,15 +27,16 @@ from gateway.errors import (
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES
-from gateway.front.ledger import KeyLedger
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
-from gateway.front.rate_limits import ApiKeys, KeyLimits
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, RequestDispatcher, error_headers
 from gateway.front.routes import Route, logged_path
+from gateway.keys.ledger import KeyLedger
+from gateway.keys.rate_limits import ApiKeys, KeyLimits
+from gateway.keys.settings import KeyConfig
 from gateway.observe.record import Record
-from gateway.observe.trace import Tracer
 from gateway.request import InferenceRequest
+from gateway.tracing.trace import Tracer
 from gateway.turns import in_turns
 
 

@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Mapping
 
 from gateway.config import ServerConfig
-from gateway.config.keys import KeyConfig
 from gateway.errors import (
     GatewayError,
     HeadersTooLarge,
@@ -14,6 +13,7 @@ from gateway.errors import (
 from gateway.front.body import Upload, too_large
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.front.routes import PREFLIGHT_ROUTE, Route, find_route
+from gateway.keys.settings import KeyConfig
 from gateway.request import Kind, OfflineLine
 from gateway.resources import Holding
 

@@ -5,9 +5,9 @@ import math
 import re
 from typing import Final
 
-from gateway.config.keys import KeyConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
+from gateway.keys.settings import KeyConfig
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")

@@ -14,11 +14,11 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.background import BackgroundResponses
 from gateway.config import Config
-from gateway.front.ledger import KeyLedger
 from gateway.front.server import Server
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import Knowledge
+from gateway.keys.ledger import KeyLedger
 from gateway.listeners import notify_systemd
 from gateway.observe.record import RecordBatcher
 from gateway.supervisor import Supervisor, running

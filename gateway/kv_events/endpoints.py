@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend
-from gateway.config.backends import KvEventsConfig
+from gateway.backends.settings import KvEventsConfig
 
 WILDCARDS = frozenset({"*", "0.0.0.0", "::", ""})
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from gateway.observe.trace import RequestTrace
 from gateway.request import Demand, Usage
 from gateway.supervisor import Supervisor
+from gateway.tracing.trace import RequestTrace
 
 
 class Record:

@@ -11,8 +11,8 @@ from typing import Self
 import structlog
 from pydantic import Field, model_validator
 
-from gateway.config.files import check_pem, version_of
-from gateway.config.values import Section, default
+from gateway.files import check_pem, version_of
+from gateway.settings import Section, default
 from gateway.tls.transport import EncryptedTransport
 
 Stamp = tuple[tuple[int, ...], ...]

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, Self
 import msgspec
 
 from gateway.config import Config, ServerConfig
-from gateway.config.coordination import CoordinationConfig
+from gateway.coordination.settings import CoordinationConfig
 from gateway.listeners import Listeners, ports_of
 from gateway.workers import WORKER
 

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.config.backends import BackendConfig
-from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import JsonLimits
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
+from gateway.keys.settings import KeyConfig
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
 from gateway.tokenization.tokenization import given_tokens

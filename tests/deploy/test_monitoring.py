@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 from gateway.app import Gateway
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.config.backends import BackendConfig
-from gateway.config.coordination import CoordinationConfig
+from gateway.coordination.settings import CoordinationConfig
 from gateway.observe.metrics import ProcessMetrics
 from tests.prometheus import ALERTS, ROOT, alerts, dashboard, tool
 from tests.unit.test_links import anchors

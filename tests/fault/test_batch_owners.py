@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.config.file import parse
-from gateway.observe.usage import totals
+from gateway.keys.usage import totals
 from tests.clients import Answer
 from tests.fault.rig import QUICK, UnderTest, holds, merged, running
 from tests.fault.test_batch_storage import CHAT, FILES, FORM, form, lines

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.coordination import CoordinationConfig
+from gateway.coordination.settings import CoordinationConfig
 from gateway.coordination.store import StoreLost
 from gateway.supervisor import Supervisor
 from loadtest.servers.processes import free_ports

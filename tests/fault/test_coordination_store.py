@@ -9,9 +9,9 @@ from random import Random
 
 import pytest
 
-from gateway.config.coordination import CoordinationConfig
 from gateway.coordination.link import RedisLink
 from gateway.coordination.redis_store import RedisStore
+from gateway.coordination.settings import CoordinationConfig
 from gateway.coordination.store import Stamp, StoreLost, TableChange
 from gateway.supervisor import Supervisor
 from tests.redis_server import any_store, redis_server

@@ -10,8 +10,8 @@ import orjson
 import pytest
 
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
-from gateway.config.backends import BackendConfig
 from tests.clients import Client, chat, request
 from tests.fault.gateway_process import gateway_process
 from tests.fault.rig import QUICK, holds, running

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.front.routes import ROUTES
-from gateway.observe.usage import totals
+from gateway.keys.usage import totals
 from tests.clients import Answer, request
 from tests.fault.rig import UnderTest, holds, merged, running
 from tests.fault.test_embedding_batches import Embeds

@@ -11,9 +11,9 @@ import pytest
 
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, read_kv_event_sources
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.routing.exact_index import packed, token_keys, token_seed

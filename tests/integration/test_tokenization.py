@@ -14,9 +14,9 @@ import pytest
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet as Backends
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.config.models import ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization.conversation import Feature

@@ -8,8 +8,8 @@ from structlog.testing import capture_logs
 from gateway._native import prefix_keys
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
-from gateway.config.backends import BackendConfig
 from gateway.feedback import CacheState
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage

@@ -4,8 +4,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
-from gateway.config.backends import BackendConfig
 from gateway.feedback import CacheState
 
 

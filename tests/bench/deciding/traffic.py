@@ -5,8 +5,8 @@ from itertools import islice
 
 import orjson
 
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.config.backends import BackendConfig
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route

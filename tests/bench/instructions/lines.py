@@ -13,8 +13,8 @@ from unittest.mock import patch
 import orjson
 
 from gateway.batches.input import InputLimits, check_input
+from gateway.batches.settings import BatchesConfig
 from gateway.config import ServerConfig
-from gateway.config.batches import BatchesConfig
 from gateway.threads import Threads
 from tests.bench.bodies import SIZES, chats
 from tests.bench.instructions.gateway import Backend, Client, Loop, clients, unrouted

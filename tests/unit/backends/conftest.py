@@ -10,8 +10,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import Blame, ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import ConnectFailed
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from gateway.backends.backend import Backend, Origin
 from gateway.backends.facts import Facts
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 
 
 def make(**changes: object) -> Backend:

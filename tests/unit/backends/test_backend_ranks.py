@@ -11,8 +11,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 
 from .conftest import MakeScene, Scene
 

@@ -7,8 +7,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.fleet import Fleet, eligible
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import (
     BackendBusy,
     BackendFault,

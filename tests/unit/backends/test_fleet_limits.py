@@ -7,9 +7,9 @@ from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange, LimitReason
 from gateway.backends.facts import Telemetry
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_metrics import MetricsReader
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.request import Demand
 from gateway.routing.kv_reservations import Reservation
 from gateway.turns import at_once

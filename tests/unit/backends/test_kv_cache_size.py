@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.backends.backend import KvCacheSize, held_tokens
 from gateway.backends.facts import Telemetry
-from gateway.config.backends import BackendConfig
+from gateway.backends.settings import BackendConfig
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.kv_reservations import Reservation

@@ -11,8 +11,8 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.health import ProbeResult
 from gateway.backends.membership import BY_HAND, Membership
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import BackendExists, BackendNotFound
 from gateway.request import Demand
 from gateway.routing.kv_reservations import Reservation

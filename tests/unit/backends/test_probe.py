@@ -7,8 +7,8 @@ from random import Random
 from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
 from gateway.backends.probe import BackendWatches
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import EngineDead
 
 from .scripted import METRICS, Scripted, hang, json_answer, pour, text_answer

@@ -7,8 +7,8 @@ from random import Random
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
+from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import EngineDead
 from gateway.turns import at_once
 from tests.unit.backends.conftest import MakeScene

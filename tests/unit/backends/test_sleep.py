@@ -9,9 +9,9 @@ from gateway.backends.backend import FALLING_ASLEEP, OFFLOADED, Backend
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig, SleepConfig
 from gateway.backends.sleep import action_for
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig, SleepConfig
 from tests.unit.backends.conftest import ManualClock
 
 AWAKE = Telemetry(1.0, 0, 0, 0.0, 0.0, sleep_state="awake")

@@ -6,8 +6,8 @@ import pytest
 from aiohttp import web
 
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import MAX_METRICS_BYTES, ControlClient, ControlError
-from gateway.config.backends import BackendConfig
 
 from .scripted import Scripted, hang, json_answer, pour, text_answer
 

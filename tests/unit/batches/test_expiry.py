@@ -7,8 +7,8 @@ import pytest
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.files import Files, expiry_of
 from gateway.batches.folder import Folder
+from gateway.batches.settings import BatchesConfig
 from gateway.batches.sqlite import SqliteStore
-from gateway.config.batches import BatchesConfig
 from gateway.errors import FileNotFound, InvalidRequest
 from gateway.resources import MemoryBudget
 

@@ -9,8 +9,8 @@ import orjson
 import pytest
 
 from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.batches.settings import BatchesConfig
 from gateway.config import ServerConfig
-from gateway.config.batches import BatchesConfig
 from gateway.threads import Threads
 
 URL = "/v1/chat/completions"

@@ -12,9 +12,9 @@ from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LineDispatchers, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
 from gateway.config.file import parse
-from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.stored_responses import StoredResponses
+from gateway.keys.ledger import KeyLedger
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget

@@ -12,11 +12,11 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
 from gateway.backends.probe import Answers
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlError
 from gateway.cli.check import Report, examine, fleet_warnings, report_on
 from gateway.cli.pages import page
 from gateway.config import Config, HealthConfig, UpstreamConfig
-from gateway.config.backends import BackendConfig
 from gateway.config.file import parse
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port

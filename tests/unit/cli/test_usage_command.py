@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.observe.usage import State
-from gateway.usage_page import usage_document
+from gateway.keys.usage import State
+from gateway.keys.usage_page import usage_document
 from tests.unit.pages import serving
 
 TODAY = date(2026, 11, 26)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from gateway.config import ConfigError
-from gateway.config.backends import KubernetesDiscovery
-from gateway.config.coordination import CoordinationConfig
 from gateway.config.file import load, of_environment
-from gateway.config.files import MAX_CONFIG_BYTES, read_file
-from gateway.config.keys_file import read_keys
+from gateway.coordination.settings import CoordinationConfig
 from gateway.discovery.kubernetes import KubernetesEndpoints
 from gateway.discovery.listings import DiscoveryError, first_listing
+from gateway.discovery.settings import KubernetesDiscovery
 from gateway.discovery.sources import WatchedFile
+from gateway.files import MAX_CONFIG_BYTES, read_file
+from gateway.keys.keys_file import read_keys
 from gateway.tls.contexts import BackendTls, ServerTls
 
 BOMB = "".join(f"k{at}: &k{at} [{', '.join([f'*k{at - 1}'] * 9) if at else 'x'}]\n" for at in range(11))
@@ -121,7 +121,7 @@ def test_certificates_are_regular_files(reader: str, kind: str, tmp_path: Path) 
 def test_a_kubeconfig_is_a_regular_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     KINDS[kind](file)
-    from gateway.config.backends import DiscoveredBackend
+    from gateway.backends.settings import DiscoveredBackend
 
     source = KubernetesEndpoints(
         KubernetesDiscovery(service="vllm", port=8000, kubeconfig=str(file)), DiscoveredBackend()

@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from gateway.config import SECRETS, Config
 from gateway.config.file import of_environment
-from gateway.config.values import Secret
+from gateway.settings import Secret
 
 BLANKS = [" ", "\n", "\r\n", "\t", " \n\t"]
 SPACES = [" x", "x\n", "x\r\n", "\tx", "x ", " x \n"]

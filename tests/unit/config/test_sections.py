@@ -7,8 +7,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
+from gateway.backends.settings import BackendConfig, KvEventsConfig
 from gateway.config import Config, ConfigError
-from gateway.config.backends import BackendConfig, KvEventsConfig
 from gateway.config.file import parse
 
 ROOT = Path(__file__).resolve().parents[3]

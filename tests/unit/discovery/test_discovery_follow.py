@@ -8,9 +8,10 @@ from random import Random
 
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig, DiscoveryConfig
 from gateway.discovery.follow import Discovery
+from gateway.discovery.settings import DiscoveryConfig
 from gateway.supervisor import Supervisor
 
 

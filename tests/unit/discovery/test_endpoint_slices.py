@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.backends import KubernetesDiscovery
 from gateway.discovery.kubernetes import NOT_READY, SlicesExpired, SliceTable, listed_backends, status_message
 from gateway.discovery.listings import DiscoveryError, Listing
+from gateway.discovery.settings import KubernetesDiscovery
 from tests.kubernetes_api import Document, endpoint_slice, event, pod, status
 
 

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.fleet import FleetChanges, Wanted
-from gateway.config.backends import BackendConfig
+from gateway.backends.settings import BackendConfig
 from gateway.discovery.follow import SourceFollower
 from gateway.discovery.listings import DiscoveryError, Listing
 from gateway.turns import Steps

@@ -9,9 +9,10 @@ from typing import Literal
 
 import pytest
 
-from gateway.config.backends import DiscoveredBackend, KubernetesDiscovery
+from gateway.backends.settings import DiscoveredBackend
 from gateway.discovery.kubernetes import KubernetesEndpoints
 from gateway.discovery.listings import DiscoveryError, Listing, first_listing
+from gateway.discovery.settings import KubernetesDiscovery
 from tests.certificates import certificate
 from tests.kubernetes_api import NAMESPACE, ApiServer, endpoint_slice, event, pod, status
 

@@ -10,11 +10,12 @@ from typing import Any
 import dns.rcode
 import pytest
 
+from gateway.backends.settings import BackendConfig, DiscoveredBackend
 from gateway.config import ConfigError
-from gateway.config.backends import BackendConfig, DiscoveredBackend, DnsDiscovery
 from gateway.config.file import parse
 from gateway.discovery.follow import configured_sources
 from gateway.discovery.listings import DiscoveryError, first_listing
+from gateway.discovery.settings import DnsDiscovery
 from gateway.discovery.sources import DnsName, WatchedFile, several_addresses
 from tests.dns import NameServer
 
@@ -111,7 +112,7 @@ def test_the_sources_are_those_of_the_configuration(monkeypatch: pytest.MonkeyPa
         "kubernetes vllm", "kubernetes models/vllm:8001, zone a", "kubernetes (app=vllm):http, kubeconfig other",
     ]  # fmt: skip
     assert configured_sources(config.discovery) == configured_sources(parse({"discovery": sections}).discovery)
-    monkeypatch.setattr("gateway.config.values.find_spec", lambda _: None)
+    monkeypatch.setattr("gateway.settings.find_spec", lambda _: None)
     for key, extra in (("dns", "discovery"), ("kubernetes", "kubernetes")):
         with pytest.raises(ConfigError, match=rf"discovery\.{key}\.0: .*vllm-batching-gateway\[{extra}\]"):
             parse({"discovery": {key: sections[key]}})

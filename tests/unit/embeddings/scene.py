@@ -15,8 +15,8 @@ from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
-from gateway.config.backends import BackendConfig
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache

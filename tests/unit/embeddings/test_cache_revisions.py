@@ -6,8 +6,8 @@ from random import Random
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.embeddings.cache import Revisions
 
 CARD = ModelCard("m", root="org/m", max_model_len=512)

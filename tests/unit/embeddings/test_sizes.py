@@ -5,8 +5,8 @@ from random import Random
 
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, ModelCard
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.embeddings.batching import ModelSizes
 from gateway.embeddings.wire import inputs_of
 from gateway.request import EmbeddingInputs

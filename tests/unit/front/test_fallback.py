@@ -9,7 +9,7 @@ import pytest
 
 from gateway.backends.backend import OFFLOADED
 from gateway.backends.facts import Facts, ModelCard
-from gateway.config.backends import SleepConfig
+from gateway.backends.settings import SleepConfig
 from gateway.errors import (
     BackendBusy,
     BackendError,

@@ -12,8 +12,8 @@ import structlog
 
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.config.backends import BackendConfig
 from gateway.errors import (
     BackendBusy,
     BodyTooLarge,
@@ -32,10 +32,10 @@ from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
-from gateway.front.ledger import KeyLedger
 from gateway.front.read import RequestReader
 from gateway.front.reply import ClientResponse
 from gateway.front.stored_responses import StoredResponses
+from gateway.keys.ledger import KeyLedger
 from gateway.observe.record import Record
 from gateway.realtime.sessions import RealtimeSessions
 from gateway.request import InferenceRequest, Kind, UpstreamResult

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config, ServerConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import ContextTooComplex, InvalidRequest, MemoryFull
 from gateway.front import json_body
 from gateway.front.json_body import JsonLimits, loaded

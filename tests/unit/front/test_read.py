@@ -3,13 +3,13 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.config.backends import BackendConfig
-from gateway.config.keys import KeyConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest, PreviousResponseNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses
+from gateway.keys.settings import KeyConfig
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Sent

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.config.backends import BackendConfig
 from gateway.feedback import Learning
 from gateway.front.read import MEDIA_TOKENS, RequestReader
 from gateway.front.stored_responses import StoredResponses

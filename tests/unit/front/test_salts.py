@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.config.keys import KeyConfig
 from gateway.front.routes import ROUTES, Route
+from gateway.keys.settings import KeyConfig
 from gateway.request import InferenceRequest
 from tests.unit.front.test_read import read
 

@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.config.keys import KeyConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
 from gateway.front.scheduling_headers import SchedulingHeaders
+from gateway.keys.settings import KeyConfig
 from gateway.request import Demand
 from tests.unit.front.wires import Sent
 

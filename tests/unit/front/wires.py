@@ -7,8 +7,8 @@ from random import Random
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route, find_route

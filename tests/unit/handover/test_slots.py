@@ -12,8 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.handover.slots import SlotSharing, engines_by_key
 from gateway.request import Demand
 from gateway.routing.engine import CostModel, EngineUse

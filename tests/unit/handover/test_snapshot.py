@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.app import Gateway
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
-from gateway.config.backends import BackendConfig
+from gateway.backends.settings import BackendConfig
 from gateway.config.file import parse
 from gateway.front.stored_responses import Place
 from gateway.handover.snapshot import FILE_NAME, FORMAT, SnapshotError, load, read, save, write

@@ -5,8 +5,8 @@ import pytest
 
 from gateway.backends.backend import Backend
 from gateway.backends.facts import Facts, KvEventSource
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.kv_events.endpoints import Address, ReadingPlan, Source, plan
 
 ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", "tcp://*:5657", "kv")

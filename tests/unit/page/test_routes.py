@@ -13,7 +13,7 @@ from aiohttp import web
 
 from gateway.admin_http import OWN_PAGE_MAY_SEND, OperatorPort
 from gateway.config import AdminConfig, Config, ConfigError, ServerConfig
-from gateway.config.keys import AuthConfig
+from gateway.keys.settings import AuthConfig
 from gateway.page.broadcast import Broadcast
 from gateway.page.decisions import Decisions
 from gateway.page.routes import STATIC, DashboardPages

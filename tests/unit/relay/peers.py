@@ -9,8 +9,8 @@ from typing import cast
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.errors import BackendError
 from gateway.relay.connection import BackendConnection
 

@@ -7,8 +7,8 @@ import pytest
 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, UpstreamConfig
-from gateway.config.backends import BackendConfig
 from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.resources import MemoryBudget

@@ -8,8 +8,8 @@ import pytest
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
+from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.config.models import ModelConfig, ModelsConfig
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed

@@ -11,8 +11,8 @@ from structlog.testing import capture_logs
 
 from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
+from gateway.backends.settings import BackendConfig
 from gateway.config import ConfigError, HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.config.file import parse
 from gateway.config.models import ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
@@ -268,7 +268,7 @@ async def test_without_a_configured_tokenizer_nothing_is_started() -> None:
 
 
 def test_a_missing_library_is_an_error_before_anything_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.config.values.find_spec", {}.get)
+    monkeypatch.setattr("gateway.settings.find_spec", {}.get)
     with pytest.raises(ConfigError, match=r"models\.m\.tokenizer: .*pip install"):
         parse({"backends": [{"url": "http://a:1"}], "models": {"m": {"tokenizer": "folder"}}})
 

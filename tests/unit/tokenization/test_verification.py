@@ -4,9 +4,9 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Backend
+from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import HealthConfig
-from gateway.config.backends import BackendConfig
 from gateway.tokenization.conversation import EMBEDDED, ContentFormat, Feature, Probe
 from gateway.tokenization.tokenization import NOT_COMPARABLE, TokenizerVerdict, best_format, compared, counted_alike
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer

@@ -7,8 +7,8 @@ the period in which it was admitted: if that is over, its correction changes not
 from calendar import leapdays, monthrange
 from collections.abc import Callable
 
-from gateway.config.keys import KeyConfig
 from gateway.errors import QuotaExceeded
+from gateway.keys.settings import KeyConfig
 
 _DAY_SECONDS = 86400
 _YEAR_DAYS = 365.2425

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
-from gateway.config.values import Count, Secret, Section, check_installed, default
+from gateway.settings import Count, Secret, Section, check_installed, default
 
 _SCHEMES = ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "unix")
 _PORTS = {"redis": 6379, "rediss": 6379, "redis+sentinel": 26379, "rediss+sentinel": 26379}

@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator
 
-from gateway.config.values import Fraction, Seconds, Section, check_installed, default
+from gateway.settings import Fraction, Seconds, Section, check_installed, default
 
 _PATH = "/v1/traces"  # of OTLP over HTTP
 

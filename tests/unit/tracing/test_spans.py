@@ -6,9 +6,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from gateway.observe.record import Finished, Record
-from gateway.observe.spans import Spans
-from gateway.observe.trace import Price, RequestTrace
 from gateway.request import Demand
+from gateway.tracing.spans import Spans
+from gateway.tracing.trace import Price, RequestTrace
 from tests.otlp import values
 
 SPAN_IDS = count(1)

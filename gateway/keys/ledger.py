@@ -8,9 +8,9 @@ the background. Limits and usage count the numbers of the same record, so they a
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gateway.config.keys import KeyConfig
-from gateway.front.budgets import Spent
-from gateway.front.rate_limits import KeyLimits
+from gateway.keys.budgets import Spent
+from gateway.keys.rate_limits import KeyLimits
+from gateway.keys.settings import KeyConfig
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates

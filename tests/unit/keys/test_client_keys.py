@@ -11,15 +11,15 @@ from unittest.mock import patch
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.client_keys import ClientKeys
 from gateway.config import ConfigError
-from gateway.config.keys import AuthConfig, KeyConfig
-from gateway.config.keys_file import read_keys
+from gateway.keys.client_keys import ClientKeys
+from gateway.keys.keys_file import read_keys
+from gateway.keys.settings import AuthConfig, KeyConfig
 
 
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
-    with patch("gateway.client_keys._LOOK_SECONDS", 0.0):
+    with patch("gateway.keys.client_keys._LOOK_SECONDS", 0.0):
         yield
 
 
@@ -144,7 +144,7 @@ async def test_a_change_that_is_read_during_a_reload_is_not_lost(tmp_path: Path)
         return read_keys(*arguments)
 
     scene.write("bob")
-    with patch("gateway.client_keys.read_keys", slowly):
+    with patch("gateway.keys.client_keys.read_keys", slowly):
         step = asyncio.create_task(scene.keys.step())
         await asyncio.to_thread(begun.wait)
         scene.keys.follow(scene.auth())

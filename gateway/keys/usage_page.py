@@ -9,7 +9,7 @@ from aiohttp import web
 
 from gateway.admin_http import as_json
 from gateway.errors import InvalidRequest
-from gateway.observe.usage import COUNTS, State, totals
+from gateway.keys.usage import COUNTS, State, totals
 from gateway.threads import Threads
 
 _EPOCH = date(1970, 1, 1)

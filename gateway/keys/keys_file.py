@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from gateway.config import Config, ConfigError
 from gateway.config.errors import Mistake, mistakes
 from gateway.config.file import YamlFile
-from gateway.config.keys import KeyConfig, conflicts
+from gateway.keys.settings import KeyConfig, conflicts
 
 _KEYS = TypeAdapter(tuple[KeyConfig, ...])
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.config.keys import KeyConfig
 from gateway.errors import GatewayError, QuotaExceeded
-from gateway.front.ledger import KeyLedger
-from gateway.front.rate_limits import KeyLimits
+from gateway.keys.ledger import KeyLedger
+from gateway.keys.rate_limits import KeyLimits
+from gateway.keys.settings import KeyConfig
+from gateway.keys.usage import KeyUsage, totals
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
-from gateway.observe.usage import KeyUsage, totals
 from gateway.request import Demand, InferenceRequest, Kind, Usage
 from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Clock

@@ -1,6 +1,6 @@
 """What differs from span to span in protobuf's wire format: ids, times, and attributes with other values each time.
 
-All else of a span is a constant that the library's messages encode once (`observe/spans.py`): encoded messages that
+All else of a span is a constant that the library's messages encode once (`tracing/spans.py`): encoded messages that
 follow one another are one message. Message objects for each attribute would cost five times as much.
 """
 

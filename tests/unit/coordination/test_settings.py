@@ -5,8 +5,8 @@ import re
 import pytest
 
 from gateway.config import ConfigError, masked
-from gateway.config.coordination import StoreAddress, parsed_address
 from gateway.config.file import parse
+from gateway.coordination.settings import StoreAddress, parsed_address
 
 
 def coordination(**values: object) -> dict[str, object]:

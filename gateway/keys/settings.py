@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from gateway.config.values import Count, Instant, Secret, Section, default, refuse, twice
+from gateway.settings import Count, Instant, Secret, Section, default, refuse, twice
 
 _NO_DIGESTS = (bytes(32), hashlib.sha256(b"").digest())  # placeholders
 

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol, Self
 import requests
 from opentelemetry.util.re import parse_env_headers
 
-from gateway.config.files import MAX_PEM_BYTES, read_file
+from gateway.files import MAX_PEM_BYTES, read_file
 
 _PASSING_STATUSES = (408, 429, 502, 503, 504)
 _PASSING_CODES = frozenset(

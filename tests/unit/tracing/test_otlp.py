@@ -9,9 +9,9 @@ from threading import Thread
 
 import pytest
 
-from gateway.config.tracing import TracingConfig
-from gateway.observe.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpSettings
-from gateway.observe.tracing import Exporter
+from gateway.tracing.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpSettings
+from gateway.tracing.settings import TracingConfig
+from gateway.tracing.tracing import Exporter
 
 Answer = tuple[int, dict[str, str]]
 OK: Answer = 200, {}

@@ -7,9 +7,9 @@ from pathlib import Path
 import structlog
 
 from gateway.config import ConfigError
-from gateway.config.files import version_of
-from gateway.config.keys import AuthConfig, KeyConfig
-from gateway.config.keys_file import read_keys
+from gateway.files import version_of
+from gateway.keys.keys_file import read_keys
+from gateway.keys.settings import AuthConfig, KeyConfig
 from gateway.reload import yielding
 from gateway.threads import Threads
 

@@ -4,7 +4,7 @@ A request is a server span. Below it, each attempt has a span of its placement (
 a client span, whose id the backend got: engines that trace requests make theirs below it.
 
 What spans have in common, such as names, models and backends, is encoded once, by the library's messages; the rest by
-`observe/encoding.py`. Span objects of an SDK would cost over ten times as much.
+`tracing/encoding.py`. Span objects of an SDK would cost over ten times as much.
 """
 
 from binascii import unhexlify
@@ -17,9 +17,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, SpanFlags, Status
 from opentelemetry.sdk.resources import Resource
 
-from gateway.observe.encoding import RESOURCE_SPANS, SCOPE_SPANS, SPANS, Attribute, first_token, framed, identity
 from gateway.observe.record import Finished
-from gateway.observe.trace import Attempt
+from gateway.tracing.encoding import RESOURCE_SPANS, SCOPE_SPANS, SPANS, Attribute, first_token, framed, identity
+from gateway.tracing.trace import Attempt
 
 _NANOSECONDS = 1_000_000_000
 _SPAN_ID_BYTES = 8

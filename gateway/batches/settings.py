@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, model_validator
 
-from gateway.config.values import Count, Seconds, Secret, Section, check_installed, default
+from gateway.settings import Count, Seconds, Secret, Section, check_installed, default
 
 _MONTH_SECONDS = 30.0 * 86400
 _S3 = "s3://"

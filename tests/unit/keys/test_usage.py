@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.keys.usage import _MOST_MODELS, KeyUsage, totals
 from gateway.observe.record import Record
-from gateway.observe.usage import _MOST_MODELS, KeyUsage, totals
 from gateway.request import Usage
 from tests.unit.front.wires import Clock
 

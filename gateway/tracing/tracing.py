@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from gateway.config.tracing import TracingConfig
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Finished, Record
-from gateway.observe.trace import Tracer
 from gateway.supervisor import LogThrottle
+from gateway.tracing.settings import TracingConfig
+from gateway.tracing.trace import Tracer
 
 if TYPE_CHECKING:
-    from gateway.observe.otlp import OtlpReceiver
+    from gateway.tracing.otlp import OtlpReceiver
 
 MAX_HELD_TRACES = 4096
 EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
@@ -155,7 +155,7 @@ class Exporter:
     def __init__(
         self, config: TracingConfig, version: str, pause: Callable[[float], bool], clock: Callable[[], float]
     ) -> None:
-        from gateway.observe.spans import Spans
+        from gateway.tracing.spans import Spans
 
         self.config = config
         self._pause, self._clock = pause, clock
@@ -164,7 +164,7 @@ class Exporter:
 
     def export(self, traces: list[Finished]) -> str:
         """Send the spans of these requests; gives the reason if the receiver did not take them."""
-        from gateway.observe.otlp import NotTaken
+        from gateway.tracing.otlp import NotTaken
 
         encoded = self._spans.export(traces, self._breathe, _BREATH_TRACES)
         until = self._clock() + self._receiver.timeout_seconds
@@ -190,7 +190,7 @@ class Exporter:
 
 
 def _receiver(config: TracingConfig, version: str) -> "OtlpReceiver":
-    from gateway.observe.otlp import GrpcReceiver, HttpReceiver, OtlpSettings
+    from gateway.tracing.otlp import GrpcReceiver, HttpReceiver, OtlpSettings
 
     settings = OtlpSettings.of(os.environ, user_agent=f"vllm-batching-gateway/{version}")
     return (GrpcReceiver if config.protocol == "grpc" else HttpReceiver)(config.url, settings)

@@ -1,6 +1,6 @@
 """What is traced of a request: its place in a trace (W3C's `traceparent`), and what happened when.
 
-Spans are made of it after the request, in another thread (`observe/tracing.py`). Before that, a request costs the
+Spans are made of it after the request, in another thread (`tracing/tracing.py`). Before that, a request costs the
 sampling decision; one that is sampled also notes its attempts.
 """
 

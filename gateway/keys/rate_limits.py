@@ -8,9 +8,9 @@ ends; a request that needed more leaves its key in debt.
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.config.keys import KeyConfig
 from gateway.errors import KeyExpired, RateLimited, Unauthorized
-from gateway.front.budgets import Budgets, Spent
+from gateway.keys.budgets import Budgets, Spent
+from gateway.keys.settings import KeyConfig
 from gateway.scheduling.fair_share import ServiceRate
 
 

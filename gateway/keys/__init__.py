@@ -1,0 +1,1 @@
+"""API keys: which there are, what each may use, and what it used."""
