@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gateway.coordination.configured import records, replica
+from gateway.coordination import records, replica
 from gateway.coordination.records import EngineUse, ReplicaRecord
 
 

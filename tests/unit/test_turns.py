@@ -160,10 +160,11 @@ FLOODS = [
 class Meter:
     """Counts what a reader takes in each turn of the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, flood: Flood) -> None:
         self.turn = 0
         self.taken: Counter[int] = Counter()
         self.ended = asyncio.Event()
+        self.flood, self.kind = flood, self.metered(flood.kind)
 
     def next_turn(self) -> None:
         self.turn += 1
@@ -189,12 +190,12 @@ class Meter:
         read = buffer_updated if issubclass(kind, asyncio.BufferedProtocol) else data_received
         return type("Metered", (kind,), {read.__name__: read, "connection_lost": connection_lost})
 
-    async def drowned(self, flood: Flood) -> None:
+    async def drowned(self) -> None:
         """Connect the reader to a peer that sends everything and closes, until it ends or takes nothing more."""
-        kind = self.metered(flood.kind)
+        flood, protocol = self.flood, self.flood.make(self.kind)
         own, other = socket.socketpair()
         sent = flood.head + flood.unit * (flood.size_bytes // len(flood.unit))
-        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: flood.make(kind), own)
+        transport, _ = await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, own)
         self.next_turn()
         Thread(target=_send, args=(other, sent), daemon=True).start()
         try:
@@ -226,12 +227,8 @@ def test_every_reader_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda each: f"{each.kind.__name__} {each.head[-20:]} {each.unit}")
 def test_no_peer_gets_more_than_a_slice_of_a_turn(flood: Flood) -> None:
-    async def main() -> Meter:
-        meter = Meter()
-        await meter.drowned(flood)
-        return meter
-
-    meter = uvloop.run(main())
+    meter = Meter(flood)
+    uvloop.run(meter.drowned())
     most = CLIENT_READ_BYTES if flood.kind is ClientConnection else SLICE_BYTES
     assert 0 < max(meter.taken.values()) <= 2 * most  # the last slice of a read, and the next read
 
@@ -240,12 +237,8 @@ def test_a_body_of_known_length_is_read_as_fast_as_it_comes() -> None:
     """It costs a copy, however long it is."""
     body = 4 << 20
 
-    async def main() -> Meter:
-        meter = Meter()
-        await meter.drowned(Flood(ClientConnection, of_client, POST + b"content-length: %d\r\n\r\n" % body, b"x", body))
-        return meter
-
-    meter = uvloop.run(main())
+    meter = Meter(Flood(ClientConnection, of_client, POST + b"content-length: %d\r\n\r\n" % body, b"x", body))
+    uvloop.run(meter.drowned())
     assert sum(meter.taken.values()) > body
     assert max(meter.taken.values()) > CLIENT_READ_BYTES
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.coordination.configured import records, replica
+from gateway.coordination import records, replica
 from gateway.coordination.records import MOST_NAME_BYTES, VERSION, ReplicaRecord, read_record, write_record
 from gateway.routing.engine import EngineUse
 from tests.unit.coordination.world import Member, World
