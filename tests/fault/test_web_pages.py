@@ -3,9 +3,10 @@
 import asyncio
 
 from tests.clients import Answer, chat
-from tests.fault.rig import UnderTest, running
+from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_embedding_batches import BAD, PATH, Embeds, body
 from tests.scripted import ScriptedBackend
+from tests.scripts import until
 
 ORIGIN = b"origin: https://chat.example.com"
 ADDRESSES = ("127.0.0.1", "203.0.113.9", "192.0.2.7", "10.0.0.9")
@@ -49,13 +50,25 @@ async def test_without_origins_there_is_no_preflight(backend: ScriptedBackend) -
 async def test_clients_behind_proxies_are_told_apart_by_the_address_that_the_last_trusted_one_saw(
     backend: ScriptedBackend,
 ) -> None:
-    backend.plays(Embeds())
-    sections = {"server": {"trusted_proxies": ["127.0.0.1", "10.0.0.0/8"]}}
+    release = asyncio.Event()
+    backend.plays(until(release), Embeds())
+    trusted = {"trusted_proxies": ["127.0.0.1", "10.0.0.0/8"]}
+    sections = {"server": trusted, "embeddings": {"max_delay_seconds": 30}}
     lines = b"x-forwarded-for: 203.0.113.9", b"x-forwarded-for: 192.0.2.7", b"x-forwarded-for: 10.0.0.9"
     async with running(backend, sections=sections) as under_test:
-        asked = [under_test.ask(body(f"text {number}"), target=PATH) for number in range(15)]
-        answers = await asyncio.gather(*asked, under_test.ask(body(BAD), *lines, target=PATH))
-        assert [answer.status for answer in answers] == [200] * 15 + [400]
+        backlog, asking = under_test.gateway.queue.backlog, list[asyncio.Task[Answer]]()
+        async with asyncio.TaskGroup() as group:
+
+            async def ask(text: str, *given: bytes) -> None:
+                asking.append(group.create_task(under_test.ask(body(text), *given, target=PATH)))
+                await holds(lambda: len(backend.ledger) + backlog.requests == len(asking), "it is sent or waits")
+
+            while backlog.requests < 3:
+                await ask(f"text {len(asking)}")
+            await ask(BAD, *lines)
+            release.set()
+        answers = [each.result() for each in asking]
+        assert [answer.status for answer in answers] == [200] * (len(asking) - 1) + [400]
         quarantine, now = under_test.gateway.coalescer._quarantine, under_test.gateway.clock()
         found = [address for address in ADDRESSES if quarantine.has(f"address {address}", now)]
         assert found == ["192.0.2.7"]
