@@ -30,7 +30,7 @@ LAYERS: dict[str, set[str]] = {
     "resources": {"config", "errors"},
     "listeners": {"config"},
     "_native": set(),
-    "routing": {"_native", "request"},
+    "routing": {"_native", "request", "turns"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"_native", "config.files", "config.tracing", "request", "supervisor"},
     "backends": {"config", "errors", "resources", "supervisor", "tls", "turns", "routing.adapters", "routing.engine"},
