@@ -370,8 +370,8 @@ class Gateway:
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
-        changed.extend((self.lease_broker.fleet_changed, self.cache_state.follow_sizes))
-        changed.extend((self.tokenization.look_again, self._follow_events, self.timeline.look))
+        changed.extend((self.lease_broker.fleet_changed, self.tokenization.look_again, self.timeline.look))
+        self.fleet.on_facts.extend((self.cache_state.follow_sizes, self._follow_events))
         self.fleet.on_limit.append(self.timeline.limit_moved)
         restarted.append(self.timeline.restarted)
         restarted.extend((self.cache_state.forget, self.tokenization.forget))
