@@ -163,7 +163,7 @@ LAYERS: dict[str, set[str]] = {
     "client_keys": {"config", "reload", "threads"},
     "usage_page": {"admin_http", "errors", "observe.usage", "threads"},
     "control": {"admin_http", "backends", "config", "errors", "reload", "threads"},
-    "reload": {"config", "threads"},
+    "reload": {"config", "threads", "turns"},
     "handover": {
         "backends",
         "config",
