@@ -77,7 +77,7 @@ from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
 from gateway.tracing.tracing import Tracing
-from gateway.turns import at_once
+from gateway.turns import Steps, at_once
 from gateway.uploads.audio import Uploads
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ class Gateway:
         config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
         state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
-        reloads = self.reloads = Reloads(config, self._load, self.follow)
+        reloads = self.reloads = Reloads(config, self._load, self.follow_in_steps)
         self.control = Control(self.membership, self.overview.backend, reloads)
         self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
@@ -324,7 +324,11 @@ class Gateway:
         return max([len(self.fleet.serving(model) or ()) for model in models], default=0)
 
     def follow(self, config: Config) -> None:
-        """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
+        at_once(self.follow_in_steps(config))
+
+    def follow_in_steps(self, config: Config) -> Steps[None]:
+        """Take over all but listening addresses (`reload.NEEDS_RESTART`); many backends change some at a time. Requests
+        in flight are not disturbed."""
         self.finished.settle()  # they ended under the old settings of the logs
         self.config, admission, server, report = config, config.admission, config.server, config.prefix_report
         headers, holds = server.response_headers, admission.hold_without_backend
@@ -362,7 +366,7 @@ class Gateway:
         self.fleet.expect(config.named_models)
         self.adapter_loader.follow(config.models.adapters)
         self.fleet.follow_settings(config.health, admission)
-        at_once(self.membership.follow("file", [Wanted(backend) for backend in config.backends]))
+        yield from self.membership.follow("file", [Wanted(backend) for backend in config.backends])
         self.discovery.follow(config.discovery)
         self.timeline.reloaded()
 
@@ -381,8 +385,8 @@ class Gateway:
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
-        changed.extend((self.lease_broker.fleet_changed, self.cache_state.follow_sizes))
-        changed.extend((self.tokenization.look_again, self._follow_events, self.timeline.look))
+        changed.extend((self.lease_broker.fleet_changed, self.tokenization.look_again, self.timeline.look))
+        self.fleet.on_facts.extend((self.cache_state.follow_sizes, self._follow_events))
         self.fleet.on_limit.append(self.timeline.limit_moved)
         restarted.append(self.timeline.restarted)
         restarted.extend((self.cache_state.forget, self.tokenization.forget))

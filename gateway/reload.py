@@ -1,4 +1,4 @@
-"""A reload: the configuration is read again, checked as a whole, and applied in one step, or nothing changes."""
+"""A reload: the configuration is read again, checked as a whole, and applied as a whole, or nothing changes."""
 
 import asyncio
 import sys
@@ -13,6 +13,7 @@ from gateway.config import Config, ConfigError, Listen, masked
 from gateway.coordination.settings import CoordinationConfig
 from gateway.files import version_of
 from gateway.threads import Threads
+from gateway.turns import Steps, in_turns
 
 _NAMED_LISTS = ("backends", "auth.keys")  # compared by name, not by place
 _BATCHES = ("path", "database", "s3_endpoint", "s3_region")
@@ -135,7 +136,7 @@ class Reloads:
     """Owner of the configuration that is in effect. `load` reads it anew, in a thread; `apply` makes the gateway follow
     it."""
 
-    def __init__(self, config: Config, load: Callable[[], Config], apply: Callable[[Config], None]) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config], apply: Callable[[Config], Steps[None]]) -> None:
         self.config = config
         self._load = load
         self._apply = apply
@@ -147,8 +148,8 @@ class Reloads:
         async with self._one_at_a_time:
             new, changes = await self._threads.run(self._read)
             if changes["changed"]:
+                await in_turns(self._apply(new))
                 self.config = new
-                self._apply(new)
             return changes
 
     async def on_hangup(self, hangups: asyncio.Event) -> None:

@@ -6,7 +6,7 @@ the relay (requests) and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -89,6 +89,7 @@ class Fleet:
         self.leaving: tuple[Backend, ...] = ()  # not wanted any more, with requests in flight
         self.by_name: dict[str, Backend] = {}
         self.on_change: list[Callable[[], None]] = []
+        self.on_facts: list[Callable[[], None]] = []  # what backends there are, or what they report; after `on_change`
         self.on_leave: list[Callable[[Backend], None]] = []  # nothing is in flight there any more
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_sleep: list[Callable[[Backend], None]] = []  # its KV cache is lost
@@ -102,6 +103,7 @@ class Fleet:
         self._supervisor = supervisor or Supervisor(clock)
         self._expected_models: Collection[str] = ()
         self._adapters: Mapping[str, str] = {}  # that may be loaded on demand, with the model of each
+        self._listing: dict[str, list[Backend]] = {}  # the backends that list a model
         self._serving: dict[str, tuple[Backend, ...]] = {}
         self.names = ServedNames()
         self._numbers = EngineNumbers(clock)
@@ -261,7 +263,7 @@ class Fleet:
         doubted = health.refused or health.late
         health.succeeded(self._clock(), tenant)
         if doubted and not health.gone:
-            self._rebuild()
+            self._rejudge(backend)
 
     def failed(self, backend: Backend, error: BackendError, tenant: str | None = None) -> None:
         """A request failed. Errors that are not the backend's fault are not counted; `tenant` as in `succeeded`."""
@@ -290,14 +292,14 @@ class Fleet:
         """A backend reported a listed model as missing: others are used until it lists its models again."""
         if model in backend.context_tokens:
             backend.missing.add(model)
-            self._rebuild()
+            self._rejudge(backend)
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def list_read(self, backend: Backend) -> None:
         """The backend has listed its models again (`learned` gets the list)."""
         if backend.missing:
             backend.missing.clear()
-            self._rebuild()
+            self._rejudge(backend)
 
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:
         """A probe of /health ended; `reason`: why it did not succeed."""
@@ -305,7 +307,7 @@ class Fleet:
         may_be_another = backend.health.probed(probe, self._clock(), reason)
         # If the process's start is known, the next scrape shows whether it is another process.
         if may_be_another and before.ever_up and backend.facts.process_start_seconds is None:
-            self._restarted(backend)
+            self._restarted(backend, backend.context_tokens)
         self._judged(backend, before)
 
     def resume(self, backend: Backend, facts: Facts) -> None:
@@ -318,27 +320,28 @@ class Fleet:
         if facts == old:
             return
         backend.learn(facts)
+        models = [card.id for card in (*old.models, *facts.models)]
         before, start = old.process_start_seconds, facts.process_start_seconds
         is_another = _differ(before, start) or _differ(old.version, facts.version)
         if is_another and self._is_restart(backend, before, start):
             backend.health.restarted()
-            self._restarted(backend)
+            self._restarted(backend, models)
         else:
-            self._rebuild(must_notify=sizes != _sizes(backend))
+            self._rebuild(must_notify=sizes != _sizes(backend), models=models)
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
         """The backend's load was read; None = what was known is too old to be used."""
         old, knows_start = backend.telemetry, backend.facts.process_start_seconds is not None
         is_back = old and telemetry and telemetry.prefix_queries_tokens < old.prefix_queries_tokens
         if is_back and not knows_start and self._is_restart(backend, None, None):
-            return self._restarted(backend)  # a counter went back to zero
+            return self._restarted(backend, backend.context_tokens)  # a counter went back to zero
         kv_tokens, change = backend.kv_cache_tokens, backend.measured(telemetry)
         if change:
             self._limit_changed(backend, change)
         if telemetry and telemetry.sleep_state is not None and backend.sleep_state != FALLING_ASLEEP:
             self.slept(backend, "" if telemetry.sleep_state == "awake" else telemetry.sleep_state)
         if backend.kv_cache_tokens != kv_tokens:
-            self._rebuild(must_notify=True)
+            self._rebuild(must_notify=True, models=())
 
     def _is_restart(self, backend: Backend, before: float | None, start: float | None) -> bool:
         """Whether another process has replaced the one before. If it is one of several, no slow start goes on."""
@@ -355,7 +358,7 @@ class Fleet:
         backend.slept(state)
         if was_awake:
             self._notify("backend_sleep", self.on_sleep, backend)
-        self._rebuild(must_notify=True)
+        self._rebuild(must_notify=True, models=backend.context_tokens)
 
     def will_serve(self, model: str) -> bool:
         """Whether a backend will soon serve this model for requests that wait: woken, or with the adapter loaded."""
@@ -381,36 +384,53 @@ class Fleet:
             return
         if after.state != before.state:
             backend.changed_state(self._clock(), was_up=before.ever_up)
-        self._rebuild()
+        self._rejudge(backend)
 
-    def _restarted(self, backend: Backend) -> None:
+    def _restarted(self, backend: Backend, models: Iterable[str]) -> None:
+        """Another process answers; `models`: those that the old one and this one list."""
         if change := backend.restarted(self._clock()):
             self._limit_changed(backend, change)
         self._notify("backend_restart", self.on_restart, backend)  # before on_change, which may place requests
-        self._rebuild(must_notify=True)
+        self._rebuild(must_notify=True, models=models)
 
-    def _rebuild(self, must_notify: bool = False) -> None:
-        listing: dict[str, list[Backend]] = {model: [] for model in self._serving}
+    def _rebuild(self, must_notify: bool = False, models: Iterable[str] | None = None) -> None:
+        """Read the lists of all backends, and decide again who serves these models; None = all of them."""
+        self._listing = {model: [] for model in self._serving}
         for backend in self.backends:
             for card in backend.facts.models:
-                listing.setdefault(card.id, []).append(backend)
+                self._listing.setdefault(card.id, []).append(backend)
         has_names = self.names.follow([backend.facts.models for backend in self.backends])
-        must_notify = must_notify or has_names  # the scheduler reads them with the engines
-        serving = {
-            model: eligible([each for each in listed if model not in each.missing] or listed, self._health.max_ejected)
-            for model, listed in listing.items()
-        }
-        for alone in serving.values():
-            if alone and all(backend.slow_since_seconds is not None for backend in alone):
-                for backend in alone:  # no other could take what they are spared
-                    backend.start_slowly(None)
-        if serving != self._serving:
-            self._serving = serving
-            must_notify = True
-        self.ready = any(serving.values()) or any(backend.can_wake for backend in self.backends)
-        if must_notify:
+        if (
+            self._judge(self._listing if models is None else models) or must_notify or has_names
+        ):  # the scheduler reads names with the engines
             self._resize_engines()
             self._notify("fleet_change", self.on_change)
+            self._notify("fleet_change", self.on_facts)
+
+    def _rejudge(self, backend: Backend) -> None:
+        """The health of one backend has changed: others may serve its models."""
+        if self._judge(backend.context_tokens):
+            backend.resize_engines(self._clock(), self._numbers.take)
+            self._notify("fleet_change", self.on_change)
+
+    def _judge(self, models: Iterable[str]) -> bool:
+        """Decide which backends may serve these models now; returns whether others did before."""
+        changed = False
+        for model in models:
+            listed = self._listing.get(model)
+            if listed is None:
+                continue
+            having = [each for each in listed if model not in each.missing] or listed
+            serving = eligible(having, self._health.max_ejected)
+            if serving and all(backend.slow_since_seconds is not None for backend in serving):
+                for backend in serving:  # no other could take what they are spared
+                    backend.start_slowly(None)
+                    backend.resize_engines(self._clock(), self._numbers.take)
+            if serving != self._serving.get(model):
+                self._serving[model] = serving
+                changed = True
+        self.ready = any(self._serving.values()) or any(backend.can_wake for backend in self.backends)
+        return changed
 
     def _resize_engines(self) -> None:
         for backend in self.backends:

@@ -16,7 +16,7 @@ from yarl import URL
 
 from gateway.backends.facts import KvEventSource, ModelCard
 from gateway.backends.health import ProbeResult
-from gateway.backends.reachability import kind_of, why
+from gateway.backends.reachability import kind_of, release, why
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_metrics import Findings, LineFilter, MetricsReader
 from gateway.tls.contexts import BackendContexts
@@ -110,9 +110,10 @@ class ControlClient:
                 if response.status >= 500:
                     return ProbeResult.UNWELL, "/health reports an unhealthy engine"
                 return ProbeResult.OK, ""
-        except TimeoutError:
-            return ProbeResult.TIMEOUT, "/health timed out"
         except (aiohttp.ClientError, OSError) as error:
+            release(error)
+            if isinstance(error, TimeoutError):
+                return ProbeResult.TIMEOUT, "/health timed out"
             return kind_of(error), why(error)
 
     async def read(self, backend: BackendConfig, path: str) -> Findings:

@@ -28,6 +28,11 @@ from gateway.turns import Steps
 
 SHORT_BYTES: Final = 16384  # a body of up to this size is read in one step, of 5 milliseconds at most
 
+_PIECES_A_STEP = 32768  # an even number: outside and inside of strings
+_MARKS_A_STEP = 131072
+_VALUES_A_STEP: Final = 65536
+_KEYS_A_STEP = 16384
+
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b'{}[],:"'))
 BACKSLASH, _QUOTE, _COLON, _OPENERS = ord("\\"), ord('"'), ord(":"), frozenset(b"{[")
 
@@ -59,23 +64,32 @@ def without_escapes(body: bytes, step_bytes: int = 1048576) -> Steps[bytes]:
     return b"".join(parts)
 
 
-def marks_of(pieces: list[bytes]) -> bytes:
+def marks_of(pieces: list[bytes]) -> Steps[bytes]:
     """The text outside strings, reduced to brackets, commas, colons and one quotation mark per string."""
-    return b'"'.join(pieces[::2]).translate(None, _NOT_STRUCTURE)
+    parts = []
+    for start in range(0, len(pieces), _PIECES_A_STEP):
+        if start:
+            yield
+        parts.append(b'"'.join(pieces[start : start + _PIECES_A_STEP : 2]).translate(None, _NOT_STRUCTURE))
+    return b'"'.join(parts)
 
 
-def top_level_keys(pieces: list[bytes]) -> list[int]:
+def top_level_keys(pieces: list[bytes]) -> Steps[list[int]]:
     """The places among the pieces of an object's keys at the top level."""
     keys: list[int] = []
     depth, string = 0, -1
-    for mark in marks_of(pieces).translate(None, b","):
-        if mark == _QUOTE:
-            string += 2
-        elif mark == _COLON:
-            if depth == 1:
-                keys.append(string)
-        else:
-            depth += 1 if mark in _OPENERS else -1
+    marks = (yield from marks_of(pieces)).translate(None, b",")
+    for start in range(0, len(marks), _MARKS_A_STEP):
+        if start:
+            yield
+        for mark in marks[start : start + _MARKS_A_STEP]:
+            if mark == _QUOTE:
+                string += 2
+            elif mark == _COLON:
+                if depth == 1:
+                    keys.append(string)
+            else:
+                depth += 1 if mark in _OPENERS else -1
     return keys
 
 
@@ -95,7 +109,9 @@ _FOR_TEMPLATES = ("metadata", "attributes", "annotations", "citations", "chat_te
 _NOT_MEDIA: Final = frozenset((*_FOR_TOOLS, *_FOR_GRAMMARS, *_FOR_TEMPLATES))
 
 
-def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_turns: bool = False) -> None:
+def refuse_remote_media(
+    document: dict[str, Any], left: list[Any], generates: bool, has_text_turns: bool = False
+) -> None:
     """Raises InvalidRequest for an image, sound, video or file that is not in the request itself.
 
     The rule: wherever it stands, a field whose name ends in `url` or `urls` (`image_url`, or `url` of an Anthropic
@@ -107,12 +123,20 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_t
     Not checked is what no engine reads media from: tools and the arguments of their calls, output schemas, metadata,
     citations and the pages of a web search; and `documents`, where these are read by a chat template.
     `has_text_turns`: the `messages` are known to be a role and a text each.
+
+    `left` begins as the document alone. A call takes a step's values from it, and leaves there what is to be checked.
     """
-    left: list[Any] = [document]
-    while left:
-        value = left.pop()
+    room = _VALUES_A_STEP
+    while left and room > 0:
+        value, checked = left.pop(), ""  # the name of the field whose list it is, if its texts are to be checked
+        if type(value) is tuple:
+            checked, value = value
+        room -= len(value) + 1
         if type(value) is list:
             items: list[Any] = value
+            if len(items) > _VALUES_A_STEP:
+                left += [(checked, items[at : at + _VALUES_A_STEP]) for at in range(0, len(items), _VALUES_A_STEP)]
+                continue
             for each in items:
                 if type(each) is dict:
                     turn: dict[str, Any] = each
@@ -120,6 +144,8 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_t
                         left.append(turn)  # not a message of text, as most are
                 elif type(each) is list:
                     left.append(each)
+                elif checked and type(each) is str:
+                    _check(checked, each)
             continue
         fields: dict[str, Any] = value
         for name, inner in fields.items():
@@ -133,11 +159,7 @@ def refuse_remote_media(document: dict[str, Any], *, generates: bool, has_text_t
             elif kind is list and name not in _NOT_MEDIA and not (name == "documents" and generates):
                 if name == "messages" and has_text_turns:
                     continue
-                left.append(inner)
-                if name.endswith(("url", "rls")) or name in _NAMED:
-                    for each in inner:
-                        if type(each) is str:
-                            _check(name, each)
+                left.append((name, inner) if name.endswith(("url", "rls")) or name in _NAMED else inner)
 
 
 def _is_given_as_it_is(name: str, parent: dict[str, Any], document: dict[str, Any]) -> bool:
@@ -172,7 +194,8 @@ def with_fields(body: bytes, document: dict[str, Any], changes: dict[str, Any]) 
         edits.append((end, end, b"," + orjson.dumps(added)[1:-1] if document else orjson.dumps(added)[1:-1]))
     if len(added) < len(changes):
         pieces = yield from pieces_of(body)
-        edits += [(start, end, orjson.dumps(changes[name])) for name, start, end in _values(body, pieces, changes)]
+        values = yield from _values(body, pieces, changes)
+        edits += [(start, end, orjson.dumps(changes[name])) for name, start, end in values]
         edits.sort()
     parts: list[bytes | memoryview] = []
     view, done = memoryview(body), 0
@@ -183,27 +206,34 @@ def with_fields(body: bytes, document: dict[str, Any], changes: dict[str, Any]) 
     return b"".join(parts)
 
 
-def _values(body: bytes, pieces: list[bytes], names: Iterable[str]) -> list[tuple[str, int, int]]:
+def _values(body: bytes, pieces: list[bytes], names: Iterable[str]) -> Steps[list[tuple[str, int, int]]]:
     """The name of each of these fields that the body has, and from where to where its value goes."""
-    keys = top_level_keys(pieces)
+    keys = yield from top_level_keys(pieces)
     wanted = {name.encode(): name for name in names}
     found = []
-    for key, following in zip(keys, [*keys[1:], 0], strict=True):
+    for number, (key, following) in enumerate(zip(keys, [*keys[1:], 0], strict=True), 1):
+        if number % _KEYS_A_STEP == 0:
+            yield
         name = wanted.get(spelled_out(pieces[key]))
         if name is not None:
-            start = offset_of(pieces, key + 1) + pieces[key + 1].index(b":") + 1
-            after = following - 1
-            end = offset_of(pieces, after) + pieces[after].rindex(b",") if following else body.rindex(b"}")
+            before = offset_of(pieces, key + 1)
+            start, after = before + pieces[key + 1].index(b":") + 1, following - 1
+            if following:
+                end = before + offset_of(pieces, after, key + 1) + pieces[after].rindex(b",")
+            else:
+                end = body.rindex(b"}")
             value = body[start:end]
             start += len(value) - len(value.lstrip(_SPACES))
             end -= len(value) - len(value.rstrip(_SPACES))
             found.append((name, start, end))
+            if len(pieces) > _PIECES_A_STEP:
+                yield
     return found
 
 
-def offset_of(pieces: list[bytes], place: int) -> int:
-    """Where a piece begins in the body: each one before it is followed by a quotation mark."""
-    return sum(map(len, pieces[:place])) + place
+def offset_of(pieces: list[bytes], place: int, since: int = 0) -> int:
+    """Where a piece begins, counted from another one: each one before it is followed by a quotation mark."""
+    return sum(map(len, pieces[since:place])) + place - since
 
 
 # Duplicates of these at the top level are rejected: the backend could use the other one. docs/fields.md has the uses.
@@ -250,12 +280,12 @@ _CONTAINER_BYTES, _STRING_BYTES, _VALUE_BYTES = 200, 64, 36
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
 _SPELLINGS = frozenset(name.encode() for name in ACTED_ON)
-_PIECES_A_STEP = 32768
 _LONGEST_BYTES = 6 * max(map(len, ACTED_ON))  # of a key that is spelled with escapes only
 
 
 # A session of an agent has a container in 60 bytes, a string in 14, and fewer keys than half of its strings.
 _BYTES_A_CONTAINER, _BYTES_A_STRING, _BYTES_A_VALUE = 48, 12, 16
+MOST_KEYS: Final = 131072  # of one object, which is read in one step
 _LEAST_CONTAINERS, _LEAST_STRINGS, _LEAST_VALUES = 16384, 65536, 262144
 
 
@@ -285,24 +315,25 @@ def parse_body(body: bytes, limits: JsonLimits, holding: Holding | None = None) 
         if strings.count(b'"') > 2 * most:
             raise ContextTooComplex.of(most, "strings (server.max_json_strings)")
     pieces = strings.split(b'"')
+    has_escapes = strings is body and BACKSLASH in body
     containers = body.count(b"{") + body.count(b"[")
-    has_shape = len(body) > limits.values or containers > min(limits.depth, limits.containers)
+    has_shape = len(body) > min(limits.values, 4 * MOST_KEYS) or containers > min(limits.depth, limits.containers)
     if holding is not None and long:
         holding.add(_CONTAINER_BYTES * containers + _STRING_BYTES * len(pieces) // 2 + _VALUE_BYTES * body.count(b","))
     if long:
         yield
     may_repeat = yield from _may_have_a_key_twice(pieces)
-    if has_shape or may_repeat:
+    if has_escapes and (has_shape or may_repeat):
         if long:
             yield
-        pieces = yield from pieces_of(strings)
+        pieces = yield from pieces_of(body)
     if has_shape:
         if long:
             yield
-        marks = marks_of(pieces)
+        marks = yield from marks_of(pieces)
         if long:
             yield
-        _check_shape(marks, limits)
+        yield from _check_shape(marks, limits)
     if long:
         yield
     try:
@@ -313,7 +344,7 @@ def parse_body(body: bytes, limits: JsonLimits, holding: Holding | None = None) 
         raise InvalidRequest("The body must be a JSON object.")
     if long:
         yield
-    if may_repeat and (duplicate := _duplicate_key(pieces)):
+    if may_repeat and (duplicate := (yield from _duplicate_key(pieces))):
         raise InvalidRequest(f"Duplicate key {duplicate!r}.", param=duplicate)
     if not CLOSER_LOOK.isdisjoint(document):
         refuse_fields(document)
@@ -323,7 +354,8 @@ def parse_body(body: bytes, limits: JsonLimits, holding: Holding | None = None) 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _LOAD_BYTES = 524288  # at once: of short strings, it takes 10 ms
-_NUMBERS = b"0123456789.+-eE, \t\r\n"
+_FIELD_BYTES, _ITEM_BYTES = 32, 4  # what takes as long as a short one besides its text
+_PLAIN = b"0123456789.+-eE, \t\r\nnulltruefalse"  # what numbers, null, true and false are made of
 
 
 def loaded(text: bytes) -> Steps[Any]:
@@ -334,16 +366,20 @@ def loaded(text: bytes) -> Steps[Any]:
     yield
     try:
         if start == b"{":
-            found = {}
+            found, size_bytes = {}, 0
             for name, raw in _FIELDS.decode(text).items():
-                found[name] = yield from loaded(bytes(raw))
+                if size_bytes > _LOAD_BYTES:
+                    yield
+                    size_bytes = 0
+                size_bytes += len(raw) + _FIELD_BYTES
+                found[name] = orjson.loads(bytes(raw)) if len(raw) <= _LOAD_BYTES else (yield from loaded(bytes(raw)))
             return found
-        if text.translate(None, _NUMBERS) != b"[]":
+        if text.translate(None, _PLAIN) != b"[]":
             return (yield from _items(_ITEMS.decode(text)))
     except msgspec.DecodeError as error:
         raise orjson.JSONDecodeError(str(error), "", 0) from error
     yield
-    return (yield from _numbers(text))
+    return (yield from _plain(text))
 
 
 def _items(items: list[msgspec.Raw]) -> Steps[list[Any]]:
@@ -357,7 +393,7 @@ def _items(items: list[msgspec.Raw]) -> Steps[list[Any]]:
             some, size_bytes = [], 0
             continue
         some.append(raw)
-        size_bytes += len(raw)
+        size_bytes += len(raw) + _ITEM_BYTES
         if size_bytes > _LOAD_BYTES:
             yield
             found += orjson.loads(b"[%b]" % b",".join(some))
@@ -366,7 +402,7 @@ def _items(items: list[msgspec.Raw]) -> Steps[list[Any]]:
     return found
 
 
-def _numbers(text: bytes) -> Steps[list[Any]]:
+def _plain(text: bytes) -> Steps[list[Any]]:
     found: list[Any] = []
     start, last = text.index(b"[") + 1, text.rindex(b"]")
     while (end := text.find(b",", start + _LOAD_BYTES, last)) >= 0:
@@ -377,7 +413,7 @@ def _numbers(text: bytes) -> Steps[list[Any]]:
     return found
 
 
-def _check_shape(marks: bytes, limits: JsonLimits) -> None:
+def _check_shape(marks: bytes, limits: JsonLimits) -> Steps[None]:
     """Bounds on objects, arrays, values and nesting."""
     containers = marks.count(b"{") + marks.count(b"[")
     if containers > limits.containers:
@@ -385,13 +421,33 @@ def _check_shape(marks: bytes, limits: JsonLimits) -> None:
     values = marks.count(b",") if len(marks) > limits.values else 0
     if values > limits.values and _LISTS_OF_NUMBERS.sub(b"", marks).count(b",") > limits.values:
         raise ContextTooComplex.of(limits.values, "values (server.max_json_values)")
-    if marks.count(b":") > limits.strings // 2:  # an object of many keys is read in one step
+    keys = marks.count(b":")
+    if keys > limits.strings // 2:
         raise ContextTooComplex.of(limits.strings // 2, "keys (half of server.max_json_strings)")
+    if keys > MOST_KEYS and (yield from _has_object_of_many_keys(marks)):
+        raise ContextTooComplex.of(MOST_KEYS, "keys in one object")
     if containers > limits.depth:
         if marks.count(b"}") + marks.count(b"]") != containers:
             raise InvalidRequest("The body is not valid JSON: unbalanced brackets.")
         if _is_deeper(marks, limits.depth):
             raise ContextTooComplex.of(limits.depth, "nesting levels (server.max_json_depth)")
+
+
+def _has_object_of_many_keys(marks: bytes) -> Steps[bool]:
+    marks, around, keys = marks.translate(None, b'[],"'), list[int](), 0
+    for start in range(0, len(marks), _MARKS_A_STEP):
+        yield
+        for mark in marks[start : start + _MARKS_A_STEP]:
+            if mark == _COLON:
+                keys += 1
+                if keys > MOST_KEYS:
+                    return True
+            elif mark in _OPENERS:
+                around.append(keys)
+                keys = 0
+            else:
+                keys = around.pop() if around else 0
+    return False
 
 
 def _is_deeper(marks: bytes, levels: int) -> bool:
@@ -427,10 +483,12 @@ def _may_have_a_key_twice(pieces: list[bytes]) -> Steps[bool]:
     return False
 
 
-def _duplicate_key(pieces: list[bytes]) -> str | None:
+def _duplicate_key(pieces: list[bytes]) -> Steps[str | None]:
     """A field that the gateway acts on and that occurs twice at the top level, in any spelling."""
     seen = set()
-    for place in top_level_keys(pieces):
+    for number, place in enumerate((yield from top_level_keys(pieces)), 1):
+        if number % _KEYS_A_STEP == 0:
+            yield
         key = pieces[place]
         if len(key) <= _LONGEST_BYTES and (name := spelled_out(key)) in _SPELLINGS:
             if name in seen:

@@ -39,6 +39,7 @@ from gateway.routing.prompt_blocks import (
     seed,
     sequences_of,
     text_prompt,
+    turns_in_steps,
     turns_of,
 )
 from gateway.turns import Steps, at_once
@@ -78,8 +79,8 @@ class Draft:
     """A request while it is read. `turns`: its messages, if they are text. `rare`: fields that most requests lack."""
 
     __slots__ = (
-        "alias", "body", "changes", "document", "hides_usage", "incoming", "is_sampled", "model", "rare", "request_id",
-        "route", "salt", "turns",
+        "alias", "body", "changes", "document", "hides_usage", "incoming", "is_sampled", "model", "prompt", "rare",
+        "request_id", "route", "salt", "turns",
     )  # fmt: skip
 
     def __init__(self, incoming: HttpRequest, route: Route, request_id: str, document: dict[str, Any]) -> None:
@@ -89,6 +90,7 @@ class Draft:
         self.document = document
         self.body: bytes = incoming.body  # with the changes, once they are made
         self.turns: Prompt | None = text_prompt(document.get("messages"))
+        self.prompt: Prompt | None = None  # of a long body: it is read in steps
         self.rare: dict[str, Any] = {}
         for name in document:
             if name in _RARE:
@@ -143,6 +145,9 @@ class RequestReader:
         draft = Draft(incoming, route, request_id, document)
         if draft.rare and not CLOSER_LOOK.isdisjoint(draft.rare):
             refuse_fields(document)
+        left: list[Any] = [] if self._allow_media_urls else [document]
+        while left:
+            refuse_remote_media(document, left, route.kind is _GENERATE, draft.turns is not None)
         self._check(draft, only_model)
         if draft.changes:
             draft.body = at_once(with_fields(body, document, draft.changes))
@@ -157,19 +162,20 @@ class RequestReader:
             if route.by_body:
                 route = invoked_route(document)
             draft = Draft(incoming, route, request_id, document)
+            left: list[Any] = [] if self._allow_media_urls else [document]
+            while left:
+                yield
+                refuse_remote_media(document, left, route.kind is _GENERATE, draft.turns is not None)
             self._check(draft, only_model)
             yield
             if draft.changes:
                 draft.body = yield from with_fields(draft.body, document, draft.changes)
-            yield
-            return self._request(draft)
+                yield
+            return (yield from self._request_in_steps(draft))
 
     def _check(self, draft: Draft, only_model: Callable[[], str | None]) -> None:
         """Find the model, the cache salt, and the fields to change. Raises InvalidRequest."""
         document, key, route, changes = draft.document, draft.incoming.key, draft.route, draft.changes
-        generates = route.kind is _GENERATE
-        if not self._allow_media_urls:
-            refuse_remote_media(document, generates=generates, has_text_turns=draft.turns is not None)
         model = permitted(_string(document, "model") or only_model(), key)
         if model in self.aliases:
             draft.alias = model
@@ -185,6 +191,14 @@ class RequestReader:
             changes["stream_options"] = options
             draft.hides_usage = True
         draft.model, draft.salt = model, salt
+
+    def _request_in_steps(self, draft: Draft) -> Steps[InferenceRequest]:
+        if draft.route.kind is _GENERATE:
+            field = _PROMPT_FIELDS[draft.route.endpoint]
+            if draft.turns is None or field != "messages":
+                draft.prompt = yield from turns_in_steps(draft.document, field)
+                yield
+        return self._request(draft)
 
     def _request(self, draft: Draft) -> InferenceRequest:
         document, incoming, route, model = draft.document, draft.incoming, draft.route, draft.model
@@ -264,7 +278,7 @@ class RequestReader:
         yield
         draft.body = yield from with_fields(request.body, document, {"model": model})
         yield
-        return self._request(draft)
+        return (yield from self._request_in_steps(draft))
 
     def read_stored(self, incoming: HttpRequest, route: Route, request_id: str) -> InferenceRequest:
         """A request for a response that one backend stores. Raises ResponseNotFound."""
@@ -352,7 +366,7 @@ class RequestReader:
         has_amounts = draft.rare or endpoint == "chat_batch"
         limit, sequences = _amounts_of(endpoint, document, self._max_sequences) if has_amounts else (None, 1)
         field, turns = _PROMPT_FIELDS[endpoint], draft.turns
-        prompt = turns_of(document, field) if turns is None or field != "messages" else turns
+        prompt = draft.prompt or (turns if turns is not None and field == "messages" else turns_of(document, field))
         if draft.rare:
             add_opening(prompt, draft.rare)
         keys, edges, ends = _prefix_keys(prompt.pieces, self._seed(model, salt))

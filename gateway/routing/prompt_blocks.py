@@ -15,6 +15,7 @@ import orjson
 from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest
 
 from gateway._native import LONGEST_BYTES, text_turns
+from gateway.turns import Steps, at_once
 
 
 def seed(*parts: str) -> int:
@@ -37,6 +38,8 @@ _INPUTS: Final[tuple[str, ...]] = (
 _text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
+_ITEMS_A_STEP = 8192
+_MOST_IDS = LONGEST_BYTES // 4
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
 
 
@@ -45,7 +48,8 @@ class Prompt:
     """The prompt's canonical bytes, message by message.
 
     `media`: number of images, sounds and files, which are replaced by their digest. `answer`: index of the piece with
-    the conversation's last answer, or -1. `token_ids`: the prompt if the client sent token ids, four bytes each.
+    the conversation's last answer, or -1. `token_ids`: the prompt if the client sent token ids, four bytes each, up to
+    the last prefix block.
     `more_bytes`: size of what is left out, one byte for each character: prompts after the first one, and text beyond
     the last prefix block.
     """
@@ -102,16 +106,17 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
 def turns_of(document: dict[str, Any], field: str) -> Prompt:
     """The prompt without what comes before its turns."""
     given = document.get(field)
-    if field != "messages" or type(given) is not list:
-        return _text(given)
-    if not given or type(given[0]) is not list:
-        return _turns(given)
-    prompt = _turns(given[0])
-    for turns in given[1:]:  # of a batch of conversations
-        for turn in turns if type(turns) is list else ():
-            size, media = _size(turn) if type(turn) is dict else (0, 0)
-            prompt.leave_out(size, media)
-    return prompt
+    if type(given) is not list:
+        return _one(given)
+    return text_prompt(given) or at_once(_listed(given, field))
+
+
+def turns_in_steps(document: dict[str, Any], field: str) -> Steps[Prompt]:
+    """The same, of a long body."""
+    given = document.get(field)
+    if type(given) is not list:
+        return _one(given)
+    return text_prompt(given) or (yield from _listed(given, field))
 
 
 def add_opening(prompt: Prompt, fields: dict[str, Any]) -> None:
@@ -130,44 +135,71 @@ def text_prompt(messages: Any) -> Prompt | None:
     return None if texts is None else Prompt(texts[0], 0, texts[1])
 
 
-def _turns(messages: list[Any]) -> Prompt:
-    if (prompt := text_prompt(messages)) is not None:
-        return prompt
+def _listed(given: list[Any], field: str) -> Steps[Prompt]:
+    """The prompt of turns, of token ids, or of a batch: of a batch the first one, and the size of the others."""
+    converses = field == "messages"
+    if type(given[0]) is dict or (converses and type(given[0]) is not list):
+        return (yield from _turns(given))
+    if type(given[0]) is int:
+        return _one(given)
+    prompt = (text_prompt(given[0]) or (yield from _turns(given[0]))) if converses else _one(given[0])
+    pending = 0
+    for each in given[1:]:
+        if pending > _ITEMS_A_STEP:
+            yield
+            pending = 0
+        pending += 1
+        if type(each) is list and converses:
+            pending += len(each)
+            other = yield from _turns(each, 0)
+            prompt.leave_out(other.more_bytes, other.media)
+        elif type(each) is list or type(each) is str:
+            prompt.leave_out(len(each) * (1 if type(each) is str else 4))
+    return prompt
+
+
+def _turns(messages: list[Any], room: int = LONGEST_BYTES) -> Steps[Prompt]:
     pieces: list[bytes] = []
-    media, answer, more, room = 0, -1, 0, LONGEST_BYTES
+    media, answer, more, pending = 0, -1, 0, 0
     for message in messages:
+        if pending > _ITEMS_A_STEP:
+            yield
+            pending = 0
+        pending += 1
         if type(message) is not dict:
             continue
         role, content = message.get("role"), message.get("content")
+        if type(content) is list:
+            pending += len(content)
+            text, its_media, its_more = yield from _parts(content, room)
+        elif type(content) is str:
+            text, its_media, its_more = content[:room], 0, max(0, len(content) - room)
+        else:
+            text, its_media, its_more = "" if content is None else orjson.dumps(content).decode(), 0, 0
+        others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
+        extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
+        media += its_media
+        more += its_more
         if room <= 0:
-            size, its_media = _size(message)
-            media += its_media
-            more += size
+            more += len(text) + len(extra)
             continue
         if type(role) is not str:
             role = None
         elif role == "assistant":
             answer = len(pieces)
-        text, its_media, its_more = _content(content, room)
-        others = {key: value for key, value in message.items() if key not in _TURN_FIELDS and value is not None}
-        extra = orjson.dumps(others, option=orjson.OPT_SORT_KEYS) if others else b""
         piece = f"\x1e{role}\x1f{text}".encode() + extra
-        media += its_media
-        more += its_more
         pieces.append(piece)
-        room -= max(len(piece), _LEAST_BYTES)
+        room = max(0, room - max(len(piece), _LEAST_BYTES))
     return Prompt(pieces, media, answer, more_bytes=more)
 
 
-def _content(content: Any, room: int) -> tuple[str, int, int]:
+def _parts(content: list[Any], room: int) -> Steps[tuple[str, int, int]]:
     """The first `room` characters of a turn's text, how many of its parts are not text, and the size of the rest of the
     text. The backend refuses what is neither text nor a part."""
-    if type(content) is str:
-        return content[:room], 0, len(content[room:])
-    if type(content) is not list:
-        return ("" if content is None else orjson.dumps(content).decode()), 0, 0
     texts, media, more = [], 0, 0
-    for part in content:
+    for number, part in enumerate(content, 1):
+        if number % _ITEMS_A_STEP == 0:
+            yield
         if type(part) is str:
             text = part
         elif type(part) is not dict:
@@ -189,29 +221,13 @@ def _content(content: Any, room: int) -> tuple[str, int, int]:
     return "\x1c".join(texts), media, more
 
 
-def _size(message: dict[str, Any]) -> tuple[int, int]:
-    """About how many bytes a turn has, and how many of its parts are not text."""
-    text, media, more = _content(message.get("content"), 0)
-    others = {key: value for key, value in message.items() if key not in _TURN_FIELDS} if len(message) > 2 else None
-    return len(text) + more + (len(orjson.dumps(others)) if others else 0), media
-
-
-def _text(prompt: Any) -> Prompt:
-    if type(prompt) is not list or not prompt or type(prompt[0]) is int:
-        return _one(prompt)
-    if type(prompt[0]) is dict:
-        return _turns(prompt)
-    first, more = _one(prompt[0]), [each for each in prompt[1:] if type(each) in (str, list)]
-    first.leave_out(sum(len(each) * (1 if type(each) is str else 4) for each in more))
-    return first
-
-
 def _one(prompt: Any) -> Prompt:
     if type(prompt) is str:
         return Prompt([prompt[:LONGEST_BYTES].encode()], more_bytes=max(0, len(prompt) - LONGEST_BYTES))
     if type(prompt) is list and prompt:
+        ids = prompt[:_MOST_IDS]
         try:
-            return Prompt([array("I", prompt).tobytes()], token_ids=prompt)
+            return Prompt([array("I", ids).tobytes()], token_ids=ids, more_bytes=4 * (len(prompt) - len(ids)))
         except (TypeError, OverflowError):
             prompt = prompt[:_MOST_SHOWN]  # not token ids: the backend will refuse it
     return Prompt([orjson.dumps(prompt)[1:-1]])

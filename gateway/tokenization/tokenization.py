@@ -21,7 +21,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config.models import ModelsConfig
 from gateway.request import Demand, InferenceRequest
-from gateway.routing.exact_index import TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
+from gateway.routing.exact_index import MOST_TOKENS, TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor
 from gateway.tokenization.conversation import EMBEDDED, PROBES, ContentFormat, Feature, Probe, decisive
 from gateway.tokenization.tokenizer import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
@@ -405,7 +405,7 @@ def given_tokens(document: dict[str, Any], endpoint: str) -> bytes | None:
     prompt = document.get("prompt")
     if type(prompt) is list and len(prompt) == 1 and type(prompt[0]) is list:
         prompt = prompt[0]
-    if type(prompt) is not list or not prompt or set(map(type, prompt)) != {int}:
+    if type(prompt) is not list or not 0 < len(prompt) <= MOST_TOKENS or set(map(type, prompt)) != {int}:
         return None
     try:
         return packed(prompt)

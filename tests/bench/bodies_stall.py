@@ -16,7 +16,7 @@ from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import JsonLimits
+from gateway.front.json_body import MOST_KEYS, JsonLimits
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
 from gateway.keys.settings import KeyConfig
@@ -134,8 +134,9 @@ def bodies() -> Iterator[Body]:
                 endpoint,
                 lambda limits, t=text, b=before, a=after: _in_string(b, _filled(t, limits), a),
             )
-    for name, value in _LISTS.items():
-        for endpoint, before, after in _LIST_PLACES:
+    lists = [*((each, _LIST_PLACES) for each in _LISTS.items()), *((each, _OBJECT_PLACES) for each in _MEMBERS.items())]
+    for (name, value), places in lists:
+        for endpoint, before, after in places:
             yield Body(
                 f"{name} in {before[-14:].decode().strip()}",
                 endpoint,
@@ -172,13 +173,14 @@ _STRING_PLACES = (
 
 
 def _numbers(template: bytes) -> Iterator[bytes]:
-    number = 100000
+    number = 1000000
     while True:
         number += 1
         yield template % number
 
 
 _LISTS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "digits": lambda: repeat(b"1"),
     "ids": lambda: _numbers(b"%d"),
     "long ids": lambda: _numbers(b"21474%d"),
     "long integers": lambda: _numbers(b"12345678901234%d"),
@@ -187,6 +189,7 @@ _LISTS: dict[str, Callable[[], Iterator[bytes]]] = {
     "long floats": lambda: _numbers(b"0.%d98765432123"),
     "longer floats": lambda: _numbers(b"-1.%d9876543212345678987e-210"),
     "null": lambda: repeat(b"null"),
+    "empty strings": lambda: repeat(b'""'),
     "short strings": lambda: _numbers(b'"%d"'),
     "strings of an emoji": lambda: _numbers(b'"\xf0\x9f\x98\x80%d"'),
     "strings with quotation marks": lambda: _numbers(b'"%d\\""'),
@@ -198,6 +201,7 @@ _LISTS: dict[str, Callable[[], Iterator[bytes]]] = {
     "objects": lambda: _numbers(b'{"%d":1}'),
     "objects with a model": lambda: _numbers(b'{"model":%d}'),
     "objects with quotation marks": lambda: _numbers(b'{"a\\"%d":"\\""}'),
+    "small parts": lambda: repeat(b'{"type":"text","text":""}'),
     "parts": lambda: _numbers(b'{"type":"text","text":"%d"}'),
     "image parts": lambda: _numbers(b'{"type":"image_url","image_url":"data:%d"}'),
     "messages": lambda: _numbers(b'{"role":"user","content":"%d"}'),
@@ -215,6 +219,18 @@ _LIST_PLACES = (
     ("messages", _SALT + b'"messages":[{"role":"user","content":[', b"]}]}"),
     ("responses", _SALT + b'"input":[', b"]}"),
     ("pooling", b'{"model":"alias","url":"data:","data":[', b"]}"),
+    ("pooling", b'{"model":"alias","urls":[', b"]}"),
+)
+_MEMBERS: dict[str, Callable[[], Iterator[bytes]]] = {
+    "keys": lambda: _numbers(b'"%d":1'),
+    "keys that end in url": lambda: _numbers(b'"%durl":""'),
+    "keys with escapes": lambda: _numbers(b'"\\u0061%d":1'),
+}
+_OBJECT_PLACES = (
+    ("chat", _SALT + b'"messages":[],"x":{', b"}}"),
+    ("chat", _SALT + b'"messages":[],', b"}"),
+    ("chat", _SALT + b'"messages":[{"role":"user","content":"a","name":"b",', b"}]}"),
+    ("messages", _SALT + b'"messages":[{"role":"user","content":[{"type":"image",', b"}]}]}"),
 )
 
 
@@ -239,11 +255,11 @@ def _in_list(before: bytes, values: Iterator[bytes], after: bytes, limits: Serve
     if quotes := first.count(b'"') - first.count(b'\\"'):
         count = min(count, 2 * (most.strings - 24) // quotes)
     if keys := first.count(b":"):
-        count = min(count, (most.strings // 2 - 24) // keys)
+        count = min(count, (most.strings // 2 - 24) // keys, MOST_KEYS - 24 if first[:1] == b'"' else count)
     if containers := first.count(b"[") + first.count(b"{"):
         count = min(count, (most.containers - 8) // containers)
-    commas = first.count(b",") + 1
-    count = min(count, (most.values - 24) // commas)
+    if quotes or containers:  # lists of numbers have no other limit than the bytes
+        count = min(count, (most.values - 24) // (first.count(b",") + 1))
     return before + b",".join(islice(values, count)) + after
 
 

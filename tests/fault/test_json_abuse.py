@@ -223,6 +223,8 @@ HEAVY = {
     "one long string": START + b'"' + b"x" * LARGE_BYTES + b'"' + END,
     "a long prompt": chat("words and words " * (LARGE_BYTES // 16)),
     "token ids": b'{"model":"scripted","prompt":[' + b",".join([b"12345"] * 250_000) + b"]}",
+    "digits": b'{"model":"scripted","prompt":[' + b"1," * (LARGE_BYTES - 100) + b"1]}",
+    "numbers": START + b"[" + b"0.123456789," * (2 * LARGE_BYTES // 12 - 100) + b"1]" + END,
     "many messages": orjson.dumps(
         {"model": "scripted", "messages": [{"role": "user", "content": f"message {n}"} for n in range(10_000)]}
     ),

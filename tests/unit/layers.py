@@ -43,7 +43,7 @@ LAYERS: dict[str, set[str]] = {
     "resources": {"config", "errors"},
     "listeners": {"config"},
     "_native": set(),
-    "routing": {"_native", "request"},
+    "routing": {"_native", "request", "turns"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"tracing.trace", "_native", "request", "supervisor"},
     "backends": {
@@ -220,7 +220,7 @@ LAYERS: dict[str, set[str]] = {
         "supervisor",
     },
     "control": {"admin_http", "backends", "config", "errors", "reload", "threads"},
-    "reload": {"coordination.settings", "files", "config", "threads"},
+    "reload": {"coordination.settings", "files", "config", "threads", "turns"},
     "handover": {
         "keys.ledger",
         "background",

@@ -9,6 +9,7 @@ import pytest
 from gateway.config import Config, ConfigError
 from gateway.config.file import parse
 from gateway.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
+from gateway.turns import Steps
 from tests.certificates import certificate
 
 KEY = {"name": "team-a", "key": "sk-secret-a"}
@@ -101,7 +102,13 @@ def test_a_token_of_the_admin_port_is_never_shown(before: Any) -> None:
 def test_a_reload_applies_once_and_lists_what_it_could_not() -> None:
     async def main() -> None:
         read, followed = [config(server={"max_body_bytes": 7, "port": 1})], list[Config]()
-        reloads = Reloads(config(), lambda: read[0], followed.append)
+
+        def apply(config: Config) -> Steps[None]:
+            assert reloads.config is not config
+            yield
+            followed.append(config)
+
+        reloads = Reloads(config(), lambda: read[0], apply)
         for _ in range(2):
             done = await reloads.reload()
             assert done["needs_restart"] == [{"path": "server.port", "before": 8080, "after": 1}]
@@ -116,8 +123,13 @@ def test_a_configuration_that_is_wrong_changes_nothing() -> None:
 
     async def main() -> None:
         followed = list[Config]()
+
+        def apply(config: Config) -> Steps[None]:
+            followed.append(config)
+            yield
+
         with pytest.raises(ConfigError, match="backends: is missing"):
-            await Reloads(config(), load, followed.append).reload()
+            await Reloads(config(), load, apply).reload()
         assert followed == []
 
     asyncio.run(main())

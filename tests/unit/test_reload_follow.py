@@ -230,3 +230,16 @@ def test_a_salt_secret_that_is_not_configured_stays_the_same() -> None:
         assert gateway.reader._salt_secret == first
 
     asyncio.run(main())
+
+
+def test_many_backends_are_followed_in_steps() -> None:
+    """Before, 5,000 backends of a configuration were applied in one step."""
+    many = [{"url": f"http://10.0.0.{number}:1"} for number in range(1, 101)]
+
+    async def main() -> None:
+        gateway = Gateway(config_of({}), None)
+        grows, shrinks = (len([*gateway.follow_in_steps(config_of({}, of))]) for of in (many, many[:1]))
+        assert (grows, shrinks) == (3, 3)
+        assert [backend.config.url for backend in gateway.fleet.backends] == ["http://10.0.0.1:1"]
+
+    asyncio.run(main())

@@ -1,11 +1,12 @@
 """The bytes of hostile requests, each as large as the limits allow."""
 
+import sys
 from collections.abc import Sequence
 
 import orjson
 
 from gateway.config import ServerConfig
-from gateway.front.json_body import JsonLimits
+from gateway.front.json_body import MOST_KEYS, JsonLimits
 
 CHAT = b"/v1/chat/completions"
 _START = b'{"model":"fine","messages":[{"role":"user","content":"hi"}],"x":'
@@ -34,8 +35,12 @@ def _with_field(value: bytes) -> bytes:
 
 
 def _numbers(limits: ServerConfig, number: bytes) -> bytes:
-    room = min(JsonLimits(limits).values - 100, (limits.max_body_bytes - _SPARE_BYTES) // (len(number) + 1))
-    return b"[" + b",".join([number] * room) + b"]"
+    return _listed(limits, number, sys.maxsize)
+
+
+def _listed(limits: ServerConfig, item: bytes, most: int) -> bytes:
+    room = min(most, (limits.max_body_bytes - _SPARE_BYTES) // (len(item) + 1))
+    return b"[" + b",".join([item] * room) + b"]"
 
 
 def rerank_query(limits: ServerConfig) -> bytes:
@@ -107,6 +112,34 @@ def floats(limits: ServerConfig) -> bytes:
 def token_ids(limits: ServerConfig) -> bytes:
     """A prompt of many token ids."""
     return request(b'{"model":"fine","prompt":%b}' % _numbers(limits, b"12345"), b"/v1/completions")
+
+
+def digits(limits: ServerConfig) -> bytes:
+    """A prompt of token ids of one digit: as many values as a body can have."""
+    return request(b'{"model":"fine","prompt":%b}' % _numbers(limits, b"1"), b"/v1/completions")
+
+
+def embeddings_digits(limits: ServerConfig) -> bytes:
+    return request(b'{"model":"fine","input":%b}' % _numbers(limits, b"1"), b"/v1/embeddings")
+
+
+def nulls(limits: ServerConfig) -> bytes:
+    """A conversation that is a list of nulls."""
+    return request(b'{"model":"fine","messages":%b}' % _numbers(limits, b"null"))
+
+
+def parts(limits: ServerConfig) -> bytes:
+    """A message of as many parts as there may be objects, which fill the body."""
+    part = b'{"type":"text","text":"%b"}' % (b"y" * 22)
+    content = _listed(limits, part, JsonLimits(limits).containers - 100)
+    body = b'{"model":"alias","max_tokens":9,"messages":[{"role":"user","content":%b}]}' % content
+    return request(body, b"/v1/messages")
+
+
+def keys(limits: ServerConfig) -> bytes:
+    """An object of as many keys as there may be."""
+    members = b",".join(b'"%d":%b' % (number, b"1" * 50) for number in range(MOST_KEYS))
+    return request(_with_field(b"{%b}" % members[: limits.max_body_bytes - _SPARE_BYTES].rpartition(b",")[0]))
 
 
 def embeddings_ids(limits: ServerConfig) -> bytes:

@@ -287,6 +287,11 @@ CASES = (
     Case("tiny-chunks", "body in chunks of 5 bytes", _one(bodies.tiny_chunks)),
     Case("floats", "array of long numbers", _one(bodies.floats)),
     Case("token-ids", "prompt of token ids", _one(bodies.token_ids)),
+    Case("digits", "prompt of token ids of one digit", _one(bodies.digits)),
+    Case("embeddings-digits", "embeddings of token ids of one digit", _one(bodies.embeddings_digits)),
+    Case("nulls", "messages that are null", _one(bodies.nulls)),
+    Case("parts", "one message of many parts, and an alias", _one(bodies.parts), _ALIAS),
+    Case("keys", "an object of many keys", _one(bodies.keys)),
     Case("embeddings-ids", "embeddings of token ids", _one(bodies.embeddings_ids)),
     Case("long-text", "one message of the largest size", _one(bodies.long_text)),
     Case("strings", "many strings of escapes", _one(bodies.strings)),
@@ -319,7 +324,12 @@ CASES = (
         fleet=lambda engine_port: sections(engine_port, changed=False),
     ),
     Case("pipelining", "300 clients that pipeline and do not read", _pipelining),
-    Case("discovered", "5,000 backends that refuse are listed, then one", _discovered, fleet=_discovering),
+    Case(
+        "discovered",
+        "5,000 backends that refuse are listed (1,024 are used), then one",
+        _discovered,
+        fleet=_discovering,
+    ),
     *(
         Case(f"flood-{name}", f"backend: {name}", _flood(name), fleet=floods.flooded(name), backends_up=False)
         for name in floods.FLOODS

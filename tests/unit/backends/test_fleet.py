@@ -1,3 +1,4 @@
+import time
 from random import Random
 
 from hypothesis import strategies as st
@@ -8,7 +9,7 @@ from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.fleet import Fleet, eligible
 from gateway.backends.health import ProbeResult
 from gateway.backends.settings import BackendConfig
-from gateway.config import HealthConfig
+from gateway.config import AdmissionConfig, HealthConfig
 from gateway.errors import (
     BackendBusy,
     BackendFault,
@@ -55,6 +56,29 @@ def test_an_unknown_model_waits_for_no_backend_that_was_probed_and_has_listed_no
     assert s.fleet.candidates("other") is None
     s.fleet.expect({"other"})
     assert s.fleet.candidates("other") == []
+
+
+def test_a_change_of_one_backend_is_judged_for_its_models_alone() -> None:
+    """Before, each change looked at all backends and models: 30 ms of CPU time for these, and 56 ms with listeners."""
+    configs = [BackendConfig(url=f"http://10.{n // 250}.{n % 250}.1:8000") for n in range(1000)]
+    fleet, told = Fleet(configs, HealthConfig(fall=1, rise=1), ManualClock(), Random(1)), list[str]()
+    for number, backend in enumerate(fleet.backends):
+        backend.learn(Facts(models=tuple(ModelCard(f"m{(10 * number + each) % 5000}") for each in range(10))))
+        backend.health.probed(ProbeResult.OK, 0.0)
+    fleet.follow_settings(HealthConfig(fall=2, rise=1), AdmissionConfig())
+    fleet.on_change.append(lambda: told.append("change"))
+    fleet.on_facts.append(lambda: told.append("facts"))
+    backend, seconds = fleet.backends[7], list[float]()
+    for probe in (ProbeResult.REFUSED, ProbeResult.REFUSED) * 3:
+        before = time.thread_time()
+        fleet.probed(backend, probe)
+        seconds.append(time.thread_time() - before)
+    assert (told, backend.health.state) == (["change"], "down")
+    assert fleet.serving("m70") == (fleet.backends[507],)
+    assert sum(seconds) < 0.03
+    fleet.learned(backend, Facts(models=(ModelCard("m71"), ModelCard("new"))))
+    assert told == ["change", "change", "facts"]
+    assert (fleet.serving("m70"), fleet.serving("new")) == ((fleet.backends[507],), ())
 
 
 def test_it_is_said_why_no_backend_serves_a_model(scene: MakeScene) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import gc
 import socket
 import time
 
@@ -40,6 +41,24 @@ async def test_a_probe_goes_by_the_status(status: int, probe: ProbeResult) -> No
 async def test_a_port_where_nothing_listens_refuses(host: str) -> None:
     async with client() as asking:
         assert (await asking.probe(backend(f"http://{host}:{closed_port()}")))[0] is ProbeResult.REFUSED
+
+
+@pytest.mark.parametrize("is_refused", [True, False])
+async def test_probes_that_fail_leave_nothing_to_the_garbage_collector(is_refused: bool) -> None:
+    """Before, 80 objects of each were in cycles: those of 600 probes took 50 ms of CPU time at once."""
+    async with Scripted() as server, client(0.01) as asking:
+        server.answers["/health"] = hang
+        asked = backend(f"http://127.0.0.1:{closed_port()}" if is_refused else server.url)
+        await asking.probe(asked)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(10):
+                await asking.probe(asked)
+            found = gc.collect()
+        finally:
+            gc.enable()
+    assert found < (10 if is_refused else 500)
 
 
 async def test_a_probe_without_an_answer_times_out() -> None:

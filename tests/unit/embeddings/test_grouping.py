@@ -77,3 +77,10 @@ def test_a_batch_asks_for_base64_of_its_inputs_from_the_model_that_backends_know
     assert orjson.loads(body_of(inputs.template, [*inputs.items, "b"])) == {  # type: ignore[list-item]
         "model": "org/m", "dimensions": 8, "encoding_format": "base64", "input": ['"é\u2028\\', "b"],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("given", [[1] * 524_289, [[1] * 300_000] * 2], ids=["one", "two"])
+def test_very_many_token_ids_are_sent_on_as_they_are(given: Any) -> None:
+    """A look at each of 4,000,000 ids would take 150 ms of CPU time in one step."""
+    assert inputs_of(document(input=given), "m") is None
+    assert inputs_of(document(input=given[:1]), "m") is not None

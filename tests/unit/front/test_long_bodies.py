@@ -137,3 +137,56 @@ def test_more_than_that_is_refused_with_a_code(inside: str) -> None:
         read(b"/v1/chat/completions", b'{"model":"m","messages":[],"a":%b}' % inside.encode(), MemoryBudget(1 << 30))
     assert refused.value.code == "context_too_complex"
     assert isinstance(refused.value, InvalidRequest)
+
+
+PARTS = [{"type": "text", "text": ""}] * 100_000
+TURNS = [{"role": "user", "content": "a", "name": "b"}] * 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "document", "values"),
+    [
+        (b"/v1/messages", {"model": "m", "messages": [{"role": "user", "content": PARTS}]}, 100_000),
+        (b"/v1/responses", {"model": "m", "input": TURNS}, 100_000),
+        (b"/v1/chat/completions", {"model": "m", "messages": [1] * 1_000_000}, 1_000_000),
+        (b"/v1/chat/completions/batch", {"model": "m", "messages": [[1] * 1000] * 1000}, 1_000_000),
+        (b"/v1/completions", {"model": "m", "prompt": ["a"] * 100_000}, 100_000),
+    ],
+)
+def test_what_is_parsed_is_looked_through_in_steps(path: bytes, document: dict[str, Any], values: int) -> None:
+    """Before, a prompt was looked for media in one step, and read in another one: up to 140 ms of CPU time each."""
+    server = ServerConfig(max_sequences=1 << 20)
+    config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), server=server)
+    reader = RequestReader(config, Estimates(), StoredResponses(), b"")
+    incoming = Sent(path, orjson.dumps(document)).incoming()
+    assert incoming.route is not None
+    parsing = len([*json_body.parse_body(incoming.body, JsonLimits(server))])
+    reading = len([*reader.read_in_steps(incoming, incoming.route, "id", lambda: None)])
+    assert reading - parsing >= values // 65536 + values // 16384
+
+
+def test_a_field_is_replaced_in_steps() -> None:
+    pieces = orjson.dumps({"x": [{"a": 1}] * 100_000, "model": "m"}).split(b'"')
+    assert len([*json_body.marks_of(pieces)]) >= len(pieces) // 65536
+    assert len([*json_body.top_level_keys(pieces)]) >= 300_000 // 131072 + len(pieces) // 65536
+    body = orjson.dumps({"x": [{"a": 1}] * 100_000, "model": "m"} | {f"k{n}": 1 for n in range(100_000)})
+    steps = [*json_body.with_fields(body, {"model": "m"}, {"model": "n"})]
+    assert len(steps) >= 100_000 // 16384 + 300_000 // 131072
+
+
+def test_an_object_of_too_many_keys_is_refused_wherever_it_is() -> None:
+    """It is parsed in one step: 250 ms of CPU time for 350,000 keys."""
+    many = {f"k{number}": 1 for number in range(json_body.MOST_KEYS)}
+    limits = JsonLimits(ServerConfig())
+    assert at_once(json_body.parse_body(orjson.dumps({"x": [many], "y": TODO}), limits))["x"] == [many]
+    with pytest.raises(ContextTooComplex, match="131072 keys in one object"):
+        at_once(json_body.parse_body(orjson.dumps({"x": [[1, {"a": 1}], {"a": {}} | many], "y": TODO}), limits))
+    with pytest.raises(ContextTooComplex, match="131072 keys in one object"):
+        at_once(json_body.parse_body(b"}" + orjson.dumps(many | {"a": 1, "b": {}}), limits))
+
+
+@pytest.mark.parametrize("item", [b"null", b"true", b"1", b'""', b'{"a":1}', b"[[]]"])
+def test_long_lists_of_small_values_are_parsed_in_steps(item: bytes) -> None:
+    body = b'{"x":[' + b",".join([item] * 400_000) + b"]}"
+    assert len([*loaded(body)]) >= 400_000 * len(item) // 1048576
+    assert len([*loaded(orjson.dumps({f"k{number}": 1 for number in range(100_000)}))]) > 100_000 // 32768

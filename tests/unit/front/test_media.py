@@ -16,7 +16,9 @@ def asking(*parts: Any) -> dict[str, Any]:
 
 
 def refuse(document: dict[str, Any], *, generates: bool = True) -> None:
-    refuse_remote_media(document, generates=generates)
+    left: list[Any] = [document]
+    while left:
+        refuse_remote_media(document, left, generates=generates)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,7 @@ def test_it_is_refused_wherever_it_stands(document: dict[str, Any]) -> None:
 )
 def test_no_spelling_hides_it(body: bytes) -> None:
     with pytest.raises(InvalidRequest, match="allow_media_urls"):
-        refuse_remote_media(orjson.loads(body), generates=True)
+        refuse(orjson.loads(body))
 
 
 CALL = {
@@ -135,4 +137,18 @@ def test_nesting_up_to_the_limits_is_looked_into() -> None:
     for _ in range(2000):  # deeper than the interpreter's stack, which the guards refuse before
         inner = [inner]
     with pytest.raises(InvalidRequest):
-        refuse_remote_media({"url": inner}, generates=True)
+        refuse({"url": inner})
+
+
+@pytest.mark.parametrize("place", [0, 65_535, 65_536, 199_999])
+def test_a_long_list_hides_no_remote_media(place: int) -> None:
+    parts: list[Any] = [INLINE] * 200_000
+    refuse(asking(*parts))
+    parts[place] = REMOTE
+    with pytest.raises(InvalidRequest, match="allow_media_urls"):
+        refuse(asking(*parts))
+    urls = ["data:,a"] * 200_000
+    refuse({"video": urls})
+    urls[place] = "https://example.org/a.png"
+    with pytest.raises(InvalidRequest, match="allow_media_urls"):
+        refuse({"video": urls})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.front import json_body
-from gateway.front.json_body import marks_of, offset_of, spelled_out, top_level_keys
+from gateway.front.json_body import offset_of, spelled_out
 from gateway.turns import at_once
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
@@ -28,6 +28,14 @@ BODIES = st.builds(
 
 def pieces_of(body: bytes) -> list[bytes]:
     return at_once(json_body.pieces_of(body))
+
+
+def marks_of(pieces: list[bytes]) -> bytes:
+    return at_once(json_body.marks_of(pieces))
+
+
+def top_level_keys(pieces: list[bytes]) -> list[int]:
+    return at_once(json_body.top_level_keys(pieces))
 
 
 def scanned(body: bytes) -> list[bytes]:

@@ -330,6 +330,12 @@ def test_text_beyond_the_last_block_is_counted_not_kept() -> None:
         assert len(long) <= len(prompt.text) + prompt.more_bytes < len(long) + 100
 
 
+def test_token_ids_beyond_the_last_block_count_and_are_not_kept() -> None:
+    ids = [7] * (LONGEST_BYTES // 4)
+    prompt = canonical_prompt({"prompt": [*ids, 8, 9]})
+    assert (prompt.token_ids, len(prompt.text), prompt.more_bytes) == (ids, LONGEST_BYTES, 8)
+
+
 def test_of_very_many_turns_and_parts_only_the_first_are_read() -> None:
     turns = canonical_prompt({"messages": [{"role": "user", "content": "ab"}] * 10_000})
     assert len(turns.pieces) == LONGEST_BYTES // 512

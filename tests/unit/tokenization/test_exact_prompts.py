@@ -12,7 +12,7 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.config.models import ModelConfig, ModelsConfig
 from gateway.request import Demand, InferenceRequest, Kind
-from gateway.routing.exact_index import ExactIndex, packed, token_keys, token_seed
+from gateway.routing.exact_index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
 from gateway.tokenization.conversation import Feature
 from gateway.tokenization.tokenization import Tokenization, TokenizerVerdict, given_tokens
 
@@ -154,6 +154,7 @@ def test_a_completions_own_token_ids_are_its_tokens(prompt: list[Any]) -> None:
         {"prompt": [-1]},
         {"prompt": [1 << 32]},
         {"prompt": [[1], [2]]},
+        {"prompt": [1] * (MOST_TOKENS + 1)},
         {"prompt": [1, 2], "truncate_prompt_tokens": 1},
         {"prompt": [1, 2], "prompt_embeds": "x"},
         {"prompt": [1, 2], "suffix": "x"},

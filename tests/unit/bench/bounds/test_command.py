@@ -52,6 +52,11 @@ def test_bodies_are_as_large_as_the_limit_and_not_larger(max_body_bytes: int) ->
         bodies.backslashes,
         bodies.strings,
         bodies.session,
+        bodies.floats,
+        bodies.digits,
+        bodies.embeddings_digits,
+        bodies.nulls,
+        bodies.parts,
         bodies.trailers,
         bodies.tiny_chunks,
     ):
