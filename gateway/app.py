@@ -310,18 +310,14 @@ class Gateway:
         sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
         counted = BatchMetrics(self.metrics)
         parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
-        setting = BatchSetting(sender, self.memory, *parts, self._knows_model, self._engines_of)
+
+        def models_named(name: str) -> Sequence[str]:
+            return models_of(self.config.models.aliases.get(name, name))
+
+        setting = BatchSetting(sender, self.memory, *parts, self.fleet, models_named)
         batches = Batches(path, self.config, self.reader, setting)
         counted.watch(batches)
         return batches
-
-    def _knows_model(self, name: str) -> bool:
-        models = models_of(self.config.models.aliases.get(name, name))
-        return any(self.fleet.candidates(model) is not None for model in models)
-
-    def _engines_of(self, name: str) -> int:
-        models = models_of(self.config.models.aliases.get(name, name))
-        return max([len(self.fleet.serving(model) or ()) for model in models], default=0)
 
     def follow(self, config: Config) -> None:
         at_once(self.follow_in_steps(config))

@@ -1,20 +1,15 @@
-"""The sockets that the gateway listens on: bound here, passed by systemd, or taken over; and systemd's notifications.
-
-systemd's side is described in sd_listen_fds(3) and sd_notify(3).
-"""
+"""The sockets that the gateway listens on: bound here, passed by systemd, or taken over."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from gateway.config import Listen, ServerConfig
 
 BACKLOG = 4096
-_FIRST_FILE = 3
 
 
 class Listeners(NamedTuple):
@@ -67,31 +62,6 @@ async def bind_all(server: ServerConfig, have: Listeners) -> Listeners:
         have.close()
         raise
     return have
-
-
-def of_systemd(environment: MutableMapping[str, str]) -> Listeners:
-    """The sockets that systemd passed to this process. The variables are removed: they are not for its children."""
-    process, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
-    names = environment.pop("LISTEN_FDNAMES", "").split(":")
-    found = Listeners([], [], [])
-    if process != str(os.getpid()) or not count.isdigit():
-        return found
-    for number in range(int(count)):
-        each = socket.socket(fileno=_FIRST_FILE + number)
-        os.set_inheritable(each.fileno(), False)
-        name = names[number] if number < len(names) else ""
-        {"admin": found.admin, "metrics": found.metrics}.get(name, found.main).append(each)
-    return found
-
-
-def notify_systemd(environment: Mapping[str, str], state: str) -> None:
-    """Report a state to systemd, if it started this process: `READY=1`, `STOPPING=1`, `MAINPID=N`."""
-    address = environment.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.connect("\0" + address[1:] if address.startswith("@") else address)
-        manager.send(state.encode())
 
 
 class Acceptor:

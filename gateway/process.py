@@ -25,7 +25,8 @@ from gateway.handover.ports import Ports
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotFolder
 from gateway.handover.succession import Handover, is_known
-from gateway.listeners import Listeners, bind_all, notify_systemd, of_systemd, ports_of
+from gateway.handover.systemd import notify_systemd, of_systemd
+from gateway.listeners import Listeners, bind_all, ports_of
 from gateway.observe.log import EventLog
 from gateway.reload import FileWatch
 from gateway.resources import fitted, raise_limit

@@ -13,6 +13,7 @@ import orjson
 import structlog
 
 from gateway._native import json_object
+from gateway.backends.fleet import Fleet
 from gateway.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.batches.checks import InputChecks
 from gateway.batches.contents import Contents, shared_contents
@@ -48,7 +49,7 @@ _DEPTH = 8  # of the JSON of a new batch
 
 @dataclass(frozen=True, slots=True)
 class BatchSetting:
-    """What the gateway gives to its batches."""
+    """What the gateway gives to its batches. `models_named`: the models of a client's name."""
 
     sender: LineSender
     memory: MemoryBudget
@@ -58,8 +59,15 @@ class BatchSetting:
     new_id: Callable[[], str]
     random: Random
     breather: Callable[[], Breathe]
-    knows_model: Callable[[str], bool]
-    engines_of: Callable[[str], int]
+    fleet: Fleet
+    models_named: Callable[[str], Sequence[str]]
+
+    def knows_model(self, name: str) -> bool:
+        return any(self.fleet.candidates(model) is not None for model in self.models_named(name))
+
+    def engines_of(self, name: str) -> int:
+        """How many serve a model of this name."""
+        return max([len(self.fleet.serving(model) or ()) for model in self.models_named(name)], default=0)
 
 
 class Batches:

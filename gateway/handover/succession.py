@@ -18,8 +18,8 @@ from gateway.front.server import Server
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import Knowledge
+from gateway.handover.systemd import notify_systemd
 from gateway.keys.ledger import KeyLedger
-from gateway.listeners import notify_systemd
 from gateway.observe.record import RecordBatcher
 from gateway.supervisor import Supervisor, running
 

@@ -20,7 +20,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from gateway.config import Config
 from gateway.coordination.local_server import TableServer
-from gateway.listeners import bind_all, notify_systemd, of_systemd, ports_of
+from gateway.handover.systemd import notify_systemd, of_systemd
+from gateway.listeners import bind_all, ports_of
 from gateway.observe.log import EventLog
 from gateway.workers.line import LineToWorker
 from gateway.workers.place import STORE, WorkerPlace, keeps_batches

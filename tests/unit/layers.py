@@ -163,6 +163,7 @@ LAYERS: dict[str, set[str]] = {
     },
     "gauges": {"__init__", "backends", "embeddings.cache", "observe", "resources", "routing.estimates", "supervisor"},
     "batches": {
+        "backends.fleet",
         "keys.settings",
         "settings",
         "_native",
@@ -254,6 +255,7 @@ LAYERS: dict[str, set[str]] = {
         "workers",
     },
     "workers": {
+        "handover.systemd",
         "coordination.settings",
         "admin_http",
         "config",
@@ -367,6 +369,7 @@ EDGES = {
     "handover.ports",
     "handover.snapshot",
     "handover.succession",
+    "handover.systemd",
     "turns",
     "kv_events.endpoints",
     "kv_events.feed",
