@@ -224,7 +224,10 @@ async def test_batches_of_several_clients_whose_backend(backend: ScriptedBackend
     texts = [WORD * 2400 for _ in range(5)]  # each within the context, and together large
     data = request(orjson.dumps({"model": MODEL, "input": texts}), target=b"/v1/embeddings")
     backend.plays(until(release), *FAILURES[kind])
-    sections = {"health": {"eject_failures": 1000}, "embeddings": {"max_batch_tokens": 1_000_000, "max_delay_seconds": 30}}
+    sections = {
+        "health": {"eject_failures": 1000},
+        "embeddings": {"max_batch_tokens": 1_000_000, "max_delay_seconds": 30},
+    }
     async with running(backend, sections=sections, per_backend={"max_in_flight": 16}) as under_test:
         backlog, asking = under_test.gateway.queue.backlog, list[asyncio.Task[int]]()
         while backlog.requests < 3:
