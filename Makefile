@@ -48,6 +48,7 @@ check: setup
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(PY) -m tests.rules
 
 format: setup
 	$(VENV)/bin/ruff format .

@@ -61,7 +61,7 @@ class Learning:
             self._index.record_answer(engine, last, int(output * size))
 
     def forget(self, engine: int) -> None:
-        """Another engine gets this number."""
+        """Drop the misses of an engine whose number another one gets."""
         self._misses.pop(engine, None)
 
     def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:

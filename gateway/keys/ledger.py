@@ -25,7 +25,7 @@ class Entry:
     __slots__ = ("_charged_tokens", "_day", "_is_line", "_limits")
 
     def __init__(self, limits: KeyLimits, expected_tokens: int, *, is_line: bool) -> None:
-        """Raises RateLimited or QuotaExceeded."""
+        """Raises RateLimited or QuotaExceeded if a limit is reached."""
         self._limits = limits
         self._charged_tokens = expected_tokens
         self._is_line = is_line

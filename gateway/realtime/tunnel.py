@@ -134,7 +134,6 @@ class BackendSocket(asyncio.Protocol):
             self._intake.go_on()
 
     def send(self, data: bytes) -> None:
-        """Bytes of the client."""
         self.active_seconds = self._loop.time()
         try:
             data = self._tunnel.checked(data) if self._tunnel is not None else data

@@ -175,7 +175,7 @@ class Calibrations:
         return self._known.get(self._family(model), self._unknown)
 
     def learned(self) -> dict[str, tuple[float, int, float, int]]:
-        """What `start_from` takes, by model."""
+        """Each model's learned state, as `start_from` takes it."""
         return {model: each.learned for model, each in self._known.items()}
 
     def start_from(self, learned: dict[str, Any]) -> None:

@@ -100,7 +100,6 @@ class TenantQueue:
         del self.by_turn[bisect_left(self.by_turn, (ticket.turn, ticket.number))]
 
     def reorder(self, turn_of: Callable[[Ticket], float]) -> None:
-        """Give every ticket another turn."""
         for ticket in self.tickets:
             ticket.take_turn(turn_of(ticket))
         self.by_turn = sorted([(ticket.turn, ticket.number, ticket) for ticket in self.tickets])

@@ -1,0 +1,103 @@
+"""Each rule of the code finds what breaks it, and lets the usual way pass."""
+
+import pytest
+
+from tests.rules import rules
+from tests.rules.rules import Rule
+from tests.rules.sources import Source
+
+BROKEN: dict[Rule, list[str]] = {
+    rules.undocumented: ["x = 1", '"""A module."""\nclass A: ...'],
+    rules.says_no_more: ['def close():\n    """Close it."""'],
+    rules.is_relative: ["from . import a", "from .a import b"],
+    rules.is_global: ["def a():\n    global b", "asyncio.wait_for(a, 1)", "asyncio.ensure_future(a)"],
+    rules.keeps_an_error: ["future.set_exception(error)", "raise self._error", "raise error"],
+    rules.shares_threads: ["await asyncio.to_thread(f)", "ThreadPoolExecutor()", "Thread(target=f)"],
+    rules.loses_a_task: ["asyncio.create_task(f())", "loop.create_task(f())"],
+    rules.does_something: ["f()", "for a in b: ...", "if a:\n    b = 1", "with a: ..."],
+}
+KEPT: dict[Rule, list[str]] = {
+    rules.undocumented: ['"""A module."""\nclass _A: ...', '"""A module."""\nclass A:\n    """A class."""'],
+    rules.says_no_more: ["def close(): ...", 'def close():\n    """Close the connection, whatever it waits for."""'],
+    rules.is_relative: ["from gateway.a import b", "import gateway.a"],
+    rules.is_global: ["async def a():\n    async with asyncio.timeout(1): ..."],
+    rules.keeps_an_error: ["raise", "raise ValueError('x')", "raise ValueError", "raise _Own from error"],
+    rules.shares_threads: ["await threads.run(f)", "Thread(target=f, daemon=True)"],
+    rules.loses_a_task: ["task = asyncio.create_task(f())", "group.create_task(f())"],
+    rules.does_something: ["a = f()", "app = A()\napp.add(b)", "if TYPE_CHECKING:\n    import a"],
+}
+
+
+def cases(table: dict[Rule, list[str]]) -> list[tuple[Rule, str]]:
+    return [(rule, text) for rule, texts in table.items() for text in texts]
+
+
+@pytest.mark.parametrize(("rule", "text"), cases(BROKEN))
+def test_what_breaks_a_rule_is_found(rule: Rule, text: str) -> None:
+    assert [*rule(Source("gateway/a.py", text))]
+
+
+@pytest.mark.parametrize(("rule", "text"), cases(KEPT))
+def test_the_usual_way_passes(rule: Rule, text: str) -> None:
+    assert [*rule(Source("gateway/a.py", text))] == []
+
+
+def test_every_rule_of_a_file_is_tried() -> None:
+    every = {*rules.OF_ALL, *rules.OF_HOUSES, *rules.OF_GATEWAY}
+    assert every - {rules.is_vague} == BROKEN.keys() == KEPT.keys()
+
+
+def test_a_name_says_what_a_file_is_for() -> None:
+    assert [*rules.is_vague(Source("gateway/utils.py", ""))]
+    assert [*rules.is_vague(Source("gateway/front/helpers/a.py", ""))]
+    assert not [*rules.is_vague(Source("gateway/front/reply.py", ""))]
+
+
+def test_a_layer_admits_its_own_modules_and_those_that_it_names() -> None:
+    assert rules.allows("plan", "plan.memory")
+    assert rules.allows("plan", "backends.probe")
+    assert rules.allows("routing", "request")
+    assert rules.allows("app", "front.server")
+    assert not rules.allows("plan", "cli.check")
+    assert not rules.allows("routing", "app")
+    assert not rules.allows("front", "insights.report")
+
+
+def together(rule: rules.Together, *sources: Source) -> list[str]:
+    table = Source("tests/rules/layers.py", "")
+    return [f"{source.name}: {text}" for source, _, text in rule([*sources, table])]
+
+
+def test_what_a_part_may_not_import_is_found_at_any_depth() -> None:
+    inner = Source("gateway/routing/a.py", "def f():\n    from gateway.app import Gateway")
+    tester = Source("gateway/routing/b.py", "import loadtest.drive")
+    new = Source("gateway/brand_new/a.py", "")
+    assert together(rules.crosses_layers, inner, tester, new) == [
+        "gateway/routing/a.py: routing may not import gateway.app",
+        "gateway/routing/b.py: routing may not import loadtest.drive",
+        "gateway/brand_new/a.py: brand_new has no entry in LAYERS",
+    ]
+
+
+def test_who_knows_the_world_outside_is_in_the_table_and_nobody_else() -> None:
+    knows = Source("gateway/routing/engine.py", "import time")
+    knows_no_more = Source("gateway/process.py", "import math")
+    assert together(rules.is_impure, knows, knows_no_more) == [
+        "gateway/routing/engine.py: routing.engine imports time, and is not in EDGES",
+        "gateway/process.py: process is in EDGES, and imports nothing of the world outside",
+    ]
+
+
+def test_a_class_name_means_one_thing_in_a_house() -> None:
+    first, second = Source("gateway/a.py", "class A: ..."), Source("gateway/b.py", "class A: ...")
+    assert together(rules.means_two_things, first, second) == ["gateway/b.py: class A is in gateway/a.py, too"]
+    assert together(rules.means_two_things, first, Source("loadtest/b.py", "class A: ...")) == []
+
+
+def test_packages_have_unit_tests_in_a_folder_of_their_name() -> None:
+    code, test = Source("gateway/front/a.py", ""), Source("tests/unit/front/test_a.py", "")
+    assert together(rules.tests_elsewhere, code, test) == []
+    assert len(together(rules.tests_elsewhere, code)) == len(together(rules.tests_elsewhere, test)) == 1
+    assert together(rules.tests_elsewhere, Source("tests/fault/test_a.py", rules.ALONE)) == [
+        "tests/fault/test_a.py: tests that need the machine alone are in tests/integration"
+    ]
