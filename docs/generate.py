@@ -9,6 +9,7 @@ from typing import Any
 from gateway import errors
 from gateway.app import Gateway
 from gateway.backends.settings import BackendConfig
+from gateway.batches import errors as batches
 from gateway.batches.settings import BatchesConfig
 from gateway.config import Config
 from gateway.coordination.settings import CoordinationConfig
@@ -177,10 +178,13 @@ def error_reference() -> str:
     kinds = sorted(
         (
             kind
-            for _, kind in inspect.getmembers(errors, inspect.isclass)
-            if issubclass(kind, GatewayError) and kind not in (GatewayError, BackendError)
+            for module in (errors, batches)
+            for _, kind in inspect.getmembers(module, inspect.isclass)
+            if issubclass(kind, GatewayError)
+            and kind.__module__ == module.__name__
+            and kind not in (GatewayError, BackendError)
         ),
-        key=lambda kind: inspect.getsourcelines(kind)[1],
+        key=lambda kind: (kind.__module__ == batches.__name__, inspect.getsourcelines(kind)[1]),
     )
     ours = [_error_row(kind) for kind in kinds if not issubclass(kind, BackendError)]
     theirs = [

@@ -139,26 +139,6 @@ class BackendExists(GatewayError, status=409, code="backend_exists"):
     """A backend with this name or URL is there already (admin port)."""
 
 
-class FileNotFound(GatewayError, status=404, code="file_not_found"):
-    """No file of this API key has this id."""
-
-
-class BatchNotFound(GatewayError, status=404, code="batch_not_found"):
-    """No batch of this API key has this id."""
-
-
-class BatchConflict(GatewayError, status=409, code="batch_conflict"):
-    """The state of the batch does not allow this."""
-
-
-class StorageFull(GatewayError, status=503, code="storage_full", outcome="storage_full"):
-    """The disk of files and batches is full."""
-
-
-class StorageUnavailable(GatewayError, status=503, code="storage_unavailable", outcome="storage_unavailable"):
-    """The database or the bucket of files and batches cannot be reached."""
-
-
 class RouteNotFound(GatewayError, status=404, code="unknown_url"):
     """Unknown URL: no endpoint has this path."""
 

@@ -10,9 +10,10 @@ from contextlib import aclosing, contextmanager, suppress
 
 from gateway.batches.batch import Owner, StoredFile
 from gateway.batches.contents import Contents
+from gateway.batches.errors import FileNotFound, StorageFull, StorageUnavailable
 from gateway.batches.settings import BatchesConfig
 from gateway.batches.store import Store
-from gateway.errors import BodyTooLarge, FileNotFound, InvalidRequest, StorageFull, StorageUnavailable
+from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget

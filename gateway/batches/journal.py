@@ -16,8 +16,8 @@ import orjson
 
 from gateway.batches.batch import Batch, LineUsage
 from gateway.batches.contents import AnswerFile, JournalGroup
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.files import has_no_room
-from gateway.errors import StorageUnavailable
 from gateway.resources import Holding
 
 _RETRY_SECONDS = 1.0

@@ -10,9 +10,10 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 from gateway.batches.batch import RUNNING, Batch, Owner, StoredFile
 from gateway.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
 from gateway.batches.contents import Contents
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.schema import CONNECT_SECONDS, Connection, ask, do, prepare
 from gateway.batches.store import ClaimedLines
-from gateway.errors import Draining, StorageUnavailable
+from gateway.errors import Draining
 
 _POOL_SECONDS = 3.0
 _RECONNECT_SECONDS = 2.0  # then the next request tries again

@@ -24,8 +24,8 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from gateway.batches.contents import JournalGroup
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.store import StoreUnusable
-from gateway.errors import StorageUnavailable
 from gateway.resources import Holding, MemoryBudget
 from gateway.threads import Threads
 

@@ -17,6 +17,7 @@ from gateway.backends.fleet import Fleet
 from gateway.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.batches.checks import InputChecks
 from gateway.batches.contents import Contents, shared_contents
+from gateway.batches.errors import BatchConflict, BatchNotFound, StorageFull
 from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id
 from gateway.batches.folder import Folder
 from gateway.batches.input import Breathe
@@ -30,7 +31,7 @@ from gateway.batches.slots import Slots
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Store
 from gateway.config import Config
-from gateway.errors import BatchConflict, BatchNotFound, InvalidRequest, RateLimited, StorageFull
+from gateway.errors import InvalidRequest, RateLimited
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse

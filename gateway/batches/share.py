@@ -15,13 +15,14 @@ from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
 from gateway.batches.claims import Claim
 from gateway.batches.contents import Contents
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.files import Files, new_file_id
 from gateway.batches.input import CheckedInput, InputFile
 from gateway.batches.journal import Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, JoinedParts, next_piece
 from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
 from gateway.batches.store import ClaimedLines, SharedStore
-from gateway.errors import MemoryFull, StorageUnavailable
+from gateway.errors import MemoryFull
 from gateway.resources import Holding
 
 Result = TypeVar("Result")

@@ -15,13 +15,13 @@ import structlog
 from gateway.batches.batch import Batch
 from gateway.batches.checks import MISSING, InputChecks
 from gateway.batches.contents import Contents
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.files import Files, has_no_room
 from gateway.batches.input import InvalidInput
 from gateway.batches.run import RunParts, pause
 from gateway.batches.running import BatchRunner
 from gateway.batches.share import SharedBatch, ShareSetting, patiently
 from gateway.batches.store import SharedStore
-from gateway.errors import StorageUnavailable
 
 _TICK_SECONDS = 1.0
 _STOP_SECONDS = 5.0

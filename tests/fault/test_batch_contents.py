@@ -10,9 +10,10 @@ from typing import BinaryIO
 import pytest
 
 from gateway.batches.contents import Contents
+from gateway.batches.errors import StorageUnavailable
 from gateway.batches.folder import Folder
 from gateway.batches.store import StoreUnusable
-from gateway.errors import InvalidRequest, MemoryFull, StorageUnavailable
+from gateway.errors import InvalidRequest, MemoryFull
 from gateway.resources import MemoryBudget
 from tests.s3_server import S3Server
 

@@ -3,11 +3,13 @@ import inspect
 import pytest
 
 from gateway import errors
+from gateway.batches import errors as batches
 from gateway.errors import BackendError, ConnectFailed, GatewayError, QueueFull, ReusedConnectionClosed
 
 LEAVES = [
     kind
-    for _, kind in inspect.getmembers(errors, inspect.isclass)
+    for module in (errors, batches)
+    for _, kind in inspect.getmembers(module, inspect.isclass)
     if issubclass(kind, GatewayError) and kind not in (GatewayError, BackendError)
 ]
 OPENAI_TYPES = {

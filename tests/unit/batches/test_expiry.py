@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from gateway.batches.batch import Owner, StoredFile
+from gateway.batches.errors import FileNotFound
 from gateway.batches.files import Files, expiry_of
 from gateway.batches.folder import Folder
 from gateway.batches.settings import BatchesConfig
 from gateway.batches.sqlite import SqliteStore
-from gateway.errors import FileNotFound, InvalidRequest
+from gateway.errors import InvalidRequest
 from gateway.resources import MemoryBudget
 
 OWNER = Owner("a", "a")
