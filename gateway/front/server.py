@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from gateway.config import ServerConfig
+from gateway.encryption import EncryptedTransport
 from gateway.errors import Draining
 from gateway.front.beginnings import Beginnings
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.encryption import EncryptedTransport
 from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor

@@ -22,8 +22,8 @@ from gateway.backends import vllm_api
 from gateway.backends.vllm_metrics import MetricsReader
 from gateway.coordination.connection import RedisConnection
 from gateway.coordination.local_server import ReplicaConnection, TableServer
+from gateway.encryption import EncryptedTransport
 from gateway.front.connection import ClientConnection
-from gateway.front.encryption import EncryptedTransport
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import JSON, ClientResponse
 from gateway.relay.connection import BackendConnection
@@ -53,12 +53,13 @@ OTHERS = {
     "cli/batch_client.py": "a command in a process of its own",
     "discovery/kubernetes.py": "aiohttp reads no more while 128 KiB are not taken; events are taken a few at a time",
     "discovery/sources.py": "an answer of DNS has at most 64 KiB; backends are limited",
-    "front/encryption.py": "one read of 16 KiB, then another turn",
+    "encryption.py": "one read of 16 KiB, then another turn",
     "handover/channel.py": "one message of 256 KiB from a process of the same user",
     "kv_events/endpoints.py": "ten bytes of a stream that asyncio stops reading at 128 KiB",
     "kv_events/stream.py": "a thread that pauses each half millisecond; messages are limited",
     "page/playground.py": "this gateway's own port",
     "tokenization/tokenizer.py": "a process of this gateway",
+    "turns.py": "reads for one that is in the table",
     "workers/batches.py": "another worker of this gateway",
     "workers/line.py": "sixteen bytes of the parent or of a worker",
     "workers/parent.py": "starts workers, and reads nothing of them",
@@ -310,6 +311,56 @@ def test_what_came_before_the_end_is_taken_unless_the_reader_gave_up(drops: bool
         assert len(reads.taken) == (SLICE_BYTES if drops else 100_000)
 
     run(main())
+
+
+class _Collects(asyncio.Protocol):
+    """Notes what is read at once."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.ended = asyncio.Event()
+        self.intake = Intake(lambda _: None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.intake.begin(cast(asyncio.Transport, transport))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.reads.append(len(data))
+        if len(data) > SLICE_BYTES:
+            self.intake.cut(data)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_after_a_long_read_little_is_read_at_once_until_all_is_taken(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main() -> None:
+        own, other = socket.socketpair()
+        transport, collects = await asyncio.get_running_loop().connect_accepted_socket(_Collects, own)
+        Thread(target=_send, args=(other, bytes(4 << 20)), daemon=True).start()
+        await collects.ended.wait()
+        assert sum(collects.reads) == 4 << 20
+        after = next(at for at, size in enumerate(collects.reads) if size > SLICE_BYTES) + 1
+        assert max(collects.reads[after:]) <= 2 * SLICE_BYTES
+        other.close()
+
+        own, other = socket.socketpair()
+        transport, collects = await asyncio.get_running_loop().connect_accepted_socket(_Collects, own)
+        collects.intake.cut(bytes(2 * SLICE_BYTES))
+        assert transport.get_protocol() is not collects
+        await turns(2)
+        collects.intake.renew()
+        assert transport.get_protocol() is collects
+        other.sendall(b"short")
+        other.close()
+        await collects.ended.wait()
+        assert collects.reads == [5]
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 def test_bytes_after_an_answer_never_become_the_next_one() -> None:
