@@ -169,8 +169,6 @@ class UpstreamResponse(Receiver):
                     self._open(data, count)
                 else:
                     self._pass_events(data, count)
-                if events.withholds:
-                    self._connection.passes_chunks = False  # what follows must not overtake it
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
         if connection.ended or (events is not None and events.ended):
             self._finish()
