@@ -2,15 +2,17 @@
 
 A loop reads up to 8 MiB of one connection in a turn, and a few bytes can be an item that costs a microsecond: a chunk,
 a frame, an event, a header. So a protocol hands every long read to its `Intake`, which gives it back in slices, one in
-a turn, and reads no more until the last one is taken. A usual read is a short one, and passes by at the cost of
-comparing its length.
+a turn, and reads no more until the last one is taken. From then on it reads little at once, so that what is not taken
+stays in the kernel. A usual read is a short one, and passes by at the cost of comparing its length.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Generator
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 SLICE_BYTES: Final = 16384  # of the smallest items, a few milliseconds
+_BOUNDED_BYTES: Final = 2 * SLICE_BYTES  # uvloop reads up to 250 KiB at once
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
@@ -45,6 +47,35 @@ async def in_turns(steps: Steps[Result]) -> Result:
     return result
 
 
+class BoundedReads(asyncio.BufferedProtocol):
+    """Reads for a protocol, into a buffer of its own that is small."""
+
+    def __init__(self, protocol: asyncio.Protocol) -> None:
+        self.protocol = protocol
+        self._buffer = memoryview(bytearray(_BOUNDED_BYTES))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.protocol.connection_made(transport)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.protocol.connection_lost(error)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.protocol.data_received(bytes(self._buffer[:nbytes]))
+
+    def eof_received(self) -> bool | None:
+        return self.protocol.eof_received()
+
+    def pause_writing(self) -> None:
+        self.protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        self.protocol.resume_writing()
+
+
 class Intake:
     """Reads from one transport, whose protocol gives long reads to `cut`.
 
@@ -56,8 +87,8 @@ class Intake:
         self.is_held = False
         self._take = take
         self._transport: asyncio.Transport | None = None
-        self._rest = b""  # read, and not taken
-        self._at = 0  # where the rest begins
+        self._rest: deque[bytes] = deque()  # slices that are read, and not taken
+        self.is_bounded = False  # since a long read
         self._reads = True
         self._next: asyncio.Handle | None = None
 
@@ -80,6 +111,13 @@ class Intake:
             self.is_held = False
             self._follow()
 
+    def renew(self) -> None:
+        """All is taken: read as at the beginning."""
+        if self.is_bounded and self._transport is not None:
+            self._transport.set_protocol(cast(BoundedReads, self._transport.get_protocol()).protocol)
+        self.is_bounded = False
+        self.go_on()
+
     def resumed(self) -> None:
         """Other code has resumed the transport: go on, but not before it is due."""
         self.is_held, self._reads = False, True
@@ -87,9 +125,12 @@ class Intake:
 
     def cut(self, data: bytes) -> None:
         """Take a long read in slices, the first one now."""
-        self._rest, self._at = self._rest[self._at :] + data, 0
+        self._rest.extend([data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)])
         if self._next is None:
             self._turn()
+        if self._transport is not None and not self.is_bounded:
+            self.is_bounded = True
+            self._transport.set_protocol(BoundedReads(cast(asyncio.Protocol, self._transport.get_protocol())))
 
     def pause(self) -> None:
         """Read nothing more in this turn."""
@@ -99,27 +140,23 @@ class Intake:
 
     def drop(self) -> None:
         """Forget what is not taken yet: the protocol has aborted the connection."""
-        self._rest = b""
+        self._rest.clear()
 
     def end(self) -> None:
         """The connection is lost: what came before its end, and was not dropped, is taken now."""
         if self._next is not None:
             self._next.cancel()
-        rest, at, take = self._rest, self._at, self._take
-        self._rest, self._take, self._transport = b"", None, None  # the bytes and the protocol live no longer than this
-        while at < len(rest) and take is not None:
-            take(rest[at : at + SLICE_BYTES])
-            at += SLICE_BYTES
+        take = self._take
+        self._take = self._transport = None  # the protocol lives no longer than this
+        while self._rest and take is not None:
+            take(self._rest.popleft())
 
     def _turn(self) -> None:
         self._next = None
         if self.is_held or not self._rest:
             self._follow()
             return
-        data = self._rest[self._at : self._at + SLICE_BYTES]
-        self._at += SLICE_BYTES
-        if self._at >= len(self._rest):
-            self._rest, self._at = b"", 0
+        data = self._rest.popleft()
         self._follow()
         if self._take is not None:
             self._take(data)

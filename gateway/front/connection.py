@@ -30,7 +30,7 @@ _MAX_HEAD_BYTES = 65536
 _LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
 _SLICE_BYTES = 2048  # parsed at once
 _LINGER_SECONDS = 2.0
-_WRITE_BUFFER_BYTES = 4096  # plus one read from a backend, up to 250 KiB
+_WRITE_BUFFER_BYTES = 4096  # plus one slice of a read from a backend, or one long event
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
 _TCP_ESTABLISHED = 1
 

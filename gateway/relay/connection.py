@@ -26,7 +26,8 @@ from gateway.errors import (
 )
 from gateway.resources import are_used_up
 from gateway.tls.contexts import BackendContexts
-from gateway.turns import SLICE_BYTES, Intake
+from gateway.tls.transport import EncryptedTransport
+from gateway.turns import SLICE_BYTES, BoundedReads, Intake
 
 _MAX_HEAD_BYTES = 65536
 _MAX_HEADERS = 100
@@ -53,12 +54,6 @@ class Receiver(Protocol):
         """
 
     def failed(self, error: BackendError) -> None: ...
-
-
-class BuffersReads(Protocol):
-    """What a transport with TLS has, besides what all have."""
-
-    def set_read_buffer_limits(self, high: int) -> None: ...
 
 
 class BackendConnection(asyncio.Protocol):
@@ -120,8 +115,8 @@ class BackendConnection(asyncio.Protocol):
             self.abort()
             return False
         self.idle_since = now
-        if self._intake.is_held:  # by a slow client
-            self._intake.go_on()
+        if self._intake.is_held or self._intake.is_bounded:  # by a slow client, or a long read
+            self._intake.renew()
         return True
 
     def abort(self) -> None:
@@ -346,22 +341,19 @@ class Pool:
     async def connect(self, make: Callable[[], P]) -> P:
         """A new connection with this protocol, which is not the pool's. Raises ConnectFailed or OutOfDescriptors."""
         origin, loop = self.backend.origin, asyncio.get_running_loop()
+        seconds = self._config.connect_timeout_seconds
         try:
-            context, name = self._tls.options(self.backend.config.tls) if origin.tls else (None, None)
-            async with asyncio.timeout(self._config.connect_timeout_seconds):
-                transport, connection = await loop.create_connection(
-                    make,
-                    origin.host,
-                    origin.port,
-                    ssl=context,
-                    server_hostname=name,
-                )
-                if context is not None:  # while its protocol is paused, at most one read is kept
-                    cast(BuffersReads, transport).set_read_buffer_limits(1)
+            async with asyncio.timeout(seconds):
+                if not origin.tls:
+                    return (await loop.create_connection(make, origin.host, origin.port))[1]
+                context, name = self._tls.options(self.backend.config.tls)
+                connection = make()
+                encrypted = EncryptedTransport(BoundedReads(connection), context, seconds, loop, name or origin.host)
+                await loop.create_connection(lambda: encrypted, origin.host, origin.port)
+                failure = await encrypted.failure()
         except TimeoutError as error:
             raise ConnectFailed(
-                f"Timeout: backend {self.backend.name!r} did not accept a connection"
-                f" within {self._config.connect_timeout_seconds:g} s.",
+                f"Timeout: backend {self.backend.name!r} did not accept a connection within {seconds:g} s.",
                 kind="timeout",
             ) from error
         except OSError as error:
@@ -371,6 +363,8 @@ class Pool:
                     retry_after_seconds=_RETRY_AFTER_SECONDS,
                 ) from error
             raise self._not_connected(error) from error
+        if failure is not None:
+            raise self._not_connected(failure)
         return connection
 
     def _not_connected(self, error: OSError) -> ConnectFailed:

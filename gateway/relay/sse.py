@@ -26,8 +26,8 @@ class EventStream:
 
     `done_marker` is how a line starts that only a complete answer holds; without one, the end of the body is the end.
     `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
-    an end marker, are not passed on. `withholds`: where usage is hidden, the last event of a sequence waits for the one
-    behind it. vLLM's event of usage has the fingerprint that the client would have got in that last event.
+    an end marker, are not passed on. Where usage is hidden, the last event of each sequence waits for that of usage:
+    vLLM's has the fingerprint that the client would have got in those last events.
     """
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool) -> None:
@@ -37,7 +37,7 @@ class EventStream:
         self._previous = b""
         self._last = b""
         self._within = False  # the beginning of an event was passed on, but not its end
-        self.withholds = False
+        self._ends: list[bytes] = []  # last events of sequences that wait, each before its line ends
         self.ended = False  # the last event was [DONE]: the answer is complete, though its framing may not be
         self.failure = b""
         self.usage_first = b""
@@ -60,7 +60,7 @@ class EventStream:
         # Not `in`, which tries to take bytes for a number first, at the cost of another search.
         if self.failure or data.find(_ERROR) >= 0 or data.find(_FINISH) >= 0:
             data = self._up_to_failure(data)
-            if self._hides_usage and not (data := self._up_to_finish(data)):
+            if self._hides_usage and not (data := self._without_ends(data)):
                 return b""
         if not (was_within and self._within):
             self._previous, self._last = self._last, data if len(data) <= _KEPT_BYTES else self._marker_in(data)
@@ -70,9 +70,9 @@ class EventStream:
             self.usage_last = data
             if not self.usage_first:
                 self.usage_first = data
-            if self._hides_usage:
-                return _without_usage(data)
-        return data
+        elif not self._ends:
+            return data
+        return self._without_usage(data) if self._hides_usage else data
 
     @property
     def at_event_end(self) -> bool:
@@ -109,14 +109,34 @@ class EventStream:
                 return b"".join(pieces[:number])
         return data
 
-    def _up_to_finish(self, data: bytes) -> bytes:
-        """All but the last event, if that one ends a sequence: it is taken again, with the next one."""
-        *before, event, end, rest = [b"", b"", *_EVENT_END.split(data)]
-        self.withholds = not rest and _FINISH in event and not _HAS_USAGE.search(event)
-        if not self.withholds:
-            return data
-        self._partial[:0] = event + end
-        return b"".join(before)
+    def _without_ends(self, data: bytes) -> bytes:
+        """All but the last events of sequences."""
+        pieces = _EVENT_END.split(data)  # events and, after each, its end
+        for at in range(0, len(pieces) - 1, 2):
+            is_last = _FINISH in pieces[at] and not _HAS_USAGE.search(pieces[at])
+            if is_last and sum(map(len, self._ends)) <= _MAX_PARTIAL_BYTES:
+                self._ends += pieces[at : at + 2]
+                pieces[at] = pieces[at + 1] = b""
+        return b"".join(pieces)
+
+    def _without_usage(self, data: bytes) -> bytes:
+        """Events less the usage that their client did not ask for. Before it, or the end marker, come the events
+        that wait; of an event that holds nothing else, only the engine's fingerprint is left, in those.
+        """
+        pieces = _EVENT_END.split(data)
+        for at in range(0, len(pieces) - 1, 2):
+            event = pieces[at]
+            document = _document_of(event) if _HAS_USAGE.search(event) else None
+            has_usage = document is not None and document.pop("usage", None) is not None
+            if document is not None and has_usage and not document.get("choices"):
+                pieces[at] = pieces[at + 1] = b""
+                fingerprint = document.get("system_fingerprint")
+                self._ends[::2] = [_with_fingerprint(each, fingerprint) for each in self._ends[::2]]
+            elif document is not None and has_usage:
+                pieces[at] = _with_document(event, document)
+            if has_usage or self._marker_in(event):
+                pieces[at], self._ends = b"".join(self._ends) + pieces[at], []
+        return b"".join(pieces)
 
     def _cut(self, data: bytes) -> bytes:
         partial = self._partial
@@ -145,27 +165,8 @@ def _document_of(event: bytes) -> dict[str, Any] | None:
     return document if type(document) is dict else None
 
 
-def _without_usage(data: bytes) -> bytes:
-    """Events less the usage that their client did not ask for. Of those that hold nothing else, only the engine's
-    fingerprint is left, in the last events of sequences before them.
-    """
-    pieces = _EVENT_END.split(data)  # events and, after each, its end
-    for at in range(0, len(pieces) - 1, 2):
-        event = pieces[at]
-        document = _document_of(event) if _HAS_USAGE.search(event) else None
-        if document is None or document.pop("usage", None) is None:
-            continue
-        if document.get("choices"):
-            pieces[at] = _with_document(event, document)
-            continue
-        pieces[at] = pieces[at + 1] = b""
-        if fingerprint := document.get("system_fingerprint"):
-            pieces[:at] = [_with_fingerprint(piece, fingerprint) for piece in pieces[:at]]
-    return b"".join(pieces)
-
-
 def _with_fingerprint(event: bytes, fingerprint: Any) -> bytes:
-    document = _document_of(event) if _FINISH in event else None
+    document = _document_of(event) if fingerprint else None
     if document is None or "system_fingerprint" in document:
         return event
     return _with_document(event, document | {"system_fingerprint": fingerprint})

@@ -41,6 +41,7 @@ from gateway.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
+_WRITTEN_BYTES = 65536  # at once: a transport keeps the whole of bytes of which it has sent a part
 _TAIL_BYTES = 4096
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
@@ -168,8 +169,6 @@ class UpstreamResponse(Receiver):
                     self._open(data, count)
                 else:
                     self._pass_events(data, count)
-                if events.withholds:
-                    self._connection.passes_chunks = False  # what follows must not overtake it
         # Engines send the end of a stream's framing a little later than its last event: do not wait for it.
         if connection.ended or (events is not None and events.ended):
             self._finish()
@@ -282,7 +281,11 @@ class UpstreamResponse(Receiver):
             if not self._sink.begun:
                 self._begin(data)
             self._connection.passes_chunks = has_output and type(self._events) is EventStream and self._sink.chunked
-            self._pass_events(data, count)
+            if len(data) > _WRITTEN_BYTES:
+                for at in range(0, len(data), _WRITTEN_BYTES):
+                    self._pass_events(data[at : at + _WRITTEN_BYTES], 1)
+            else:
+                self._pass_events(data, count)
 
     def _note_opening(self, data: bytes) -> None:
         if self._request.on_opening is not None and self._status == 200:

@@ -1,13 +1,15 @@
-"""TLS of a client's connection: between the transport of its socket and its protocol.
+"""TLS of a connection: between the transport of its socket and its protocol.
 
 asyncio's own TLS shows a connection to its protocol only after the handshake, and keeps what a client does not read in
 three buffers. This one shows it as soon as the client is accepted, so that one counter sees every socket. All output
-that is unsent is in the socket's transport, so that its size and its limits count everything.
+that is unsent is in the socket's transport, so that its size and its limits count everything. Nor does it keep more of
+a peer's bytes than one record; uvloop's has a buffer of 256 KiB for each connection, and as much unread.
 """
 
 import asyncio
 import ssl
 from contextlib import suppress
+from errno import ECONNRESET
 from typing import Any, cast
 
 from gateway.turns import Intake
@@ -16,7 +18,7 @@ _RECORD_BYTES = 16384  # encrypted or decrypted at once: OpenSSL's buffers stay 
 
 
 class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
-    """The transport of `protocol`, and the protocol of the socket's transport."""
+    """The transport of `protocol`, and the protocol of the socket's transport. `server_name`: at the client's end."""
 
     _raw: asyncio.Transport
     _late: asyncio.TimerHandle
@@ -27,6 +29,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         context: ssl.SSLContext,
         handshake_seconds: float,
         loop: asyncio.AbstractEventLoop,
+        server_name: str | None = None,
     ) -> None:
         self._protocol = protocol
         self._context = context
@@ -34,9 +37,22 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._loop = loop
         self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
         # Compiled code checks the types of results, and that of `SSLObject.read` is a number where there is a buffer.
-        self._tls: Any = context.wrap_bio(self._received, self._to_send, server_side=True)
+        self._tls: Any = context.wrap_bio(self._received, self._to_send, server_name is None, server_name)
         self._intake = Intake()
         self._is_open = False  # the handshake has ended
+        self._shaken: asyncio.Future[None] = loop.create_future()  # it has ended, or the connection has
+        self._error: OSError | None = None
+
+    async def failure(self) -> OSError | None:
+        """Wait for the end of the handshake: why it failed, if it did."""
+        try:
+            await self._shaken
+        finally:
+            if not self._is_open:
+                self.abort()
+        if not self._is_open:
+            return self._error or ConnectionResetError(ECONNRESET, "closed in the handshake")
+        return None
 
     # What the protocol calls.
 
@@ -97,11 +113,12 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._intake.begin(self._raw)
         self._late = self._loop.call_later(self._handshake_seconds, self._raw.abort)
         self._protocol.connection_made(self)
+        self._advance()  # a client speaks first
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._late.cancel()
+        self._end_handshake()
         self._intake.end()
-        self._protocol.connection_lost(error)
+        self._protocol.connection_lost(self._error or error)
 
     def eof_received(self) -> None:
         self.close()
@@ -123,28 +140,34 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._advance()
 
     def _advance(self) -> None:
-        """Go on with the handshake, then with what the client sends, as far as bytes have come."""
+        """Go on with the handshake, then with what the peer sends, as far as bytes have come."""
         try:
             if not self._is_open:
                 self._tls.do_handshake()
                 self._is_open = True
-                self._late.cancel()
+                self._end_handshake()
             self._decrypt()
         except ssl.SSLWantReadError:
             self._flush()
-        except ssl.SSLError:  # no TLS, nothing in common, or not the right certificate
-            self._flush()  # tells the client why
+        except ssl.SSLError as error:  # no TLS, nothing in common, or not the right certificate
+            self._error = error.with_traceback(None)
+            self._flush()  # tells the peer why
             self._raw.close()
         else:
             self._flush()
 
+    def _end_handshake(self) -> None:
+        self._late.cancel()
+        if not self._shaken.done():
+            self._shaken.set_result(None)
+
     def _decrypt(self) -> None:
         """Pass on what is complete. Raises SSLWantReadError at its end."""
-        while not self._intake.is_held and not self._raw.is_closing():
+        while (self._received.pending or self._tls.pending()) and not (self._intake.is_held or self._raw.is_closing()):
             room = cast(memoryview, self._protocol.get_buffer(-1))
             count = self._tls.read(len(room), room)
             if not count:
-                self.close()  # the client has said that it sends nothing more
+                self.close()  # the peer has said that it sends nothing more
                 return
             self._protocol.buffer_updated(count)
 

@@ -7,6 +7,8 @@ import orjson
 import pytest
 
 from gateway.config import ServerConfig
+from gateway.front.routes import ROUTES
+from gateway.request import Kind
 from tests.clients import Answer, Client, chat, request
 from tests.fault.rig import running
 from tests.scripted import ScriptedBackend
@@ -252,3 +254,16 @@ async def test_a_body_of_just_the_limit_passes_and_one_byte_more_does_not(backen
             await client.send(head + b"%x\r\n%b\r\n1\r\n \r\n0\r\n\r\n" % (limit, fits))
             assert (await client.answer()).status == 413
             await client.end(4.0)
+
+
+async def test_a_byte_order_mark_is_refused_on_every_route_that_reads_json(backend: ScriptedBackend) -> None:
+    """As by vLLM; a body that no route of the gateway reads as JSON is refused for another reason."""
+    async with running(backend) as under_test:
+        for (method, target), route in ROUTES.items():
+            if method == b"POST":
+                answer = await under_test.ask(b"\xef\xbb\xbf" + chat(), target=target)
+                reads_json = not route.local and route.kind is not Kind.UPLOAD
+                assert answer.status == 400 if reads_json else answer.status >= 400, target
+                assert answer.json.get("type") == ("error" if route.anthropic else None)
+                assert (b"byte order mark" in answer.body) == reads_json, target
+        assert backend.ledger == []

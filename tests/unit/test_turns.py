@@ -59,6 +59,7 @@ OTHERS = {
     "kv_events/stream.py": "a thread that pauses each half millisecond; messages are limited",
     "page/playground.py": "this gateway's own port",
     "tokenization/tokenizer.py": "a process of this gateway",
+    "turns.py": "reads for one that is in the table",
     "workers/batches.py": "another worker of this gateway",
     "workers/line.py": "sixteen bytes of the parent or of a worker",
     "workers/parent.py": "starts workers, and reads nothing of them",
@@ -303,6 +304,56 @@ def test_what_came_before_the_end_is_taken_unless_the_reader_gave_up(drops: bool
         assert len(reads.taken) == (SLICE_BYTES if drops else 100_000)
 
     run(main())
+
+
+class _Collects(asyncio.Protocol):
+    """Notes what is read at once."""
+
+    def __init__(self) -> None:
+        self.reads: list[int] = []
+        self.ended = asyncio.Event()
+        self.intake = Intake(lambda _: None)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.intake.begin(cast(asyncio.Transport, transport))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.ended.set()
+
+    def data_received(self, data: bytes) -> None:
+        self.reads.append(len(data))
+        if len(data) > SLICE_BYTES:
+            self.intake.cut(data)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_after_a_long_read_little_is_read_at_once_until_all_is_taken(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def main() -> None:
+        own, other = socket.socketpair()
+        transport, collects = await asyncio.get_running_loop().connect_accepted_socket(_Collects, own)
+        Thread(target=_send, args=(other, bytes(4 << 20)), daemon=True).start()
+        await collects.ended.wait()
+        assert sum(collects.reads) == 4 << 20
+        after = next(at for at, size in enumerate(collects.reads) if size > SLICE_BYTES) + 1
+        assert max(collects.reads[after:]) <= 2 * SLICE_BYTES
+        other.close()
+
+        own, other = socket.socketpair()
+        transport, collects = await asyncio.get_running_loop().connect_accepted_socket(_Collects, own)
+        collects.intake.cut(bytes(2 * SLICE_BYTES))
+        assert transport.get_protocol() is not collects
+        await turns(2)
+        collects.intake.renew()
+        assert transport.get_protocol() is collects
+        other.sendall(b"short")
+        other.close()
+        await collects.ended.wait()
+        assert collects.reads == [5]
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 def test_bytes_after_an_answer_never_become_the_next_one() -> None:

@@ -89,6 +89,15 @@ def test_a_file_that_is_no_yaml_is_reported_by_name(tmp_path: Path, text: str) -
         load(file, [])
 
 
+def test_a_byte_order_mark_is_no_part_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "gateway.yaml"
+    file.write_text("\ufeffbackends: [{url: http://a:1}]", encoding="utf-8")
+    assert load(file, environ={}).backends[0].url == "http://a:1"
+    file.write_text("backends: []", encoding="utf-16")
+    with pytest.raises(ConfigError, match=r"gateway\.yaml: 'utf-8' codec can't decode byte 0xff in position 0"):
+        load(file, environ={})
+
+
 def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
         load(tmp_path / "nowhere.yaml", [])

@@ -35,6 +35,7 @@ def test_entries_are_those_of_the_configuration_as_yaml_or_json(tmp_path: Path) 
     assert [key.name for key in keys] == ["ann", "bob"]
     unquoted = f"- name: ann\n  key_sha256: {A}\n  expires_at: 2027-01-31T00:00:00Z\n  models: [m]\n  weight: 2\n"
     assert keys_of(tmp_path, unquoted) == keys[:1]
+    assert keys_of(tmp_path, "\ufeff" + unquoted) == keys[:1]
     assert keys_of(tmp_path, "[]") == ()
 
 

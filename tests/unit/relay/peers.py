@@ -24,6 +24,13 @@ class FakeTransport:
     closing: bool = False
     aborted: bool = False
     unsent_bytes: int = 0
+    protocol: asyncio.BaseProtocol = field(default_factory=asyncio.Protocol)
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return self.protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self.protocol = protocol
 
     def get_write_buffer_size(self) -> int:
         return self.unsent_bytes
