@@ -12,7 +12,7 @@ PURE_python := 1
 PURE_compiled := 0
 READY := $(if $(filter compiled,$(BUILD)),build,setup)
 # Compiled: the tests that a request's path runs through, and the replays of the load tester, which run the same modules.
-PACKAGES := backends coordination embeddings front keys loadtest/replay observe realtime relay routing scheduling tls tracing uploads test_*.py
+PACKAGES := backends coordination embeddings front keys loadtest/replay models observe realtime relay routing scheduling tls tracing uploads test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests)
 
 .PHONY: setup build check format test test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site dashboards manifests lock image clean

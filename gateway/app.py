@@ -15,15 +15,12 @@ from aiohttp import web
 from gateway import __version__
 from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, breather, state_reason
 from gateway.admin_http import OperatorPort
-from gateway.backends.adapter_loader import AdapterLoader
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet, Wanted
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
-from gateway.backends.sleep import Sleeper
 from gateway.background import BackgroundResponses
 from gateway.config import Config, RoutingConfig
-from gateway.config.models import models_of
 from gateway.control import Control
 from gateway.coordination.configured import ReplicaParts, configured_coordinators
 from gateway.discovery.follow import Discovery
@@ -33,7 +30,6 @@ from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.feedback import CacheState, LimitChanges
-from gateway.front.fallback import Fallbacks
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
 from gateway.front.server import Server
@@ -50,6 +46,10 @@ from gateway.keys.usage_page import UsagePage
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
+from gateway.models.adapter_loader import AdapterLoader
+from gateway.models.fallback import Fallbacks
+from gateway.models.settings import models_of
+from gateway.models.sleep import Sleeper
 from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
 from gateway.observe.metrics import Metrics

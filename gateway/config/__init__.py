@@ -8,10 +8,10 @@ from pydantic import field_validator, model_validator
 
 from gateway.backends.settings import BackendConfig
 from gateway.batches.settings import BatchesConfig
-from gateway.config.models import ModelsConfig
 from gateway.coordination.settings import CoordinationConfig
 from gateway.discovery.settings import DiscoveryConfig
 from gateway.keys.settings import AuthConfig
+from gateway.models.settings import ModelsConfig
 from gateway.settings import (
     Count,
     Fraction,

@@ -14,7 +14,6 @@ import structlog
 
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
-from gateway.config.models import AliasTarget, models_of
 from gateway.errors import (
     BackendError,
     Draining,
@@ -34,6 +33,7 @@ from gateway.front.routes import Route, logged_path
 from gateway.keys.ledger import KeyLedger
 from gateway.keys.rate_limits import ApiKeys, KeyLimits
 from gateway.keys.settings import KeyConfig
+from gateway.models.settings import AliasTarget, models_of
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest
 from gateway.tracing.trace import Tracer

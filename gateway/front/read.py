@@ -9,12 +9,10 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
-from gateway.backends.served_names import ServedNames
 from gateway.config import Config
 from gateway.embeddings.wire import inputs_of as embedding_inputs_of
 from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, PreviousResponseNotFound, ResponseNotFound
-from gateway.front.aliases import Aliases, permitted
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
     CLOSER_LOOK,
@@ -28,6 +26,8 @@ from gateway.front.json_body import (
 from gateway.front.routes import Route, invoked_route
 from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.front.stored_responses import Place, StoredResponses
+from gateway.models.aliases import Aliases, permitted
+from gateway.models.served_names import ServedNames
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates

@@ -24,13 +24,13 @@ from gateway.errors import (
     WebSocketRequired,
     unwrapped,
 )
-from gateway.front.aliases import permitted
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
 from gateway.front.origin import ORIGIN, WebPages
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route
+from gateway.models.aliases import permitted
 from gateway.observe.record import Record
 from gateway.realtime.session_events import SessionEvents
 from gateway.realtime.websocket import (

@@ -19,7 +19,7 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
-from gateway.config.models import ModelsConfig
+from gateway.models.settings import ModelsConfig
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.exact_index import MOST_TOKENS, TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
 from gateway.supervisor import Supervisor

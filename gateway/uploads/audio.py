@@ -8,13 +8,13 @@ from typing import Final
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, QueueFull, WaitExpired
-from gateway.front.aliases import permitted
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
+from gateway.models.aliases import permitted
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
 from gateway.scheduling.fair_share import Backlog

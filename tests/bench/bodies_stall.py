@@ -13,13 +13,13 @@ from itertools import islice, repeat
 
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import MOST_KEYS, JsonLimits
 from gateway.front.read import RequestReader, StoredResponses
 from gateway.front.routes import find_route
 from gateway.keys.settings import KeyConfig
+from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
 from gateway.tokenization.tokenization import given_tokens

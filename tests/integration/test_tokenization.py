@@ -17,7 +17,7 @@ from gateway.backends.fleet import Fleet as Backends
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
-from gateway.config.models import ModelConfig, ModelsConfig
+from gateway.models.settings import ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization.conversation import Feature
 from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits

@@ -10,8 +10,8 @@ from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.backends.settings import BackendConfig, SleepConfig
-from gateway.backends.sleep import action_for
 from gateway.config import HealthConfig
+from gateway.models.sleep import action_for
 from tests.unit.backends.conftest import ManualClock
 
 AWAKE = Telemetry(1.0, 0, 0, 0.0, 0.0, sleep_state="awake")

@@ -5,11 +5,11 @@ import pytest
 
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.config.models import ModelsConfig
 from gateway.errors import InvalidRequest, PreviousResponseNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.keys.settings import KeyConfig
+from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest, Kind
 from gateway.routing.estimates import Estimates
 from tests.unit.front.wires import Sent

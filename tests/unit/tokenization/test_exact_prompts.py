@@ -10,7 +10,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.config.models import ModelConfig, ModelsConfig
+from gateway.models.settings import ModelConfig, ModelsConfig
 from gateway.request import Demand, InferenceRequest, Kind
 from gateway.routing.exact_index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
 from gateway.tokenization.conversation import Feature

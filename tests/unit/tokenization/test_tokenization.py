@@ -14,7 +14,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.settings import BackendConfig
 from gateway.config import ConfigError, HealthConfig
 from gateway.config.file import parse
-from gateway.config.models import ModelConfig, ModelsConfig
+from gateway.models.settings import ModelConfig, ModelsConfig
 from gateway.routing.exact_index import ExactIndex
 from gateway.tokenization import tokenization as module
 from gateway.tokenization.conversation import PROBES

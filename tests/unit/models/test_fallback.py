@@ -25,8 +25,8 @@ from gateway.errors import (
     QueueFull,
     WaitExpired,
 )
-from gateway.front.fallback import Fallbacks, reason_for
 from gateway.front.reply import ClientResponse
+from gateway.models.fallback import Fallbacks, reason_for
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
 from gateway.turns import Steps

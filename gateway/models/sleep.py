@@ -11,9 +11,9 @@ from typing import Literal
 import structlog
 
 from gateway.backends.backend import FALLING_ASLEEP, OFFLOADED, Backend
-from gateway.backends.commands import Commands
 from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.vllm_api import ControlError
+from gateway.models.commands import Commands
 from gateway.supervisor import Supervisor
 
 _PATHS = {"sleep": "/sleep?level=1&mode=wait", "wake": "/wake_up"}

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.config.models import AliasTarget
 from gateway.errors import InvalidRequest, ModelNotAllowed
 from gateway.keys.settings import KeyConfig
+from gateway.models.settings import AliasTarget
 from gateway.request import Kind
 from gateway.routing.prompt_blocks import seed
 

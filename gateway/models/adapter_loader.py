@@ -10,11 +10,11 @@ from dataclasses import replace
 import structlog
 
 from gateway.backends.backend import Backend
-from gateway.backends.commands import Commands
 from gateway.backends.facts import ModelCard
 from gateway.backends.fleet import Clock, Fleet
 from gateway.backends.vllm_api import ControlError
-from gateway.config.models import LoraConfig
+from gateway.models.commands import Commands
+from gateway.models.settings import LoraConfig
 from gateway.supervisor import Supervisor
 
 _PATH = "/v1/load_lora_adapter"
