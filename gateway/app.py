@@ -245,7 +245,7 @@ class Gateway:
         config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
         state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
-        reloads = self.reloads = Reloads(config, self._load, self.follow)
+        reloads = self.reloads = Reloads(config, self._read, self.follow)
         self.control = Control(self.membership, self.overview.backend, reloads)
         self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
@@ -313,6 +313,12 @@ class Gateway:
     def _engines_of(self, name: str) -> int:
         models = models_of(self.config.models.aliases.get(name, name))
         return max([len(self.fleet.serving(model) or ()) for model in models], default=0)
+
+    def _read(self) -> Config:
+        """The configuration anew, in a thread. Raises ConfigError."""
+        config = self._load()
+        self.client_keys.read_ahead(config.auth)
+        return config
 
     def follow(self, config: Config) -> None:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`). Requests in flight are not disturbed."""
