@@ -248,7 +248,7 @@ class Gateway:
         config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
         state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
-        reloads = self.reloads = Reloads(config, self._load, self.follow_in_steps)
+        reloads = self.reloads = Reloads(config, self._read, self.follow_in_steps)
         self.control = Control(self.membership, self.overview.backend, reloads)
         self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
@@ -318,6 +318,12 @@ class Gateway:
         batches = Batches(path, self.config, self.reader, setting)
         counted.watch(batches)
         return batches
+
+    def _read(self) -> Config:
+        """The configuration anew, in a thread. Raises ConfigError."""
+        config = self._load()
+        self.client_keys.read_ahead(config.auth)
+        return config
 
     def follow(self, config: Config) -> None:
         at_once(self.follow_in_steps(config))

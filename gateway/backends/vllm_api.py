@@ -5,7 +5,7 @@ The readers are pure; a response of another shape than vLLM's raises ValueError.
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Self, cast
 
@@ -163,11 +163,12 @@ class ControlClient:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise ControlError(f"{path}: {why(error)}") from error
 
-    def _request(
+    @asynccontextmanager
+    async def _request(
         self, backend: BackendConfig, path: str, timeout_seconds: float, document: Any = None
-    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
-        context, name = self._tls.options(backend.tls) if backend.tls is not None else (True, None)
-        return self._session.request(
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        context, name = await self._tls.options(backend.tls) if backend.tls is not None else (True, None)
+        async with self._session.request(
             "GET" if document is None else "POST",
             URL(backend.url + path, encoded=True),
             json=document,
@@ -176,7 +177,8 @@ class ControlClient:
             allow_redirects=False,
             ssl=context,
             server_hostname=name,
-        )
+        ) as response:
+            yield response
 
 
 async def _json_of(response: aiohttp.ClientResponse, path: str) -> Any:

@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
 
 from gateway.config import ServerConfig
@@ -87,10 +87,17 @@ class Server:
         try:
             await self.acceptor.accept()
             with self._supervisor.looking("client_watch", self._watch, _LOOK_SECONDS):
-                yield
+                async with self._following():
+                    yield
         finally:
             self.acceptor.stop()
             await self._cut()
+
+    def _following(self) -> AbstractAsyncContextManager[None]:
+        """Follow the files of TLS while the block runs."""
+        if self._tls is None:
+            return nullcontext()
+        return self._supervisor.repeating("certificate_watch", self._tls.step, _LOOK_SECONDS)
 
     def _accepted(self, loop: asyncio.AbstractEventLoop, family: int) -> asyncio.BufferedProtocol:
         """The protocol of a client that has just connected, or of another worker, which passes requests on."""
@@ -143,8 +150,6 @@ class Server:
 
     def _watch(self) -> None:
         now = self._clock()
-        if self._tls is not None:
-            self._tls.look()
         for connection in list(self._connections):
             with self._supervisor.guard("client_watch"):
                 connection.look(now)

@@ -28,6 +28,7 @@ class ClientKeys:
         self._complaint = ""
         self._threads = Threads("keys_file")
         self._listed: tuple[KeyConfig, ...] = ()
+        self._ahead: tuple[AuthConfig, tuple[KeyConfig, ...] | ConfigError] | None = None  # of one to come
         if auth.keys_file is not None:
             self._listed = self._read(Path(auth.keys_file), auth)
 
@@ -44,15 +45,25 @@ class ClientKeys:
         """Whether a request needs a key. An empty file admits no client."""
         return not self._auth.is_open
 
+    def read_ahead(self, auth: AuthConfig) -> None:
+        """Read the file of a configuration before `follow`: in a thread, as a file system may hang."""
+        try:
+            self._ahead = auth, () if auth.keys_file is None else read_keys(Path(auth.keys_file), auth.keys)
+        except ConfigError as error:
+            self._ahead = auth, error
+
     def follow(self, auth: AuthConfig) -> None:
         """Take over the keys of a configuration, and its file; one that is invalid leaves the keys of the former."""
-        if auth.keys_file is None:
-            self._listed = ()
-        elif (auth.keys_file, auth.keys) != (self._auth.keys_file, self._auth.keys):
-            try:
-                self._listed = self._read(Path(auth.keys_file), auth)
-            except ConfigError as error:
-                self._complain(error)
+        if (auth.keys_file, auth.keys) != (self._auth.keys_file, self._auth.keys):
+            if self._ahead is None or self._ahead[0] != auth:
+                self.read_ahead(auth)
+            assert self._ahead is not None
+            if isinstance(listed := self._ahead[1], ConfigError):
+                self._complain(listed)
+            else:
+                self._listed = listed
+            self._version = ()  # the next step sees what has changed since
+        self._ahead = None
         self._auth = auth
 
     async def step(self) -> None:

@@ -346,7 +346,7 @@ class Pool:
             async with asyncio.timeout(seconds):
                 if not origin.tls:
                     return (await loop.create_connection(make, origin.host, origin.port))[1]
-                context, name = self._tls.options(self.backend.config.tls)
+                context, name = await self._tls.options(self.backend.config.tls)
                 connection = make()
                 encrypted = EncryptedTransport(BoundedReads(connection), context, seconds, loop, name or origin.host)
                 await loop.create_connection(lambda: encrypted, origin.host, origin.port)

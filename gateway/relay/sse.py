@@ -114,7 +114,7 @@ class EventStream:
         pieces = _EVENT_END.split(data)  # events and, after each, its end
         for at in range(0, len(pieces) - 1, 2):
             is_last = _FINISH in pieces[at] and not _HAS_USAGE.search(pieces[at])
-            if is_last and sum(map(len, self._ends)) <= _MAX_PARTIAL_BYTES:
+            if is_last and (not self._ends or sum(map(len, self._ends)) <= _MAX_PARTIAL_BYTES):
                 self._ends += pieces[at : at + 2]
                 pieces[at] = pieces[at + 1] = b""
         return b"".join(pieces)
@@ -130,8 +130,8 @@ class EventStream:
             has_usage = document is not None and document.pop("usage", None) is not None
             if document is not None and has_usage and not document.get("choices"):
                 pieces[at] = pieces[at + 1] = b""
-                fingerprint = document.get("system_fingerprint")
-                self._ends[::2] = [_with_fingerprint(each, fingerprint) for each in self._ends[::2]]
+                if fingerprint := document.get("system_fingerprint"):
+                    self._ends[::2] = [_with_fingerprint(each, fingerprint) for each in self._ends[::2]]
             elif document is not None and has_usage:
                 pieces[at] = _with_document(event, document)
             if has_usage or self._marker_in(event):
@@ -166,7 +166,7 @@ def _document_of(event: bytes) -> dict[str, Any] | None:
 
 
 def _with_fingerprint(event: bytes, fingerprint: Any) -> bytes:
-    document = _document_of(event) if fingerprint else None
+    document = _document_of(event)
     if document is None or "system_fingerprint" in document:
         return event
     return _with_document(event, document | {"system_fingerprint": fingerprint})

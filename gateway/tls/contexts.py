@@ -1,6 +1,7 @@
 """The settings of TLS, for the client port and for backends, and the contexts made of them.
 
-Certificates are renewed by other programs: a file that changes counts for the connections made from then on.
+Certificates are renewed by other programs: a file that changes counts for the connections made from then on. Threads
+read them, as a network file system may hang.
 """
 
 import asyncio
@@ -13,7 +14,11 @@ from pydantic import Field, model_validator
 
 from gateway.files import check_pem, version_of
 from gateway.settings import Section, default
+from gateway.threads import Threads
 from gateway.tls.transport import EncryptedTransport
+
+_LOOK_SECONDS = 1.0
+_PATIENCE_SECONDS = 0.5  # of a connection, with files that hang
 
 Stamp = tuple[tuple[int, ...], ...]
 """The version of each file; empty = it cannot be seen."""
@@ -71,15 +76,11 @@ class ServerTls(Section):
         """Raises ValueError that names a file."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols(["http/1.1"])
-        self.load(context)
-        return context
-
-    def load(self, context: ssl.SSLContext) -> None:
-        """Read the files into a context. Raises ValueError."""
         _load_certificate(context, self.certificate, self.key)
         if self.client_ca:
             _load_authorities(context, self.client_ca)
             context.verify_mode = ssl.CERT_REQUIRED
+        return context
 
     def stamp(self) -> Stamp:
         return _stamp(self.certificate, *filter(None, (self.key, self.client_ca)))
@@ -92,6 +93,7 @@ class ServerContext:
         self.context = config.context()
         self._config = config
         self._stamp = config.stamp()
+        self._threads = Threads("certificate")
 
     def encrypted(
         self, client: asyncio.BufferedProtocol, handshake_seconds: float, loop: asyncio.AbstractEventLoop
@@ -99,16 +101,23 @@ class ServerContext:
         """The protocol of a client's socket, between it and the connection."""
         return EncryptedTransport(client, self.context, handshake_seconds, loop)
 
-    def look(self) -> None:
-        """Read the files if one has changed. If they cannot be used, what was read before stays."""
+    async def step(self) -> None:
+        """Wait, and read the files if one has changed. If they cannot be used, what was read before stays."""
+        await asyncio.sleep(_LOOK_SECONDS)
+        await self.look()
+
+    async def look(self) -> None:
+        """Read the files if one has changed."""
+        await self._threads.run(self._read)
+
+    def _read(self) -> None:
         stamp = self._config.stamp()
         if stamp == self._stamp:
             return
         self._stamp = stamp
         log = structlog.get_logger("gateway")
         try:
-            self._config.context()  # a pair that does not match would spoil the context in use
-            self._config.load(self.context)
+            self.context = self._config.context()
         except ValueError as error:
             log.warning("certificate_not_read", problem=str(error))
         else:
@@ -152,19 +161,29 @@ class BackendContexts:
 
     def __init__(self) -> None:
         self._made: dict[BackendTls, tuple[Stamp, ssl.SSLContext]] = {}
+        self._threads = Threads("backend_certificates")
 
-    def of(self, config: BackendTls | None) -> ssl.SSLContext:
-        """Raises OSError that names a file that cannot be used any more."""
+    async def of(self, config: BackendTls | None) -> ssl.SSLContext:
+        """Raises OSError that names a file that cannot be used any more. What was read stays while files hang."""
         config = config or _OF_THE_SYSTEM
-        stamp = config.stamp()
         made = self._made.get(config)
-        if made is None or made[0] != stamp:
-            try:
-                made = self._made[config] = stamp, config.context()
-            except ValueError as error:
-                raise OSError(str(error)) from error
+        if made is not None and not made[0]:  # no file can change
+            return made[1]
+        try:
+            async with asyncio.timeout(None if made is None else _PATIENCE_SECONDS):
+                made = self._made[config] = await self._threads.run(_current, config, made)
+        except TimeoutError:
+            assert made is not None
+        except ValueError as error:
+            raise OSError(str(error)) from error
         return made[1]
 
-    def options(self, config: BackendTls | None) -> tuple[ssl.SSLContext, str | None]:
+    async def options(self, config: BackendTls | None) -> tuple[ssl.SSLContext, str | None]:
         """The context, and the name that the certificate must have; None = the host's. Raises OSError."""
-        return self.of(config), (config.server_name or None) if config is not None else None
+        return await self.of(config), (config.server_name or None) if config is not None else None
+
+
+def _current(config: BackendTls, made: tuple[Stamp, ssl.SSLContext] | None) -> tuple[Stamp, ssl.SSLContext]:
+    """What was made, or anew if a file has changed. Raises ValueError."""
+    stamp = config.stamp()
+    return made if made is not None and made[0] == stamp else (stamp, config.context())

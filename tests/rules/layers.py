@@ -40,7 +40,7 @@ LAYERS: dict[str, set[str]] = {
         "scheduling.wait_queue",
         "supervisor",
     },
-    "tls": {"files", "settings", "turns"},
+    "tls": {"files", "settings", "threads", "turns"},
     "resources": {"config", "errors"},
     "listeners": {"config"},
     "_native": set(),

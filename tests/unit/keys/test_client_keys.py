@@ -134,6 +134,17 @@ async def test_a_reload_brings_another_file_or_none(tmp_path: Path) -> None:
     await scene.keys.step()
 
 
+async def test_a_reload_takes_what_a_thread_has_read_ahead(tmp_path: Path) -> None:
+    scene = Scene(tmp_path / "keys.yaml", "ann")
+    auth = Scene(tmp_path / "other.yaml", "bob").auth()
+    await asyncio.to_thread(scene.keys.read_ahead, auth)
+    with patch("gateway.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
+        scene.keys.follow(auth)
+    assert scene.keys.names == ["bob"]
+    await scene.keys.step()
+    assert (scene.keys.names, scene.changes) == (["bob"], [])
+
+
 async def test_a_change_that_is_read_during_a_reload_is_not_lost(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "keys.yaml", "ann")
     begun, may_end = threading.Event(), threading.Event()

@@ -1,15 +1,18 @@
 """TLS settings: what is refused and how, and contexts that follow their files."""
 
+import asyncio
 import ssl
+import threading
 from pathlib import Path
 from subprocess import run
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from gateway.config import ConfigError
 from gateway.config.file import parse
-from gateway.tls.contexts import BackendContexts, BackendTls, ServerContext, ServerTls
+from gateway.tls.contexts import BackendContexts, BackendTls, ServerContext, ServerTls, Stamp
 from tests.certificates import certificate
 
 
@@ -48,32 +51,55 @@ def test_a_key_that_is_encrypted_is_refused_without_a_prompt(tmp_path: Path) -> 
     assert "cannot use certificate" in refusal(server={"tls": {"certificate": str(file), "key": str(key)}})
 
 
-def test_a_context_is_made_once_and_again_when_a_file_has_changed(tmp_path: Path) -> None:
+async def test_a_context_is_made_once_and_again_when_a_file_has_changed(tmp_path: Path) -> None:
     contexts, file = BackendContexts(), made(tmp_path, "one")
     config = BackendTls(ca=str(file))
-    first = contexts.of(config)
-    assert contexts.of(BackendTls(ca=str(file))) is first
-    assert contexts.of(None) is contexts.of(None)
+    first = await contexts.of(config)
+    assert await contexts.of(BackendTls(ca=str(file))) is first
+    assert await contexts.of(None) is await contexts.of(None)
     file.write_bytes(made(tmp_path, "other").read_bytes())
-    second = contexts.of(config)
+    second = await contexts.of(config)
     assert second is not first
     file.unlink()
     with pytest.raises(OSError, match="cannot use CA certificates"):
-        contexts.of(config)
+        await contexts.of(config)
 
 
-def test_the_context_in_use_survives_files_that_do_not_match(tmp_path: Path) -> None:
+async def test_the_context_in_use_survives_files_that_do_not_match(tmp_path: Path) -> None:
     one, other = made(tmp_path, "one"), made(tmp_path, "other")
     pem, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     pem.write_bytes((one.parent / "cert.pem").read_bytes())
     key.write_bytes((one.parent / "key.pem").read_bytes())
     follower = ServerContext(ServerTls(certificate=str(pem), key=str(key)))
     pem.write_bytes((other.parent / "cert.pem").read_bytes())  # its key is written a moment later
-    follower.look()
+    await follower.look()
     assert shown_by(follower.context) == der_of(one)
     key.write_bytes((other.parent / "key.pem").read_bytes())
-    follower.look()
+    await follower.look()
     assert shown_by(follower.context) == der_of(other)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_files_that_hang_hold_up_no_one_else(tmp_path: Path, is_known: bool) -> None:
+    """Nor a connection with what was read before."""
+    file, may_end = made(tmp_path, "one"), threading.Event()
+
+    def hang(*_: str) -> Stamp:
+        may_end.wait()
+        return ((2,),)
+
+    contexts, config = BackendContexts(), BackendTls(ca=str(file))
+    before = await contexts.of(config) if is_known else None
+    follower = ServerContext(ServerTls(certificate=str(file)))
+    with patch("gateway.tls._stamp", hang):
+        looks = [asyncio.create_task(each) for each in (follower.look(), contexts.of(config))]
+        if is_known:
+            assert await looks[1] is before
+        await asyncio.sleep(0)
+        assert not looks[0].done()
+        assert looks[1].done() == is_known
+        may_end.set()
+        await asyncio.gather(*looks)
 
 
 def der_of(file: Path) -> bytes:
