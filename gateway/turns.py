@@ -83,9 +83,9 @@ class Intake:
     `hold` and `go_on` are backpressure; slices wait with the bytes that are still in the socket.
     """
 
-    def __init__(self, take: Callable[[bytes], None] | None = None) -> None:
+    def __init__(self) -> None:
         self.is_held = False
-        self._take = take
+        self._take: Callable[[bytes], None] | None = None  # of the protocol, from `begin` to `end`
         self._transport: asyncio.Transport | None = None
         self._rest: deque[bytes] = deque()  # slices that are read, and not taken
         self.is_bounded = False  # since a long read
@@ -97,8 +97,8 @@ class Intake:
         """Whether bytes that were read are not taken yet."""
         return bool(self._rest)
 
-    def begin(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+    def begin(self, transport: asyncio.Transport, take: Callable[[bytes], None] | None = None) -> None:
+        self._transport, self._take = transport, take
 
     def hold(self) -> None:
         """Take nothing, and read nothing, until `go_on`."""

@@ -7,6 +7,7 @@ made since and has a reference, if only from garbage.
 
 import gc
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ _KINDS = (bytes, bytearray, str)
 _ATOMS = frozenset((*_KINDS, int, float, bool, complex, type(None)))
 _POLL_SECONDS = 0.01
 _LINKS = 12
+_OURS = ("gateway.", "python_multipart.", "httptools.")
 _SHOWN = 5
 _SHOWN_BYTES = 30
 
@@ -34,6 +36,18 @@ def ended() -> None:
 def large_bytes() -> list[Any]:
     """Each large bytes, bytearray or str that an object made since `starting` refers to."""
     return [each for each in _reached(gc.get_objects()) if type(each) in _KINDS and len(each) > LARGE_BYTES]
+
+
+def in_cycles() -> Counter[str]:
+    """The objects of the gateway's classes, and of its parsers', that only a collection would drop, by class."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        kinds = [type(each) for each in gc.garbage]
+        return Counter(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if kind.__module__.startswith(_OURS))
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
 
 
 def leak(within_seconds: float) -> str:

@@ -47,10 +47,10 @@ class _Connection(ResponseHandler):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
-        self._intake = Intake(self.data_received)
+        self._intake = Intake()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._intake.begin(cast(asyncio.Transport, transport))
+        self._intake.begin(cast(asyncio.Transport, transport), self.data_received)
         super().connection_made(transport)
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -17,7 +17,7 @@ from gateway.errors import BodyTooLarge, InvalidRequest
 from gateway.front.body import Upload
 from gateway.front.reply import ClientResponse
 from gateway.resources import Holding, MemoryBudget
-from gateway.uploads.forms import FormParser, boundary_of
+from gateway.uploads.forms import Form, FormParser, boundary_of
 
 _FORM_BYTES = 65536  # of a form, besides the file
 _ACTED_ON = frozenset(("purpose", "expires_after[anchor]", "expires_after[seconds]"))
@@ -125,7 +125,8 @@ class Files:
 
         `length`: of the whole form, if the client states it.
         """
-        form, file_id = FormParser(boundary_of(content_type), _ACTED_ON), new_file_id()
+        parser, file_id = FormParser(boundary_of(content_type), _ACTED_ON), new_file_id()
+        form = parser.form
         if self._is_shared:
             await self._recount(owner.key)
         if length - _FORM_BYTES > self._config.max_file_bytes:
@@ -137,7 +138,7 @@ class Files:
         self._arriving.add(file_id)
         try:
             with _as_storage_errors():
-                await self._contents.write(file_id, self._content(upload, form, file_id, owner.key))
+                await self._contents.write(file_id, self._content(upload, parser, file_id, owner.key))
                 is_written = True
                 size_bytes, now = self._sizes[owner.key][file_id], int(self._unix_seconds())
                 filename, purpose, expires_at = form.filename or "", form.fields["purpose"], now + self._lifetime(form)
@@ -152,13 +153,13 @@ class Files:
                     await self.drop(file_id)
         return stored
 
-    async def _content(self, upload: Upload, form: FormParser, file_id: str, key: str) -> AsyncIterator[bytes]:
+    async def _content(self, upload: Upload, parser: FormParser, file_id: str, key: str) -> AsyncIterator[bytes]:
         """The content of the form's file, in pieces that are dropped before the next one. Raises InvalidRequest or
         BodyTooLarge.
         """
         size_bytes = 0
         async for piece in upload:
-            content = b"".join(form.feed(piece))
+            content = b"".join(parser.feed(piece))
             del piece
             if content:
                 size_bytes += len(content)
@@ -166,8 +167,8 @@ class Files:
                 yield content
             del content
             self._arrived(size_bytes, file_id, key)
-        form.check_end()
-        self._lifetime(form)
+        parser.form.check_end()
+        self._lifetime(parser.form)
 
     def _arrived(self, size_bytes: int, file_id: str, key: str) -> None:
         """Count what has arrived. Raises InvalidRequest if its request has ended: S3's client may read on."""
@@ -186,7 +187,7 @@ class Files:
                 param="file",
             )
 
-    def _lifetime(self, form: FormParser) -> int:
+    def _lifetime(self, form: Form) -> int:
         """In seconds. Raises InvalidRequest if a field of the form is missing or invalid."""
         fields = form.fields
         if form.filename is None:

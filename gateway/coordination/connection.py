@@ -36,14 +36,14 @@ class RedisConnection(asyncio.Protocol):
         self._heard = heard
         self._answers: deque[asyncio.Future[Any]] = deque()  # StoreLost, if the connection has ended
         self._reader = Reader(notEnoughData=_MORE)
-        self._intake = Intake(self.data_received)
+        self._intake = Intake()
         self._unread_bytes = 0  # of an answer or message that is not complete
         self._channels: set[bytes] = set()
         self._transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._intake.begin(self._transport)
+        self._intake.begin(self._transport, self.data_received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._intake.end()

@@ -107,7 +107,7 @@ class ReplicaConnection(asyncio.Protocol):
     def __init__(self, server: TableServer) -> None:
         self._server = server
         self._reader = Reader(notEnoughData=_MORE)
-        self._intake = Intake(self.data_received)
+        self._intake = Intake()
         self._unread_bytes = 0  # of a command that is not complete
         self._is_silent = False  # about the next command
         self._transport: asyncio.Transport
@@ -125,7 +125,7 @@ class ReplicaConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._intake.begin(self._transport)
+        self._intake.begin(self._transport, self.data_received)
         self._server.connected(self)
 
     def connection_lost(self, _: Exception | None) -> None:

@@ -77,7 +77,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._host = host
         self._loop = loop
         self._transport: asyncio.Transport | None = None
-        self._intake = Intake(self.data_received)
+        self._intake = Intake()
         self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
         self._body = Body(self._holding)  # being parsed
         self.on_body = self._body.receive  # called by the parser
@@ -220,7 +220,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
-        self._intake.begin(self._transport)
+        self._intake.begin(self._transport, self.data_received)
         if not self._host.connected(self):
             self._transport.abort()
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -113,8 +113,8 @@ class BackendSocket(asyncio.Protocol):
         self.frames = FrameScanner()
         self.transport: asyncio.Transport | None = None
         self._loop = asyncio.get_running_loop()
-        self._intake = Intake(self.data_received)
-        self._parser = httptools.HttpResponseParser(self)
+        self._intake = Intake()
+        self._parser: Any = None  # while there is a transport
         self._head_bytes = 0
         self._early = bytearray()  # frames that came before the session is open
         self._swallows = False  # the first frame is still to be dropped
@@ -157,7 +157,8 @@ class BackendSocket(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_BUFFER_BYTES)
-        self._intake.begin(self.transport)
+        self._intake.begin(self.transport, self.data_received)
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         """The head of the answer, then frames."""
@@ -189,6 +190,7 @@ class BackendSocket(asyncio.Protocol):
         self._refused(FreshConnectionClosed("The backend closed the connection before it answered the upgrade."))
         if self._tunnel is not None:
             self._tunnel.resume_reading()
+        self._parser = None
         self.ended.set()
 
     def pause_writing(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import httptools
 
 from gateway._native import IN_C, event_chunks
-from gateway.backends.backend import Backend
+from gateway.backends.backend import Backend, Origin
 from gateway.backends.reachability import kind_of, why
 from gateway.config import UpstreamConfig
 from gateway.errors import (
@@ -74,13 +74,13 @@ class BackendConnection(asyncio.Protocol):
         self.passes_chunks = False  # set by the receiver: it takes usual chunks of a stream as they are
         self._chunk_ends: list[None] = []  # one for each end of a chunk, since the last read
         self.on_chunk_complete = partial(self._chunk_ends.append, None) if IN_C else None
-        self._parser: Any = httptools.HttpResponseParser(self)
+        self._parser: Any = None  # while there is a transport: it has methods of this connection
         self._receiver: Receiver | None = None
         self._request_body_bytes = 0
         self._head_bytes = 0
         self._keep_alive = False
         self._between_chunks = False  # the parser has read up to the end of a chunk, which ended like an event
-        self._intake = Intake(self.data_received)
+        self._intake = Intake()
         self._room: asyncio.Future[None] | None = None  # set while the write buffer is full
 
     def send(self, request: bytes, receiver: Receiver, body: bytes = b"") -> None:
@@ -137,7 +137,8 @@ class BackendConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self._intake.begin(self.transport)
+        self._intake.begin(self.transport, self.data_received)
+        self._parser = httptools.HttpResponseParser(self)
 
     def data_received(self, data: bytes) -> None:
         if len(data) > SLICE_BYTES:
@@ -183,7 +184,7 @@ class BackendConnection(asyncio.Protocol):
         else:
             self._fail(FreshConnectionClosed(f"The backend closed the connection before the response {reason}."))
         self.parts.clear()
-        self._parser = None  # it has methods of this connection
+        self._parser = None
 
     def pause_writing(self) -> None:
         """Backpressure: the write buffer is full."""
@@ -340,17 +341,18 @@ class Pool:
 
     async def connect(self, make: Callable[[], P]) -> P:
         """A new connection with this protocol, which is not the pool's. Raises ConnectFailed or OutOfDescriptors."""
-        origin, loop = self.backend.origin, asyncio.get_running_loop()
-        seconds = self._config.connect_timeout_seconds
+        origin, seconds, connection = self.backend.origin, self._config.connect_timeout_seconds, make()
+        failure: OSError | None = None
         try:
             async with asyncio.timeout(seconds):
-                if not origin.tls:
-                    return (await loop.create_connection(make, origin.host, origin.port))[1]
-                context, name = await self._tls.options(self.backend.config.tls)
-                connection = make()
-                encrypted = EncryptedTransport(BoundedReads(connection), context, seconds, loop, name or origin.host)
-                await loop.create_connection(lambda: encrypted, origin.host, origin.port)
-                failure = await encrypted.failure()
+                if origin.tls:
+                    context, name = await self._tls.options(self.backend.config.tls)
+                    loop, bounded = asyncio.get_running_loop(), BoundedReads(connection)
+                    encrypted = EncryptedTransport(bounded, context, seconds, loop, name or origin.host)
+                    await _opened(encrypted, origin)
+                    failure = await encrypted.failure()
+                else:
+                    await _opened(connection, origin)
         except TimeoutError as error:
             raise ConnectFailed(
                 f"Timeout: backend {self.backend.name!r} did not accept a connection within {seconds:g} s.",
@@ -372,3 +374,12 @@ class Pool:
         failure = ConnectFailed(message, kind=kind_of(error).value)
         failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
         return failure
+
+
+async def _opened(protocol: asyncio.BaseProtocol, origin: Origin) -> None:
+    """Connect. Raises OSError."""
+    try:
+        await asyncio.get_running_loop().create_connection(lambda: protocol, origin.host, origin.port)
+    except BaseException:  # uvloop does not end a connection whose task is cancelled when it has just begun
+        protocol.connection_lost(None)
+        raise

@@ -21,7 +21,6 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
     """The transport of `protocol`, and the protocol of the socket's transport. `server_name`: at the client's end."""
 
     _raw: asyncio.Transport
-    _late: asyncio.TimerHandle
 
     def __init__(
         self,
@@ -40,6 +39,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._tls: Any = context.wrap_bio(self._received, self._to_send, server_name is None, server_name)
         self._intake = Intake()
         self._is_open = False  # the handshake has ended
+        self._late: asyncio.TimerHandle | None = None
         self._shaken: asyncio.Future[None] = loop.create_future()  # it has ended, or the connection has
         self._error: OSError | None = None
 
@@ -157,7 +157,8 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._flush()
 
     def _end_handshake(self) -> None:
-        self._late.cancel()
+        if self._late is not None:
+            self._late.cancel()
         if not self._shaken.done():
             self._shaken.set_result(None)
 

@@ -198,7 +198,8 @@ class UploadForm:
 
     def __init__(self, upload: Upload, boundary: bytes) -> None:
         self.upload = upload
-        self._form = FormParser(boundary, _ACTED_ON)
+        self._parser = FormParser(boundary, _ACTED_ON)
+        self._form = self._parser.form
         self._accepts: Callable[[str], str] = str
         self._held = b""  # the start of the model's name, whose end has not come
         self._passed_bytes = 0
@@ -223,7 +224,7 @@ class UploadForm:
             piece = await upload.peek(form.parsed_bytes, limit_bytes)
             if not piece:
                 break
-            form.feed(piece)
+            self._parser.feed(piece)
             await asyncio.sleep(0)  # a piece may take milliseconds
         return form.fields.get("model", "")
 
@@ -249,7 +250,7 @@ class UploadForm:
                 raise
             known = form.parsed_bytes - self._passed_bytes - len(self._held)
             if known < len(piece):
-                form.feed(piece[known:])
+                self._parser.feed(piece[known:])
             if passed := self._renamed(self._held + piece):
                 return passed
 

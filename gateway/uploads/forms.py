@@ -38,14 +38,14 @@ def content_type_of(boundary: bytes) -> bytes:
     return b"multipart/form-data; boundary=" + (boundary if _TOKEN.fullmatch(boundary) else b'"%b"' % boundary)
 
 
-class FormParser:
-    """Takes the body piece by piece. `fields` has those of `acted_on` whose parts have ended; others are not kept.
+class Form:
+    """What is known of a form so far. `fields` has those of `acted_on` whose parts have ended; others are not kept.
 
     `spans`: where their values are in the form, as soon as they begin; -1 = the end has not come yet. `filename`: of
     the part `file`, once it has begun.
     """
 
-    def __init__(self, boundary: bytes, acted_on: frozenset[str]) -> None:
+    def __init__(self, acted_on: frozenset[str]) -> None:
         self.fields: dict[str, str] = {}
         self.spans: dict[str, tuple[int, int]] = {}
         self.filename: str | None = None
@@ -59,9 +59,11 @@ class FormParser:
         self._field = ""  # of `acted_on`, whose value is read
         self._value = b""
         self._in_file = False
-        self._piece = b""
         self._content: list[bytes] = []
-        callbacks: Any = {
+
+    def callbacks(self) -> Any:
+        """What a parser calls: it refers to the form, and the form not to it, as a cycle would keep both."""
+        return {
             "on_part_begin": self._on_part,
             "on_header_field": self._on_header_field,
             "on_header_value": self._on_header_value,
@@ -71,20 +73,12 @@ class FormParser:
             "on_part_end": self._on_part_end,
             "on_end": self._on_end,
         }
-        self._parser = MultipartParser(boundary, callbacks, max_header_count=_HEADERS, max_header_size=_HEADER_BYTES)
-        self._parser.logger = logging.Logger("form", logging.CRITICAL)  # it would warn of every malformed form
 
-    def feed(self, piece: bytes) -> list[bytes]:
-        """Take bytes; returns what they have of the file. Raises InvalidRequest."""
-        self._piece = piece
-        try:
-            self._parser.write(piece)
-            self.parsed_bytes += len(piece)
-            return self._content
-        except FormParserError as error:
-            raise InvalidRequest(f"Malformed multipart form: {error}.") from error
-        finally:
-            self._piece, self._content = b"", []  # the parser and this are a cycle
+    def parsed(self, size_bytes: int) -> list[bytes]:
+        """So many bytes are parsed: what they have of the file."""
+        self.parsed_bytes += size_bytes
+        content, self._content = self._content, []
+        return content
 
     def check_end(self) -> None:
         """The body has ended. Raises InvalidRequest if the form has not."""
@@ -159,3 +153,21 @@ class FormParser:
 
     def _on_end(self) -> None:
         self.is_complete = True
+
+
+class FormParser:
+    """Takes the body of a form piece by piece."""
+
+    def __init__(self, boundary: bytes, acted_on: frozenset[str]) -> None:
+        self.form = Form(acted_on)
+        limits: Any = {"max_header_count": _HEADERS, "max_header_size": _HEADER_BYTES}
+        self._parser = MultipartParser(boundary, self.form.callbacks(), **limits)
+        self._parser.logger = logging.Logger("form", logging.CRITICAL)  # it would warn of every malformed form
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Take bytes; returns what they have of the file. Raises InvalidRequest."""
+        try:
+            self._parser.write(piece)
+        except FormParserError as error:
+            raise InvalidRequest(f"Malformed multipart form: {error}.") from error
+        return self.form.parsed(len(piece))

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.front.routes import ROUTES
 from gateway.request import Kind
+from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
 from tests.scripted import MODEL, ScriptedBackend
@@ -100,11 +101,12 @@ async def answered(under_test: UnderTest, data: bytes) -> int:
 
 
 async def nothing_is_left(under_test: UnderTest, backend: ScriptedBackend, what: object) -> None:
-    """Nothing is under way, and no large bytes are in memory, without a collection."""
+    """Nothing is under way, no large bytes are in memory, and no object waits for a collection."""
     await under_test.comes_to_rest()
     await holds(lambda: not backend.running, "the backend has read what it was sent")
     backend.forget()
     await under_test.forgets_all(what)
+    assert not live_bytes.in_cycles(), what
 
 
 async def ends(under_test: UnderTest, backend: ScriptedBackend, path: bytes, body: bytes, *headers: bytes) -> int:

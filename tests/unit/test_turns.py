@@ -95,7 +95,7 @@ class _Tunnel:
 
 def of_backend(kind: type[BackendConnection]) -> BackendConnection:
     connection = kind(0.0)
-    connection.transport = cast(asyncio.Transport, FakeTransport())
+    connection.connection_made(cast(asyncio.Transport, FakeTransport()))
     connection.send(b"", FakeReceiver(connection))
     return connection
 
@@ -250,8 +250,8 @@ class _Reads:
     def __init__(self) -> None:
         self.taken = b""
         self.transport = FakeTransport()
-        self.intake = Intake(self.take)
-        self.intake.begin(cast(asyncio.Transport, self.transport))
+        self.intake = Intake()
+        self.intake.begin(cast(asyncio.Transport, self.transport), self.take)
 
     def take(self, data: bytes) -> None:
         assert not self.intake.is_held
@@ -312,10 +312,10 @@ class _Collects(asyncio.Protocol):
     def __init__(self) -> None:
         self.reads: list[int] = []
         self.ended = asyncio.Event()
-        self.intake = Intake(lambda _: None)
+        self.intake = Intake()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.intake.begin(cast(asyncio.Transport, transport))
+        self.intake.begin(cast(asyncio.Transport, transport), lambda _: None)
 
     def connection_lost(self, error: Exception | None) -> None:
         self.ended.set()

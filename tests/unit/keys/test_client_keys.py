@@ -138,7 +138,7 @@ async def test_a_reload_takes_what_a_thread_has_read_ahead(tmp_path: Path) -> No
     scene = Scene(tmp_path / "keys.yaml", "ann")
     auth = Scene(tmp_path / "other.yaml", "bob").auth()
     await asyncio.to_thread(scene.keys.read_ahead, auth)
-    with patch("gateway.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
+    with patch("gateway.keys.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
         scene.keys.follow(auth)
     assert scene.keys.names == ["bob"]
     await scene.keys.step()

@@ -1,9 +1,9 @@
 """Sending requests over connections that lead nowhere; and cutting answers that do not come."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +16,7 @@ from gateway.relay.relay import Relay
 from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
 from gateway.resources import MemoryBudget
 from tests.unit.front.wires import fleet_of
-from tests.unit.relay.peers import FakeSink, FakeTransport, connected
+from tests.unit.relay.peers import FakeSink, FakeTransport
 from tests.unit.scheduling.virtual_time import run, turns
 
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -48,11 +48,13 @@ class Scene:
         self.made: list[tuple[BackendConnection, FakeTransport]] = []
         self.refuses = False
 
-        async def connect(*_: object, **__: object) -> tuple[FakeTransport, BackendConnection]:
+        async def connect(make: Callable[[], BackendConnection], *_: object) -> tuple[FakeTransport, BackendConnection]:
             if self.refuses:
                 raise ConnectionRefusedError
-            self.made.append(connected(self.loop.time()))
-            return self.made[-1][1], self.made[-1][0]
+            connection, transport = make(), FakeTransport()
+            connection.connection_made(cast(asyncio.BaseTransport, transport))
+            self.made.append((connection, transport))
+            return transport, connection
 
         monkeypatch.setattr(self.loop, "create_connection", connect)
 

@@ -48,27 +48,28 @@ def test_the_content_is_the_same_in_whatever_pieces_it_arrives(
     data = form(content, fields_first=fields_first)
     parser, found = parsed(cut(data, cuts))
     assert found == content
-    assert parser.is_complete
-    assert parser.fields == {"purpose": "batch", "expires_after[seconds]": "3600"}
-    assert parser.filename == "in ä.jsonl"
-    for name, (start, end) in parser.spans.items():
-        assert data[start:end].decode() == parser.fields[name]
+    known = parser.form
+    assert known.is_complete
+    assert known.fields == {"purpose": "batch", "expires_after[seconds]": "3600"}
+    assert known.filename == "in ä.jsonl"
+    for name, (start, end) in known.spans.items():
+        assert data[start:end].decode() == known.fields[name]
 
 
 def test_single_bytes() -> None:
     parser, found = parsed([bytes([byte]) for byte in form(b"one\r\n--two\r\n")])
-    assert (found, parser.is_complete) == (b"one\r\n--two\r\n", True)
+    assert (found, parser.form.is_complete) == (b"one\r\n--two\r\n", True)
 
 
 def test_a_form_that_was_cut_off_is_not_complete() -> None:
     parser, _ = parsed([form(b"content")[:-6]])
     with pytest.raises(InvalidRequest, match="last boundary"):
-        parser.check_end()
+        parser.form.check_end()
 
 
 def test_fields_without_a_use_are_not_kept_and_may_repeat() -> None:
     parser, _ = parsed([part(b'name="timestamp_granularities[]"', b"word" * 5000) * 3 + form(b"x")])
-    assert parser.fields.keys() == {"purpose", "expires_after[seconds]"}
+    assert parser.form.fields.keys() == {"purpose", "expires_after[seconds]"}
 
 
 @pytest.mark.parametrize(
