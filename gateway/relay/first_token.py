@@ -42,13 +42,14 @@ class Opening:
         self._holding = holding
         self._room_bytes = limit_bytes
         self._held: list[bytes] = []
-        self._within = False  # an event that is too long to be kept: its end has not come
+        self._tail = b""  # of an event that is too long to be kept, while its end has not come
 
     def take(self, data: bytes) -> bytes:
         """What may be passed on of the stream with these bytes more: whole events, or parts of one that is too long."""
-        pieces = _EVENT_END.split(data)  # events and, after each, its end; at last nothing, or the start of an event
-        begun = pieces[2 if self._within else 0 :: 2]
-        self._within = pieces[-1] != b""
+        # Events and, after each, its end; at last nothing, or the start of an event. An end may come in two parts.
+        pieces = _EVENT_END.split(self._tail + data)
+        begun = pieces[2 if self._tail else 0 :: 2]
+        self._tail = pieces[-1][-2:]
         self.has_ids = self.has_ids or any(b"\nid:" in b"\n" + event for event in begun)
         self.has_output = any(map(has_output, begun))
         if not self.has_output and self._keeps(data):

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening, has_output
@@ -139,6 +139,7 @@ def test_a_stream_that_begins_with_text_is_seen_at_once(end: bytes) -> None:
 
 
 @given(st.integers(0, 300_000), st.lists(st.integers(1, 4000), max_size=30), st.booleans())
+@example(size=408, sizes=[508], named=True)  # cut within its end
 def test_a_long_event_is_judged_by_its_start_and_held_as_a_whole(size: int, sizes: list[int], named: bool) -> None:
     echoed = b'{"type":"response.created","response":{"instructions":"%b","text":"a"}}' % (
         b'\\"text\\":\\"a' * (size // 12)
