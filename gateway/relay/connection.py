@@ -377,7 +377,6 @@ class Pool:
 
 
 async def _opened(protocol: asyncio.BaseProtocol, origin: Origin) -> None:
-    """Connect. Raises OSError."""
     try:
         await asyncio.get_running_loop().create_connection(lambda: protocol, origin.host, origin.port)
     except BaseException:  # uvloop does not end a connection whose task is cancelled when it has just begun
