@@ -149,21 +149,10 @@ class ClientTunnel(Tunnel):
     def when_writable(self, resume: Callable[[], None] | None) -> None:
         self._reply.when_writable(resume)
 
-    def farewell(self, error: GatewayError) -> bytes:
-        """The last frames of a session that the gateway ends: vLLM's event for an error, and a close frame."""
-        if not self._frames.is_between_frames:
-            return b""
-        event = orjson.dumps({"type": "error", "error": error.message, "code": error.code})
-        if isinstance(error, Draining | SessionExpired):
-            code = GOING_AWAY
-        else:
-            code = SERVER_ERROR if error.status >= 500 else POLICY
-        return text_frame(event) + close_frame(code, error.message)
-
     def _switch(self) -> None:
         if not self._is_open:
             self._is_open = True
-            self._reply.switch(self._head, self.farewell)
+            self._reply.switch(self._head, partial(_farewell, self._frames))  # not of this: a cycle would keep both
 
     def _send(self, data: bytes) -> bool:
         self._frames.scan(data)
@@ -261,6 +250,18 @@ class RealtimeSessions:
             return
         if not self._pages.allow(origin):
             raise OriginNotAllowed("This web page may not connect: its origin is not in server.cors_origins.")
+
+
+def _farewell(frames: FrameScanner, error: GatewayError) -> bytes:
+    """The last frames of a session that the gateway ends: vLLM's event for an error, and a close frame."""
+    if not frames.is_between_frames:
+        return b""
+    event = orjson.dumps({"type": "error", "error": error.message, "code": error.code})
+    if isinstance(error, Draining | SessionExpired):
+        code = GOING_AWAY
+    else:
+        code = SERVER_ERROR if error.status >= 500 else POLICY
+    return text_frame(event) + close_frame(code, error.message)
 
 
 def _spend_nothing(prompt_tokens: int, completion_tokens: int) -> None: ...

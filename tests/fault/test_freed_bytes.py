@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -13,6 +14,7 @@ from gateway.request import Kind
 from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
+from tests.realtime_engine import RealtimeEngine
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, chunk, fin, hang, head, raw, reset, until, whole
 
@@ -302,3 +304,63 @@ async def test_clients_that_wait_in_the_queue(backend: ScriptedBackend, waits: b
                 else:
                     await holds(lambda: under_test.gateway.queue.backlog.requests == 1, f"{path!r} waits")
             await nothing_is_left(under_test, backend, path)
+
+
+def input_file(last: bytes = b"", purpose: bytes = b"batch") -> bytes:
+    part = b'--b\r\ncontent-disposition: form-data; name="%b"%b\r\n\r\n%b\r\n'
+    return part % (b"purpose", b"", purpose) + part % (b"file", b'; filename="a"', b"x" * MEBIBYTE) + last
+
+
+@pytest.mark.parametrize(
+    ("last", "purpose", "status"), [(b"--b--\r\n", b"batch", 200), (b"", b"batch", 400), (b"", b"x", 400)]
+)
+async def test_files_of_batches(
+    backend: ScriptedBackend, tmp_path: Path, last: bytes, purpose: bytes, status: int
+) -> None:
+    sections = {"batches": {"path": str(tmp_path)}}
+    async with running(backend, sections=sections) as under_test:
+        for _ in range(3):
+            assert await ends(under_test, backend, b"/v1/files", input_file(last, purpose), MULTIPART) == status
+            await nothing_is_left(under_test, backend, "a file")
+        async with await under_test.client() as client:
+            await client.send(request(input_file(), MULTIPART, target=b"/v1/files")[: MEBIBYTE * 3 // 4])
+            client.reset()
+        await nothing_is_left(under_test, backend, "a part of a file")
+
+
+UPGRADE = (
+    b"GET /v1/realtime?model=%b HTTP/1.1\r\nhost: gateway\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+)
+
+
+async def opened(under_test: UnderTest, model: str = MODEL) -> Client:
+    client = await under_test.client()
+    await client.send(UPGRADE % model.encode())
+    return client
+
+
+@pytest.mark.parametrize("kind", ["has another model", *FAILURES])
+async def test_sessions_whose_backend(backend: ScriptedBackend, kind: str) -> None:
+    backend.plays(*FAILURES.get(kind, ()))
+    async with running(backend, sections={**QUICK, "health": {"eject_failures": 1000}}) as under_test:
+        for _ in range(3):
+            async with await opened(under_test, MODEL if kind in FAILURES else "x") as client:
+                assert (await client.answer()).status >= 400
+            await nothing_is_left(under_test, backend, kind)
+
+
+@pytest.mark.parametrize("leave", [Client.close, Client.reset, None])
+async def test_sessions_that_their_client_or_their_engine_ends(
+    backend: ScriptedBackend, leave: Callable[[Client], None] | None
+) -> None:
+    async with RealtimeEngine() as engine, running(engine) as under_test:
+        for _ in range(3):
+            async with await opened(under_test) as client:
+                await holds(lambda: len(engine.open) == 1, "the session is open")
+                if leave is None:
+                    await engine.open[0].socket.close()
+                else:
+                    leave(client)
+                await holds(lambda: not len(under_test.gateway.tunnels), "the session has ended")
+            await nothing_is_left(under_test, backend, leave)
