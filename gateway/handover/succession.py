@@ -31,7 +31,7 @@ _PARTING_SECONDS = 10.0  # until the process that took over has taken the last c
 
 
 class Serving(Protocol):
-    """A gateway, as far as its place is handed over."""
+    """The parts of a gateway that take part in a hand-over."""
 
     fleet: Fleet
     membership: Membership
