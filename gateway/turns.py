@@ -87,15 +87,10 @@ class Intake:
         self.is_held = False
         self._take: Callable[[bytes], None] | None = None  # of the protocol, from `begin` to `end`
         self._transport: asyncio.Transport | None = None
-        self._rest: deque[bytes] = deque()  # slices that are read, and not taken
+        self.rest: deque[bytes] = deque()  # slices that are read, and not taken
         self.is_bounded = False  # since a long read
         self._reads = True
         self._next: asyncio.Handle | None = None
-
-    @property
-    def has_more(self) -> bool:
-        """Whether bytes that were read are not taken yet."""
-        return bool(self._rest)
 
     def begin(self, transport: asyncio.Transport, take: Callable[[bytes], None] | None = None) -> None:
         self._transport, self._take = transport, take
@@ -125,7 +120,7 @@ class Intake:
 
     def cut(self, data: bytes) -> None:
         """Take a long read in slices, the first one now."""
-        self._rest.extend([data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)])
+        self.rest.extend([data[at : at + SLICE_BYTES] for at in range(0, len(data), SLICE_BYTES)])
         if self._next is None:
             self._turn()
         if self._transport is not None and not self.is_bounded:
@@ -140,7 +135,7 @@ class Intake:
 
     def drop(self) -> None:
         """Forget what is not taken yet: the protocol has aborted the connection."""
-        self._rest.clear()
+        self.rest.clear()
 
     def end(self) -> None:
         """The connection is lost: what came before its end, and was not dropped, is taken now."""
@@ -148,15 +143,15 @@ class Intake:
             self._next.cancel()
         take = self._take
         self._take = self._transport = None  # the protocol lives no longer than this
-        while self._rest and take is not None:
-            take(self._rest.popleft())
+        while self.rest and take is not None:
+            take(self.rest.popleft())
 
     def _turn(self) -> None:
         self._next = None
-        if self.is_held or not self._rest:
+        if self.is_held or not self.rest:
             self._follow()
             return
-        data = self._rest.popleft()
+        data = self.rest.popleft()
         self._follow()
         if self._take is not None:
             self._take(data)
@@ -166,7 +161,7 @@ class Intake:
         transport = self._transport
         if transport is None or transport.is_closing():
             return
-        if self._rest and not self.is_held and self._next is None:
+        if self.rest and not self.is_held and self._next is None:
             self._next = asyncio.get_running_loop().call_soon(self._turn)
         reads = not self.is_held and self._next is None
         if reads != self._reads:

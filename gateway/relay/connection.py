@@ -111,7 +111,7 @@ class BackendConnection(asyncio.Protocol):
         if not self._keep_alive or transport is None or transport.is_closing() or transport.get_write_buffer_size():
             self.abort()
             return False
-        if self._intake.has_more:  # bytes after the end of the answer
+        if self._intake.rest:  # bytes after the end of the answer
             self.abort()
             return False
         self.idle_since = now

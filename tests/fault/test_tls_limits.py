@@ -249,7 +249,7 @@ def unread_bytes(exchange: UpstreamResponse) -> int:
     assert events is not None
     encrypted = connection.transport
     received = encrypted._received.pending if isinstance(encrypted, EncryptedTransport) else 0
-    return buffer + received + sum(map(len, connection._intake._rest)) + len(events._partial)
+    return buffer + received + sum(map(len, connection._intake.rest)) + len(events._partial)
 
 
 def held_back(backend: ScriptedBackend) -> int:

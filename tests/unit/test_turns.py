@@ -284,7 +284,7 @@ def test_slices_come_in_order_and_never_while_they_are_held(steps: list[int | st
                 await turns(1)
                 assert len(reads.taken) - before <= SLICE_BYTES
             assert sent.startswith(reads.taken)
-            assert not (reads.intake.has_more and reads.transport.reading)
+            assert not (reads.intake.rest and reads.transport.reading)
         reads.intake.go_on()
         await turns(len(sent) // SLICE_BYTES + len(steps) + 2)
         assert reads.taken == sent
