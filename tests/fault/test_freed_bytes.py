@@ -302,7 +302,7 @@ async def test_clients_that_wait_in_the_queue(backend: ScriptedBackend, waits: b
                 if waits:
                     assert (await second.answer()).status == 429, path
                 else:
-                    await holds(lambda: under_test.gateway.queue.backlog.requests == 1, f"{path!r} waits")
+                    await holds(lambda: under_test.gateway.queue.backlog.requests > 0, f"{path!r} waits")
             await nothing_is_left(under_test, backend, path)
 
 
