@@ -400,9 +400,8 @@ class Fleet:
             for card in backend.facts.models:
                 self._listing.setdefault(card.id, []).append(backend)
         has_names = self.names.follow([backend.facts.models for backend in self.backends])
-        if (
-            self._judge(self._listing if models is None else models) or must_notify or has_names
-        ):  # the scheduler reads names with the engines
+        others_serve = self._judge(self._listing if models is None else models)
+        if others_serve or must_notify or has_names:  # the scheduler reads names with the engines
             self._resize_engines()
             self._notify("fleet_change", self.on_change)
             self._notify("fleet_change", self.on_facts)

@@ -14,6 +14,7 @@ from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 from gateway.tls.contexts import ServerContext
+from gateway.tls.transport import EncryptedTransport
 
 _LOOK_SECONDS = 1.0
 _GIVEN_AT_ONCE = 256  # clients, to another process
@@ -104,7 +105,7 @@ class Server:
         connection = ClientConnection(self, loop)
         if self._tls is None or family == socket.AF_UNIX:
             return connection
-        return self._tls.encrypted(connection, self.config.header_timeout_seconds, loop)
+        return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop)
 
     async def adopt(self, client: socket.socket) -> None:
         """Take over the connection of a client from another process."""

@@ -45,7 +45,7 @@ class Serving(Protocol):
 
 
 class Handover:
-    """What passes between this process, the one before it and the one after it, as far as there are."""
+    """This process as the successor of the one before it, and as the predecessor of the one after it."""
 
     def __init__(
         self,

@@ -46,7 +46,9 @@ class ClientKeys:
         return not self._auth.is_open
 
     def read_ahead(self, auth: AuthConfig) -> None:
-        """Read the file of a configuration before `follow`: in a thread, as a file system may hang."""
+        """Read the file for `follow`, if it will: in a thread, as a file system may hang."""
+        if not self._reads_anew(auth):
+            return
         try:
             self._ahead = auth, () if auth.keys_file is None else read_keys(Path(auth.keys_file), auth.keys)
         except ConfigError as error:
@@ -54,7 +56,7 @@ class ClientKeys:
 
     def follow(self, auth: AuthConfig) -> None:
         """Take over the keys of a configuration, and its file; one that is invalid leaves the keys of the former."""
-        if (auth.keys_file, auth.keys) != (self._auth.keys_file, self._auth.keys):
+        if self._reads_anew(auth):
             if self._ahead is None or self._ahead[0] != auth:
                 self.read_ahead(auth)
             assert self._ahead is not None
@@ -65,6 +67,10 @@ class ClientKeys:
             self._version = ()  # the next step sees what has changed since
         self._ahead = None
         self._auth = auth
+
+    def _reads_anew(self, auth: AuthConfig) -> bool:
+        """Whether the file is another one, or is checked against other keys."""
+        return (auth.keys_file, auth.keys) != (self._auth.keys_file, self._auth.keys)
 
     async def step(self) -> None:
         """Wait, and look at the file once. One that is missing may be about to be replaced: its keys stay."""

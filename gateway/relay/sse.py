@@ -114,7 +114,7 @@ class EventStream:
         pieces = _EVENT_END.split(data)  # events and, after each, its end
         for at in range(0, len(pieces) - 1, 2):
             is_last = _FINISH in pieces[at] and not _HAS_USAGE.search(pieces[at])
-            if is_last and (not self._ends or sum(map(len, self._ends)) <= _MAX_PARTIAL_BYTES):
+            if is_last and sum(map(len, self._ends)) <= _MAX_PARTIAL_BYTES:
                 self._ends += pieces[at : at + 2]
                 pieces[at] = pieces[at + 1] = b""
         return b"".join(pieces)

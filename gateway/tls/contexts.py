@@ -15,7 +15,6 @@ from pydantic import Field, model_validator
 from gateway.files import check_pem, version_of
 from gateway.settings import Section, default
 from gateway.threads import Threads
-from gateway.tls.transport import EncryptedTransport
 
 _LOOK_SECONDS = 1.0
 _PATIENCE_SECONDS = 0.5  # of a connection, with files that hang
@@ -94,12 +93,6 @@ class ServerContext:
         self._config = config
         self._stamp = config.stamp()
         self._threads = Threads("certificate")
-
-    def encrypted(
-        self, client: asyncio.BufferedProtocol, handshake_seconds: float, loop: asyncio.AbstractEventLoop
-    ) -> asyncio.BufferedProtocol:
-        """The protocol of a client's socket, between it and the connection."""
-        return EncryptedTransport(client, self.context, handshake_seconds, loop)
 
     async def step(self) -> None:
         """Wait, and read the files if one has changed. If they cannot be used, what was read before stays."""

@@ -14,6 +14,7 @@ from gateway.request import Kind
 from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
+from tests.fault.test_realtime import UPGRADE
 from tests.realtime_engine import RealtimeEngine
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, chunk, fin, hang, head, raw, reset, until, whole
@@ -328,15 +329,9 @@ async def test_files_of_batches(
         await nothing_is_left(under_test, backend, "a part of a file")
 
 
-UPGRADE = (
-    b"GET /v1/realtime?model=%b HTTP/1.1\r\nhost: gateway\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
-    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-)
-
-
 async def opened(under_test: UnderTest, model: str = MODEL) -> Client:
     client = await under_test.client()
-    await client.send(UPGRADE % model.encode())
+    await client.send(UPGRADE % (b"?model=" + model.encode(), b""))
     return client
 
 
