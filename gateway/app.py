@@ -29,9 +29,11 @@ from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.embeddings.metrics import EmbeddingMetrics
+from gateway.embeddings.reading import COALESCED, SPLIT, work_readers
 from gateway.feedback import CacheState, LimitChanges
-from gateway.front.handler import Handler, request_ids
-from gateway.front.read import RequestReader
+from gateway.front.handler import Handler, LocalApi, request_ids
+from gateway.front.read import FALLBACKS, RequestReader
+from gateway.front.reply import RequestDispatcher
 from gateway.front.server import Server
 from gateway.front.stored_responses import StoredResponses
 from gateway.gauges import add_gauges
@@ -40,13 +42,16 @@ from gateway.insights.families import Breathe
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
 from gateway.keys.client_keys import ClientKeys
-from gateway.keys.ledger import KeyLedger
+from gateway.keys.limits import AllLimits
+from gateway.keys.rate_limits import ApiKeys
 from gateway.keys.usage import KeyUsage
 from gateway.keys.usage_page import UsagePage
 from gateway.kv_events.endpoints import plan
 from gateway.kv_events.feed import KvEvents
+from gateway.ledger import RequestLedger
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.models.adapter_loader import AdapterLoader
+from gateway.models.aliases import Aliases
 from gateway.models.fallback import Fallbacks
 from gateway.models.settings import models_of
 from gateway.models.sleep import Sleeper
@@ -61,7 +66,7 @@ from gateway.page.live_view import LiveView, Sources
 from gateway.page.recent import RecentRequests
 from gateway.page.routes import STATIC, DashboardPages
 from gateway.page.timeline import Timeline
-from gateway.realtime.sessions import RealtimeSessions
+from gateway.realtime.sessions import REALTIME, RealtimeSessions
 from gateway.realtime.tunnel import Tunnels
 from gateway.relay.relay import Relay
 from gateway.reload import Reloads
@@ -78,7 +83,7 @@ from gateway.supervisor import Supervisor
 from gateway.tokenization.tokenization import Tokenization
 from gateway.tracing.tracing import Tracing
 from gateway.turns import Steps, at_once
-from gateway.uploads.audio import Uploads
+from gateway.uploads.audio import UPLOADS, Uploads
 
 if TYPE_CHECKING:
     from gateway.batches.service import Batches
@@ -172,7 +177,8 @@ class Gateway:
         self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
         self.metrics.before_collecting = self.finished.settle
         counted = self.usage.counted, self.metrics.counted
-        self.ledger = KeyLedger(cache_state.estimates, clock, self._unix_seconds, self.finished.add, *counted)
+        self.ledger = RequestLedger(cache_state.estimates, self.finished.add, counted)
+        self.limits = AllLimits(clock, self._unix_seconds)
 
     def _offset_seconds(self) -> float:
         return self._unix_seconds() - self.clock()
@@ -205,8 +211,19 @@ class Gateway:
         report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
         tokenized = self.tokenization if self.tokenization.is_used else ()
         secret, estimates = self._secret(config), self.cache_state.estimates
-        more = report, self.memory, self.fleet.names
-        return RequestReader(config, estimates, self._stored_responses, secret, tokenized, *more)
+        names = self.fleet.names
+        return RequestReader(
+            config,
+            estimates,
+            self._stored_responses,
+            secret,
+            tokenized,
+            report,
+            self.memory,
+            Aliases.configured(config.models, names.first),
+            names.weights,
+            work_readers(config),
+        )
 
     def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
@@ -233,13 +250,31 @@ class Gateway:
         waits = config.admission.max_wait_seconds
         uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
         self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
+        self.dispatchers: dict[str, RequestDispatcher] = {
+            "": dispatcher,
+            COALESCED: self.coalescer,
+            SPLIT: self.rerank_splitter,
+            FALLBACKS: fallbacks,
+            UPLOADS: uploads,
+            REALTIME: self.sessions,
+        }
         path = config.batches.path
-        self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
-        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, uploads, self.sessions
+        self.batches = None if path is None else self._new_batches(path, new_id)
+        self.apis: dict[str, LocalApi] = {} if self.batches is None else {"batches": self.batches}
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete,
-            self.random, self._unix_seconds, self.tracing.tracer, self.batches,
-        )  # fmt: skip
+            config,
+            fleet,
+            self.dispatchers,
+            reader,
+            self.ledger,
+            clock,
+            new_id,
+            tokenization.complete,
+            self.random,
+            self.tracing.begin,
+            {"uploads": uploads, "realtime": self.sessions},
+            self.apis,
+        )
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
         self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
 
@@ -258,7 +293,7 @@ class Gateway:
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
-        learned = cache_state, self.calibrations, queue, self.ledger, self._stored_responses, self.usage
+        learned = cache_state, self.calibrations, queue, self.limits, self._stored_responses, self.usage
         sources, secret = lambda: self.discovery.names, lambda: self._random_secret
         self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
 
@@ -281,7 +316,7 @@ class Gateway:
 
         def watched(is_watched: bool) -> None:
             self._is_watched = is_watched
-            self.handler.use(decisions if is_watched else dispatcher)
+            self.dispatchers[""] = decisions if is_watched else dispatcher
             self.scheduler.follow(_scheduler_settings(self.config), self._policy(self.config))
             if not is_watched:
                 decisions.forget()
@@ -299,15 +334,14 @@ class Gateway:
         parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
         return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
 
-    def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
+    def _new_batches(self, path: str, new_id: Callable[[], str]) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
         from gateway.batches.metrics import BatchMetrics
-        from gateway.batches.sender import LineDispatchers, LineSender
+        from gateway.batches.sender import LineSender
         from gateway.batches.service import Batches, BatchSetting
 
-        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
         complete = self.tokenization.complete
-        sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
+        sender = LineSender({**self.dispatchers}, complete, self.ledger, self.clock, self._unix_seconds, new_id)
         counted = BatchMetrics(self.metrics)
         parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
 
@@ -356,7 +390,7 @@ class Gateway:
             self.log.follow(config.log.level, config.log.format)
         self.reader = self._new_reader(config)
         self.tracing.follow(config.tracing)
-        self.handler.follow(config, self.reader, self.tracing.tracer)
+        self.handler.follow(config, self.reader, self.tracing.begin)
         if self.batches is not None:
             self.batches.follow(config, self.reader)
         self.server.follow(server)
@@ -375,7 +409,10 @@ class Gateway:
     def _follow_keys(self) -> None:
         keys = self.client_keys
         replicas = max((each.blocks.live for each in self.coordinators), default=1)
-        self.handler.follow_keys([key.divided(replicas) for key in keys.keys], are_needed=keys.are_needed)
+        divided = [key.divided(replicas) for key in keys.keys]
+        self.limits.follow(divided)
+        self.ledger.follow(self.limits.by_name)
+        self.handler.follow_keys(ApiKeys(divided, self._unix_seconds).check if keys.are_needed else None)
         self.queue_view.follow(keys.names)
         self.usage.follow(has_keys=keys.are_needed)
         if self.batches is not None:

@@ -29,12 +29,10 @@ from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, Ups
 from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
-from gateway.tracing.trace import Price
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
 _MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
-_MOST_PRICES = 8  # in a trace: the best engines
 _PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
@@ -216,7 +214,7 @@ class Dispatcher:
             with suppress(NoBackend, ModelNotFound):  # which the lease raises, too
                 verdicts = self._lease_broker.explain(demand, attempts.avoid)
         if record.trace is not None:
-            record.trace.asks(_prices(verdicts))
+            record.trace.asks(verdicts)
         if not (request.explains and self._response_headers and verdicts):
             return b""
         return b"x-gateway-explain: %b\r\n" % as_header(verdicts)
@@ -256,9 +254,3 @@ class Dispatcher:
         serving = self._fleet.serving(demand.model) or ()
         tried = attempts.avoid | {lease.backend}
         return demand.pinned is None and any(backend.name not in tried for backend in serving)
-
-
-def _prices(verdicts: list[EngineVerdict]) -> list[Price]:
-    """What the best engines would cost, for a trace; times in milliseconds."""
-    scales = [(verdict, 1000 if verdict.parts is not None else 1) for verdict in verdicts[:_MOST_PRICES]]
-    return [Price(each.name, each.cost * scale, each.hit_tokens, each.is_open) for each, scale in scales]

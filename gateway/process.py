@@ -69,7 +69,7 @@ class Life:
             build = partial(Gateway, self._config, out, log=log, load=self._load_config)
             gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
             if self._parent is not None and (path := self._parent.place.batches_elsewhere):
-                gateway.handler.use_batches(ForwardedBatches(path))
+                gateway.apis["batches"] = ForwardedBatches(path)
             asyncio.get_running_loop().set_exception_handler(
                 lambda _, context: gateway.supervisor.on_loop_error(context)
             )

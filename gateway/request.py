@@ -171,62 +171,6 @@ class Demand:
 
 
 @dataclass(slots=True, init=False)
-class EmbeddingInputs:
-    """The inputs of an embeddings request, where they may be batched with those of other requests.
-
-    `items` are texts, or lists of token ids. `template` is the rest of the body, up to where the inputs follow:
-    requests may share a batch only if theirs are equal; the cache salt in it keeps an API key's inputs apart.
-    """
-
-    items: list[str] | list[list[int]]
-    are_ids: bool
-    sizes_bytes: list[int]
-    template: bytes
-    wants_floats: bool
-
-    def __init__(
-        self,
-        items: list[str] | list[list[int]],
-        are_ids: bool,
-        sizes_bytes: list[int],
-        template: bytes,
-        wants_floats: bool,
-    ) -> None:
-        self.items = items
-        self.are_ids = are_ids
-        self.sizes_bytes = sizes_bytes
-        self.template = template
-        self.wants_floats = wants_floats
-
-    def only(self, places: list[int]) -> "EmbeddingInputs":
-        items: Any = [self.items[place] for place in places]
-        sizes = [self.sizes_bytes[place] for place in places]
-        return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats)
-
-
-@dataclass(slots=True)
-class Pairs:
-    """The query and documents of a rerank or score request, where each document can be scored on its own.
-
-    All `documents` are scored against the one query, or each against the query in its place. `names` are those of the
-    fields that hold the two, `fields` the rest of the body. `sizes_bytes` is of a document and its query together.
-    """
-
-    names: tuple[str, str]
-    queries: str | list[str]
-    documents: list[str]
-    sizes_bytes: list[int]
-    fields: dict[str, Any]
-    ranks: bool  # most relevant first, and of these `top_n`; 0 = all
-    top_n: int = 0
-
-    @property
-    def share_query(self) -> bool:
-        """Whether there is one query for all."""
-        return type(self.queries) is str or len(self.queries) == 1
-
-
-@dataclass(slots=True, init=False)
 class Usage:
     """Tokens as the engine reports them; `cached_tokens` is None where it does not report them."""
 
@@ -325,8 +269,8 @@ class InferenceRequest:
     explains: bool  # the client requests an explanation of the placement
     document: dict[str, Any] | None  # the parsed body, until the prompt is tokenized
     salt: str  # of the prompt's KV cache blocks
-    inputs: EmbeddingInputs | None  # that may be batched
-    pairs: Pairs | None  # that may be sent in pieces
+    dispatcher: str  # the name of the one that answers it, where that is not the plain one
+    work: object  # what that one has read of it
     background: BackgroundRun | None  # the engine goes on after the answer
     model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
     tunnel: "Tunnel | None"  # a WebSocket session
@@ -351,8 +295,8 @@ class InferenceRequest:
         explains: bool = False,
         document: dict[str, Any] | None = None,
         salt: str = "",
-        inputs: EmbeddingInputs | None = None,
-        pairs: Pairs | None = None,
+        dispatcher: str = "",
+        work: object = None,
         background: BackgroundRun | None = None,
         model_choice: ModelChoice | None = None,
         tunnel: "Tunnel | None" = None,
@@ -375,8 +319,8 @@ class InferenceRequest:
         self.explains = explains
         self.document = document
         self.salt = salt
-        self.inputs = inputs
-        self.pairs = pairs
+        self.dispatcher = dispatcher
+        self.work = work
         self.background = background
         self.model_choice = model_choice
         self.tunnel = tunnel

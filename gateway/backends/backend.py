@@ -11,7 +11,7 @@ from gateway.backends.facts import Facts, Telemetry
 from gateway.backends.health import Health
 from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.models.adapters import AdapterSlots
+from gateway.routing.adapters import AdapterSlots
 from gateway.routing.engine import DEFAULT_BLOCK_TOKENS, Engine
 
 SLOW_START_SHARE = 0.1

@@ -15,10 +15,10 @@ from gateway.backends.concurrency_limit import LimitChange, Limiter
 from gateway.backends.facts import Facts, ModelCard, Telemetry
 from gateway.backends.health import Blame, HealthView, ProbeResult
 from gateway.backends.reachability import kind_of
+from gateway.backends.served_names import ServedNames
 from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
 from gateway.errors import BackendError, ConnectFailed, EngineDead
-from gateway.models.served_names import ServedNames
 from gateway.routing.engine import Engine, EngineUse
 from gateway.supervisor import Supervisor
 

@@ -1,7 +1,7 @@
 """One line of a batch as a request: the same reader and dispatchers as for a client's, and a record of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol, cast
@@ -18,8 +18,8 @@ from gateway.front.json_body import SHORT_BYTES, with_fields
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
-from gateway.keys.ledger import KeyLedger
 from gateway.keys.settings import KeyConfig
+from gateway.ledger import RequestLedger
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
 from gateway.resources import Holding
@@ -99,30 +99,14 @@ class LineAnswer(NamedTuple):
     body: bytes
 
 
-class LineDispatchers(NamedTuple):
-    """What sends requests: alone, embeddings in batches with others', long lists in pieces, and to other models."""
-
-    plain: LineDispatcher
-    embeddings: LineDispatcher
-    pairs: LineDispatcher
-    fallbacks: LineDispatcher
-
-    def of(self, request: InferenceRequest) -> LineDispatcher:
-        if request.inputs is not None:
-            return self.embeddings
-        if request.model_choice is not None and request.model_choice.fallbacks:
-            return self.fallbacks
-        return self.plain if request.pairs is None else self.pairs
-
-
 class LineSender:
     """Sends lines for the owners of batches. Their keys' permissions and budgets apply, their rate limits do not."""
 
     def __init__(
         self,
-        dispatchers: LineDispatchers,
+        dispatchers: Mapping[str, LineDispatcher],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
-        ledger: KeyLedger,
+        ledger: RequestLedger,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
         new_id: Callable[[], str],
@@ -282,7 +266,7 @@ class LineSender:
         try:
             with lines.holding(record):
                 async with sink.fetching:
-                    await self._dispatchers.of(request).dispatch(request, sink, record)
+                    await self._dispatchers[request.dispatcher].dispatch(request, sink, record)
         except TimeoutError:
             if sink.is_revoked and sink.error is None:
                 raise LinePaused(sink.cut()) from None

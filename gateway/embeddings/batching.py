@@ -18,9 +18,10 @@ from typing import Any, NamedTuple, Protocol
 
 from gateway.backends.backend import Backend
 from gateway.config import EmbeddingsConfig
+from gateway.embeddings.inputs import EmbeddingInputs
 from gateway.embeddings.waiter import BufferedResponse, Piece
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, InferenceRequest, most_prompt_tokens
+from gateway.request import InferenceRequest, most_prompt_tokens
 from gateway.routing.engine import Engine
 from gateway.scheduling.fair_share import FairClock, Share
 

@@ -18,11 +18,12 @@ import orjson
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.config import Config
+from gateway.embeddings.inputs import EmbeddingInputs
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.waiter import EmbeddingWaiter, Part, Piece
 from gateway.embeddings.wire import Vectors, is_sound, shares
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, InferenceRequest
+from gateway.request import InferenceRequest
 
 # Memory of an entry besides its value: a key of 16 bytes, a pair, a link of the list, and places in two tables, of
 # which up to five of six are empty; measured for 300 to 300,000 entries.
@@ -150,8 +151,8 @@ class CachedWaiter(EmbeddingWaiter):
     def __init__(
         self, cache: EmbeddingCache, request: InferenceRequest, client: str, record: Record, now: float
     ) -> None:
-        inputs = request.inputs
-        assert inputs is not None
+        inputs = request.work
+        assert isinstance(inputs, EmbeddingInputs)
         *keys, head_key = cache.keys_of(request.demand.model, inputs)
         found = {place: entry for place, key in enumerate(keys) if type(entry := cache.get(key)) is tuple}
         head = cache.get(head_key) if found else None  # after its vectors, so that it is evicted after them

@@ -21,10 +21,11 @@ from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
+from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
-from gateway.request import SEVERAL_TENANTS, InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
+from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
 from gateway.tokenization.tokenization import NotCounted, Tokenization
 
@@ -86,10 +87,10 @@ class Coalescer:
         self._quarantine = Quarantine()
 
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
-        """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with `inputs`."""
-        batcher, inputs, demand, now = self._batcher, request.inputs, request.demand, self._clock()
+        """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with EmbeddingInputs."""
+        batcher, inputs, demand, now = self._batcher, request.work, request.demand, self._clock()
         model, cache, fleet = demand.model, self._cache, batcher.fleet
-        assert inputs is not None
+        assert isinstance(inputs, EmbeddingInputs)
         client = demand.tenant or f"address {network_of(reply.address)}"
         if request.explains or not cache.is_on(model) or fleet.candidates(model) is None:
             waiter = EmbeddingWaiter(request, inputs, client, record, now)
@@ -221,8 +222,8 @@ class Coalescer:
 
     async def _send_unchanged(self, waiter: EmbeddingWaiter, reply: ClientTarget, *, isolated: bool) -> UpstreamResult:
         """Send the request as it came. `isolated`: a batch that it was part of was refused."""
-        started, request, inputs, record = self._clock(), waiter.request, waiter.request.inputs, waiter.record
-        assert inputs is not None
+        started, request, inputs, record = self._clock(), waiter.request, waiter.request.work, waiter.record
+        assert isinstance(inputs, EmbeddingInputs)
         if self._batcher.response_headers:
             reply.add_headers(b"x-gateway-usage: exact\r\n")
         waited = started - waiter.joined_seconds
@@ -302,8 +303,8 @@ class RerankSplitter:
 
     async def _split(self, request: InferenceRequest, record: Record, holding: Holding) -> RerankWaiter | None:
         """The request in pieces; None, if it is to be sent as it came."""
-        pairs, config, sizes = request.pairs, self._batcher.config, self._batcher.sizes_of(self, request.demand.model)
-        assert pairs is not None
+        pairs, config, sizes = request.work, self._batcher.config, self._batcher.sizes_of(self, request.demand.model)
+        assert isinstance(pairs, Pairs)
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes
         max_items, max_tokens = config.max_batch_items, config.max_batch_tokens
         if request.demand.offline is not None:

@@ -7,10 +7,11 @@ from enum import Enum
 from itertools import chain
 from typing import Any, Protocol, Self
 
+from gateway.embeddings.inputs import EmbeddingInputs
 from gateway.embeddings.wire import Scores, Vectors
 from gateway.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.observe.record import Record
-from gateway.request import EmbeddingInputs, InferenceRequest, Sink, UpstreamResult
+from gateway.request import InferenceRequest, Sink, UpstreamResult
 from gateway.resources import Holding
 
 Dispatch = Callable[[InferenceRequest, Sink, Record], Awaitable[UpstreamResult]]  # as `Dispatcher.dispatch`

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import orjson
 
+from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.errors import WrongAnswer
-from gateway.request import Demand, EmbeddingInputs, InferenceRequest, OfflineLine, Pairs, most_prompt_tokens
+from gateway.request import Demand, InferenceRequest, OfflineLine, most_prompt_tokens
 
 _NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
@@ -291,7 +292,6 @@ _PAIR_FIELDS = _COMMON | {
     "chat_template_kwargs": dict,
     "return_documents": bool,
 }
-_BYTES_A_CHARACTER = 3  # where not all of them are ASCII
 MOST_DOCUMENTS = 16384  # longer lists are sent on as they are
 _RERANK = (("query", "documents"),)
 _SCORE = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -324,19 +324,6 @@ def pairs_body(pairs: Pairs, part: range) -> bytes:
     asked = pairs.fields | dict(zip(pairs.names, (queries, pairs.documents[part.start : part.stop]), strict=True))
     wanted = wanted_of(pairs, len(part))
     return orjson.dumps(asked if wanted == len(part) else asked | {"top_n": wanted})
-
-
-def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
-    """The approximate bytes that a model scores: most models read the query again with each document."""
-    if documents < 2:
-        return size_bytes
-    for name, _ in _RERANK + _SCORE:
-        query = document.get(name)
-        if type(query) is list and len(query) == 1:
-            query = query[0]
-        if type(query) is str:
-            return size_bytes + (documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
-    return size_bytes
 
 
 def wanted_of(pairs: Pairs, documents: int) -> int:

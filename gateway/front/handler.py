@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
+from types import MappingProxyType
 from typing import Protocol
 from urllib.parse import unquote
 
@@ -24,28 +25,24 @@ from gateway.errors import (
     RouteNotFound,
 )
 from gateway.front.connection import ClientConnection, RequestHandler
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest, KeyCheck
+from gateway.front.http_request import KNOWN_HEADERS, ClientKey, HttpRequest, KeyCheck
 from gateway.front.json_body import SHORT_BYTES
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, RequestDispatcher, error_headers
 from gateway.front.routes import Route, logged_path
-from gateway.keys.ledger import KeyLedger
-from gateway.keys.rate_limits import ApiKeys, KeyLimits
-from gateway.keys.settings import KeyConfig
-from gateway.models.settings import AliasTarget, models_of
-from gateway.observe.record import Record
+from gateway.ledger import Limits, RequestLedger
+from gateway.observe.record import Record, Trace
 from gateway.request import InferenceRequest
-from gateway.tracing.trace import Tracer
 from gateway.turns import in_turns
 
 
 def answer_local(
     route: Route,
     path: bytes,
-    key: KeyConfig | None,
+    key: ClientKey | None,
     fleet: Fleet,
-    aliases: Mapping[str, AliasTarget],
+    aliases: Mapping[str, Sequence[str]],
     draining: bool,
     reply: ClientResponse,
 ) -> None:
@@ -85,7 +82,7 @@ def check_ready(fleet: Fleet, draining: bool) -> None:
         raise NoBackend("No backend is available.")
 
 
-def _cards(fleet: Fleet, aliases: Mapping[str, AliasTarget], key: KeyConfig | None) -> list[dict[str, object]]:
+def _cards(fleet: Fleet, aliases: Mapping[str, Sequence[str]], key: ClientKey | None) -> list[dict[str, object]]:
     """The model cards of the backends, unchanged, and one for each alias of a served model; those the key may use.
 
     An alias of several models has the card of the first one that is served.
@@ -94,8 +91,8 @@ def _cards(fleet: Fleet, aliases: Mapping[str, AliasTarget], key: KeyConfig | No
         card.id: {"object": "model", "owned_by": "vllm"} | dict(card.raw) | {"id": card.id} for card in fleet.models()
     }
     listed = [*cards.values()]
-    for alias, target in aliases.items():
-        card = next((cards[model] for model in models_of(target) if model in cards), None)
+    for alias, models in aliases.items():
+        card = next((cards[model] for model in models if model in cards), None)
         if card is not None and alias not in cards:
             listed.append(card | {"id": alias})
     return listed if key is None or key.models is None else [card for card in listed if key.allows(str(card["id"]))]
@@ -106,7 +103,7 @@ _MOST_COMPARED = 64  # names, and as many times two characters of each: a refusa
 
 
 def explain(
-    error: GatewayError, fleet: Fleet, aliases: Mapping[str, AliasTarget], key: KeyConfig | None = None
+    error: GatewayError, fleet: Fleet, aliases: Mapping[str, Sequence[str]], key: ClientKey | None = None
 ) -> None:
     """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
@@ -128,8 +125,8 @@ def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
     return f"{message} The models of other backends are not known yet: {unlisted}." if unlisted else message
 
 
-class RequestSource(RequestDispatcher, Protocol):
-    """Reads requests whose body is no JSON, and answers them: uploads, and sessions."""
+class RequestSource(Protocol):
+    """Reads the requests of routes with its name, whose body is no JSON: uploads, and sessions."""
 
     async def read(
         self,
@@ -142,12 +139,16 @@ class RequestSource(RequestDispatcher, Protocol):
         """The request, once its model is known. Raises a GatewayError."""
 
 
-class BatchApi(Protocol):
-    """Answers requests for files and batches: `batches.service.Batches`."""
+class LocalApi(Protocol):
+    """Answers requests of routes with its name, which go to no backend."""
 
     async def answer(self, incoming: HttpRequest, owner: tuple[str, str], reply: ClientResponse) -> None:
         """Answer through `reply`. `owner`: the API key's name and the tenant. Raises a GatewayError."""
 
+
+BeginTrace = Callable[[dict[bytes, bytes], bytes, bytes], tuple[bytes, Trace | None]]
+"""Of headers, method and path: the header line by which backends see the trace of a request, and the trace, if the
+request is traced."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -161,44 +162,35 @@ class Handler(RequestHandler):
         self,
         config: Config,
         fleet: Fleet,
-        dispatcher: RequestDispatcher,
-        coalescer: RequestDispatcher,
-        rerank_splitter: RequestDispatcher,
-        fallbacks: RequestDispatcher,
-        uploads: RequestSource,
-        realtime: RequestSource,
+        dispatchers: Mapping[str, RequestDispatcher],
         reader: RequestReader,
-        ledger: KeyLedger,
+        ledger: RequestLedger,
         clock: Callable[[], float],
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
-        unix_seconds: Callable[[], float],
-        tracer: Tracer | None = None,
-        batches: BatchApi | None = None,
+        begin_trace: BeginTrace | None = None,
+        sources: Mapping[str, RequestSource] = MappingProxyType({}),
+        apis: Mapping[str, LocalApi] = MappingProxyType({}),
     ) -> None:
+        """`dispatchers`, `sources`, `apis`: by their names in requests and routes; "" is the plain dispatcher."""
         self._fleet = fleet
-        self._batches = batches
-        self._dispatcher = dispatcher
-        self._coalescer = coalescer
-        self._rerank_splitter = rerank_splitter
-        self._fallbacks = fallbacks
-        self._realtime = realtime
-        self._uploads = uploads
+        self._dispatchers = dispatchers
+        self._sources = sources
+        self._apis = apis
         self._ledger = ledger
         self._clock = clock
         self._new_id = new_id
         self._complete = complete
         self._random = random
-        self._unix_seconds = unix_seconds
         self._log = structlog.get_logger("gateway")
         self._draining = False
-        self.follow(config, reader, tracer)
-        self.follow_keys(config.auth.keys, are_needed=not config.auth.is_open)
+        self.check_key: KeyCheck | None = None
+        self.follow(config, reader, begin_trace)
 
-    def follow(self, config: Config, reader: RequestReader, tracer: Tracer | None = None) -> None:
-        """Take over aliases, headers, the reader and the tracer of a configuration."""
-        self._aliases, self._reader, self._tracer = config.models.aliases, reader, tracer
+    def follow(self, config: Config, reader: RequestReader, begin_trace: BeginTrace | None = None) -> None:
+        """Take over headers, the reader and the traces of a configuration."""
+        self._reader, self._begin_trace = reader, begin_trace
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
@@ -208,22 +200,13 @@ class Handler(RequestHandler):
         self._logs_origin = not logged.isdisjoint(("address", "user_agent", "trace_id"))
         self._counts_bytes = "response_bytes" in logged
         self._reply_class = CountingResponse if self._counts_bytes else ClientResponse
-        self._has_extras = any((self._proxies, self._pages, tracer, self._logs_origin))
+        self._has_extras = any((self._proxies, self._pages, begin_trace, self._logs_origin))
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
-    def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
-        """Take over other API keys and their limits. What keys have used counts on."""
-        self.check_key: KeyCheck | None = ApiKeys(keys, self._unix_seconds).check if are_needed else None
-        self._ledger.follow(keys)
-
-    def use_batches(self, batches: BatchApi) -> None:
-        """Let another part answer requests for files and batches."""
-        self._batches = batches
-
-    def use(self, dispatcher: RequestDispatcher) -> None:
-        """Give this dispatcher the requests that need no batches or pieces."""
-        self._dispatcher = dispatcher
+    def follow_keys(self, check: KeyCheck | None) -> None:
+        """Take over other API keys. None = no request needs one."""
+        self.check_key = check
 
     def start_draining(self) -> None:
         """Be not ready from now on, and close connections after their answers."""
@@ -256,7 +239,7 @@ class Handler(RequestHandler):
             outcome = "cut_by_shutdown" if connection.was_cut else "client_gone"
             raise
         except GatewayError as error:
-            explain(error, self._fleet, self._aliases, key)
+            explain(error, self._fleet, self._reader.names.listed, key)
             outcome, message = error.outcome, error.message
             if error.status < 500 and not incoming.path.startswith(logged_path(incoming.path) or b" "):
                 message = error.code or error.type  # its message may quote the path
@@ -280,8 +263,8 @@ class Handler(RequestHandler):
             reply.set_constant_headers(self._pages.headers(headers))
         if self._proxies is not None:
             reply.came_through(self._proxies, headers.get(FORWARDED_FOR, b""))
-        if self._tracer is not None and not route.local:
-            line, trace = self._tracer.begin(headers, incoming.method, logged_path(incoming.path))
+        if self._begin_trace is not None and not route.local:
+            line, trace = self._begin_trace(headers, incoming.method, logged_path(incoming.path))
             incoming.follow_trace(line)
             if trace is not None:
                 record.traced(trace)
@@ -294,20 +277,22 @@ class Handler(RequestHandler):
         incoming: HttpRequest,
         connection: ClientConnection,
         route: Route,
-        limits: KeyLimits | None,
+        limits: Limits | None,
         reply: ClientResponse,
         record: Record,
     ) -> str:
         if route.local:
-            if route.batches:
-                await self._answer_of_batches(incoming, reply)
-                return "completed"
-            answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
+            if route.answered_by:
+                api = self._apis.get(route.answered_by)
+                if api is None:
+                    raise RouteNotFound(f"{incoming.method.decode('ascii', 'replace')}: {route.when_off}")
+                await api.answer(incoming, self._reader.scheduling.owner(incoming), reply)
+            else:
+                names = self._reader.names.listed
+                answer_local(route, incoming.path, incoming.key, self._fleet, names, self._draining, reply)
             return "completed"
-        if incoming.upload is not None:
-            request = await self._uploads.read(incoming, route, connection, reply, self._reader)
-        elif route.upgrades:
-            request = await self._realtime.read(incoming, route, connection, reply, self._reader)
+        if route.source:
+            request = await self._sources[route.source].read(incoming, route, connection, reply, self._reader)
         elif route.bodiless:
             request = self._reader.read_bodiless(incoming, route, reply.request_id, self._fleet.only_model)
         elif route.stored:
@@ -322,31 +307,13 @@ class Handler(RequestHandler):
             request = await self._complete(request)
         demand = request.demand
         record.parsed(demand, demand.model if self._fleet.serving(demand.model) is not None else "unknown")
-        dispatcher = self._dispatcher
-        if request.inputs is not None:
-            dispatcher = self._coalescer
-        elif request.upload is not None:
-            dispatcher = self._uploads
-        elif request.pairs is not None:
-            dispatcher = self._rerank_splitter
-        elif route.upgrades:
-            dispatcher = self._realtime
-        choice = request.model_choice
-        if choice is not None:
-            record.renamed(choice.alias, "")
-            if choice.fallbacks:
-                dispatcher = self._fallbacks
+        if request.model_choice is not None:
+            record.renamed(request.model_choice.alias, "")
         if limits is not None:
             self._ledger.open(request, record, limits)
             reply.set_headers(limits.headers())
-        answer = await dispatcher.dispatch(request, reply, record)
+        answer = await self._dispatchers[request.dispatcher].dispatch(request, reply, record)
         return "completed" if answer.status < 400 else "refused_by_backend"
-
-    async def _answer_of_batches(self, incoming: HttpRequest, reply: ClientResponse) -> None:
-        if self._batches is None:
-            method = incoming.method.decode("ascii", "replace")
-            raise RouteNotFound(f"{method}: files and batches are off; set batches.path in the configuration.")
-        await self._batches.answer(incoming, self._reader.scheduling.owner(incoming), reply)
 
     def _fail(self, error: GatewayError, reply: ClientResponse) -> None:
         if isinstance(error, NoBackend):

@@ -1,7 +1,8 @@
 """One HTTP request: its head."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from gateway.config import ServerConfig
 from gateway.errors import (
@@ -13,7 +14,6 @@ from gateway.errors import (
 from gateway.front.body import Upload, too_large
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.front.routes import PREFLIGHT_ROUTE, Route, find_route
-from gateway.keys.settings import KeyConfig
 from gateway.request import Kind, OfflineLine
 from gateway.resources import Holding
 
@@ -35,7 +35,32 @@ _PROTOCOL_KEY = b"openai-insecure-api-key."
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
 _NO_ENCODINGS = frozenset((b"", b"identity", b"utf-8"))  # what clients write for a body that is not encoded
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate", USER_AGENT))
-KeyCheck = Callable[[Mapping[bytes, bytes]], KeyConfig]  # the API key of a request with these headers, or Unauthorized
+
+
+class ClientKey(Protocol):
+    """The API key of a client: what its requests may use, and how they are served."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def models(self) -> Sequence[str] | None:
+        """Models that it may use, by the names that clients use; None = all."""
+
+    @property
+    def isolate_cache(self) -> bool: ...
+
+    @property
+    def weight(self) -> float: ...
+
+    @property
+    def priority(self) -> str: ...
+
+    def allows(self, model: str) -> bool:
+        """Whether it may use a model, by the name that clients use."""
+
+
+KeyCheck = Callable[[Mapping[bytes, bytes]], ClientKey]  # the API key of a request with these headers, or Unauthorized
 
 
 class HttpRequest:
@@ -56,7 +81,7 @@ class HttpRequest:
     error: GatewayError | None = None
     arrived_seconds: float = 0.0  # when it was complete and ready for its answer, on the loop's clock
     route: Route | None = None
-    key: KeyConfig | None = None
+    key: ClientKey | None = None
     trace_line: bytes = b""  # the `traceparent` that backends get, if the gateway traces requests
     offline: OfflineLine | None = None  # it is a line of an offline batch
 

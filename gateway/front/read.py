@@ -4,14 +4,13 @@ import hashlib
 import hmac
 import re
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
 from gateway.config import Config
-from gateway.embeddings.wire import inputs_of as embedding_inputs_of
-from gateway.embeddings.wire import pairs_of, scored_bytes
 from gateway.errors import InvalidRequest, PreviousResponseNotFound, ResponseNotFound
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import (
@@ -23,11 +22,9 @@ from gateway.front.json_body import (
     refuse_remote_media,
     with_fields,
 )
+from gateway.front.model_names import ModelNames, permitted
 from gateway.front.routes import Route, invoked_route
 from gateway.front.scheduling_headers import SchedulingHeaders
-from gateway.front.stored_responses import Place, StoredResponses
-from gateway.models.aliases import Aliases, permitted
-from gateway.models.served_names import ServedNames
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
@@ -36,6 +33,7 @@ from gateway.routing.prompt_blocks import (
     Prompt,
     add_opening,
     inputs_of,
+    scored_bytes,
     seed,
     sequences_of,
     text_prompt,
@@ -44,6 +42,7 @@ from gateway.routing.prompt_blocks import (
 )
 from gateway.turns import Steps, at_once
 
+FALLBACKS: Final = "fallbacks"  # the dispatcher of requests whose model others may take the place of
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
 _MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
 _MOST_MEDIA = 1024
@@ -73,6 +72,38 @@ class PromptSamples(Protocol):
         """Whether to call `sample` for this request. Called once for every request that generates."""
 
     def sample(self, pieces: Sequence[bytes], demand: Demand, client: str, application: str, now: float) -> None: ...
+
+
+class StoredPlace(Protocol):
+    """Where a response is stored. `alias`: the client's name for the model, if it is another."""
+
+    @property
+    def backend(self) -> str: ...
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def alias(self) -> str: ...
+
+
+class ResponseStore(Protocol):
+    """Knows which backend stores a response. `owner`: the API key's name and the tenant."""
+
+    def find(self, response_id: str, owner: tuple[str, str]) -> StoredPlace | None:
+        """The place of this client's response; None if it is unknown, or another client's."""
+
+    def noting(
+        self, model: str, owner: tuple[str, str], run: BackgroundRun | None, alias: str = ""
+    ) -> Callable[[str, bytes], None]:
+        """What gets the backend and the first bytes of a response to this client."""
+
+    def cancelled(self, response_id: str) -> None: ...
+
+
+WorkReader = Callable[[str, dict[str, Any], str], tuple[str, object] | None]
+"""Reads a body for a dispatcher that sends it in batches or in pieces: of an endpoint, a document and a model, the name
+of the dispatcher and what it needs of the body; None = the request is sent as it is."""
 
 
 class Draft:
@@ -108,22 +139,24 @@ class RequestReader:
         self,
         config: Config,
         estimates: Estimates,
-        stored: StoredResponses,
+        stored: ResponseStore,
         salt_secret: bytes,
         tokenized: Container[str] = (),
         report: PromptSamples | None = None,
         memory: MemoryBudget | None = None,
-        names: ServedNames | None = None,
+        names: ModelNames | None = None,
+        weights: Mapping[str, str] = MappingProxyType({}),
+        works: Mapping[str, WorkReader] = MappingProxyType({}),
     ) -> None:
-        self._names = names or ServedNames()
+        """`weights`: the first name of the same weights, of names of models; `works`: by endpoint."""
+        self._weights = weights
+        self._works = works
         self.scheduling = SchedulingHeaders(config.admission.tenant_header, config.admission.comment_seconds)
         self._limits = limits = JsonLimits(config.server)
         self._short_bytes, self._max_depth = limits.short_bytes, limits.depth
         self._max_sequences, self._allow_media_urls = config.server.max_sequences, config.server.allow_media_urls
-        self._coalesces = config.embeddings.coalesce  # of models without an own setting
-        self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
-        self.aliases = Aliases(config.models.aliases, self._names.first, config.models.by_name)
-        self._fallbacks = config.models.fallbacks
+        self.names = names or ModelNames()
+        self._fallbacks = self.names.fallbacks
         self._estimates = estimates
         self._stored = stored
         self._salt_secret = salt_secret
@@ -177,7 +210,7 @@ class RequestReader:
         """Find the model, the cache salt, and the fields to change. Raises InvalidRequest."""
         document, key, route, changes = draft.document, draft.incoming.key, draft.route, draft.changes
         model = permitted(_string(document, "model") or only_model(), key)
-        if model in self.aliases:
+        if model in self.names:
             draft.alias = model
             changes["model"] = model = self._aliased(draft)
         salt = (_string(document, "cache_salt") or "") if draft.rare else ""
@@ -205,18 +238,16 @@ class RequestReader:
         endpoint, kind = route.endpoint, route.kind
         generates, pools = kind is _GENERATE, kind is _POOL
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
-        inputs = pairs = None
-        if pools and self._coalesces_of.get(model, self._coalesces):
-            sent = document | draft.changes if draft.changes else document
-            if endpoint == "embeddings":
-                inputs = embedding_inputs_of(sent, model)
-            elif endpoint in ("rerank", "score"):
-                pairs = pairs_of(endpoint, sent, model)
+        dispatcher, work = "", None
+        if pools and (read := self._works.get(endpoint)) is not None:
+            dispatcher, work = read(endpoint, document | draft.changes, model) or ("", None)
         stores = endpoint == "responses"
         run = BackgroundRun() if stores and document.get("background") else None
         choice = None
         if draft.alias or (generates and model in self._fallbacks):
             choice = self._choice(draft, demand)
+            if choice is not None and choice.fallbacks:
+                dispatcher = FALLBACKS
         keeps_document = generates and (type(document.get("prompt")) is list or model in self._tokenized)
         return InferenceRequest(
             endpoint,
@@ -228,8 +259,8 @@ class RequestReader:
             draft.body,
             document=document if keeps_document else None,
             salt=draft.salt,
-            inputs=inputs,
-            pairs=pairs,
+            dispatcher=dispatcher,
+            work=work,
             headers=upstream_headers(incoming, draft.request_id),
             done_marker=route.done_marker,
             hides_usage=draft.hides_usage,
@@ -245,7 +276,7 @@ class RequestReader:
         document, incoming, alias = draft.document, draft.incoming, draft.alias
         if draft.route.endpoint == "responses" and (previous := _string(document, "previous_response_id")) is not None:
             stored = self._place_of(previous, incoming).model
-            if self.aliases.continued(alias, stored):
+            if self.names.continued(alias, stored):
                 return stored
         return self.model_of(alias, incoming, draft.route.kind, document)
 
@@ -254,7 +285,7 @@ class RequestReader:
         named = document.get("prompt_cache_key")
         session = incoming.headers.get(b"x-session-id", b"").decode("latin-1") or (named if type(named) is str else "")
         _, tenant = self.scheduling.owner(incoming)
-        return self.aliases.model_of(name, tenant, session, kind, document)
+        return self.names.model_of(name, tenant, session, kind, document)
 
     def _choice(self, draft: Draft, demand: Demand) -> ModelChoice | None:
         """How the request came to its model, and which others may take its place. Raises InvalidRequest."""
@@ -316,7 +347,7 @@ class RequestReader:
         response_id: str,
         incoming: HttpRequest,
         missing: type[PreviousResponseNotFound | ResponseNotFound] = PreviousResponseNotFound,
-    ) -> Place:
+    ) -> StoredPlace:
         """Where this client's response is stored. Raises an error of class `missing`."""
         place = self._stored.find(response_id, self.scheduling.owner(incoming))
         if place is None:
@@ -423,7 +454,7 @@ class RequestReader:
 
     def _seed(self, model: str, salt: str) -> int:
         """Where the chain of a prompt's keys starts: engines' caches depend on the weights, not on their name."""
-        model = self._names.weights.get(model, model)
+        model = self._weights.get(model, model)
         known = self._seeds.get(model) if not salt else None
         if known is not None:
             return known

@@ -28,7 +28,9 @@ class Route:
     by_body: bool = False  # which endpoint it is, the fields of the body decide
     bodiless: bool = False  # relayed without a body
     upgrades: bool = False  # to a WebSocket
-    batches: bool = False  # of files and batches, which the gateway keeps
+    answered_by: str = ""  # of a local one: the feature that does; empty = the gateway itself
+    source: str = ""  # the feature that reads its requests; empty = the gateway itself
+    when_off: str = ""  # what a client is told while that feature is off
 
 
 _MAX_PARAMETERS = 16
@@ -62,8 +64,8 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),
         b"/detokenize": Route("detokenize"),
-        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, done_marker=DONE_MARKER),
-        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, done_marker=DONE_MARKER),
+        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, source="uploads", done_marker=DONE_MARKER),
+        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, source="uploads", done_marker=DONE_MARKER),
     }
     ready = Route("readyz", local=True, public=True)
     gets = {
@@ -74,10 +76,11 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/ping": ready,
         b"/version": Route("version", local=True),
         b"/load": Route("load", local=True),
-        b"/v1/realtime": Route("realtime", Kind.GENERATE, b"/v1/realtime", bodiless=True, upgrades=True),
+        b"/v1/realtime": Route("realtime", Kind.GENERATE, b"/v1/realtime", source="realtime", upgrades=True),
         b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
-    kept, batch_bytes = Route("batches", local=True, batches=True), 65536
+    off = "files and batches are off; set batches.path in the configuration."
+    kept, batch_bytes = Route("batches", local=True, answered_by="batches", when_off=off), 65536
     uploaded = replace(kept, endpoint="files", kind=Kind.UPLOAD, max_body_bytes=_FILE_BYTES)
     files_and_batches = {
         (b"POST", b"/v1/files"): uploaded,

@@ -6,8 +6,7 @@ import re
 from typing import Final
 
 from gateway.errors import InvalidRequest
-from gateway.front.http_request import HttpRequest
-from gateway.keys.settings import KeyConfig
+from gateway.front.http_request import ClientKey, HttpRequest
 
 _SANE_NAME = re.compile(rb"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 _POSITIVE = re.compile(rb"(?=[0-9.]*[1-9])[0-9]{1,12}(?:\.[0-9]{1,9})?")
@@ -43,7 +42,7 @@ class SchedulingHeaders:
         deadline_seconds = _deadline(headers, incoming.arrived_seconds, self._comment_seconds if streams else 0.0)
         return self._tenant(headers, key), weight, batch, deadline_seconds
 
-    def _tenant(self, headers: dict[bytes, bytes], key: KeyConfig | None) -> str:
+    def _tenant(self, headers: dict[bytes, bytes], key: ClientKey | None) -> str:
         name = headers[self._tenant_header].strip() if self._tenant_header in headers else b""
         if not name:
             return key.name if key is not None else ""

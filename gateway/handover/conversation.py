@@ -288,7 +288,7 @@ class Predecessor:
         assert self._channel is not None
         knowledge, sharing = self.knowledge, self.sharing
         stored, self._sent_stored = knowledge.stored_since(self._sent_stored), knowledge.stored.noted
-        self._reported = sharing.number, knowledge.ledger.running()
+        self._reported = sharing.number, knowledge.limits.running()
         news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
         if kind == "go":  # what was changed by hand since the offer
             news["membership"] = knowledge.membership.state()
@@ -298,7 +298,7 @@ class Predecessor:
 
     def report(self) -> None:
         """Report what is needed to the process that took over, if that has changed."""
-        if self._channel is not None and self._reported != (self.sharing.number, self.knowledge.ledger.running()):
+        if self._channel is not None and self._reported != (self.sharing.number, self.knowledge.limits.running()):
             self._post("needs")
 
     def give_client(self, file: int) -> None:

@@ -22,7 +22,7 @@ from gateway.backends.membership import Membership
 from gateway.feedback import CacheState
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.handover.slots import engines_by_key
-from gateway.keys.ledger import KeyLedger
+from gateway.keys.limits import AllLimits
 from gateway.keys.usage import KeyUsage
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.wait_queue import Queue
@@ -52,7 +52,7 @@ class Knowledge:
     cache_state: CacheState
     calibrations: Calibrations
     queue: Queue
-    ledger: KeyLedger
+    limits: AllLimits
     stored: StoredResponses
     usage: KeyUsage
     secret: Callable[[], bytes]  # of cache salts
@@ -67,8 +67,8 @@ class Knowledge:
             ("estimates", self.cache_state.estimates.learned),
             ("lengths", self.cache_state.output_lengths.learned),
             ("calibrations", self.calibrations.learned),
-            ("accounts", self.ledger.accounts),
-            ("spent", self.ledger.spent),
+            ("accounts", self.limits.accounts),
+            ("spent", self.limits.spent),
             ("usage", self.usage.state),
             ("stored", partial(self.stored.since, 0)),
         ):
@@ -113,20 +113,20 @@ class Knowledge:
                     self.cache_state.index.record(engine.index, keys, edges)
         for model, served in sections["served"].items():
             self.queue.tenants(model).restore(served)
-        self.ledger.restore(sections["accounts"], ago_seconds)
-        self.ledger.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
+        self.limits.restore(sections["accounts"], ago_seconds)
+        self.limits.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
         if "usage" in sections:
             self.usage.restore(sections["usage"])
         self.restore_stored(sections["stored"])
 
     def use(self) -> dict[str, Any]:
         """What keys used so far, for `use_since`."""
-        return {"spent": self.ledger.spent(), "usage": self.usage.today()}
+        return {"spent": self.limits.spent(), "usage": self.usage.today()}
 
     def use_since(self, before: dict[str, Any]) -> dict[str, Any]:
         """What keys used since `use` returned this; `restore_use` takes it. Nothing before: all of today."""
         spent: dict[str, dict[str, list[int]]] = {}
-        for name, periods in self.ledger.spent().items():
+        for name, periods in self.limits.spent().items():
             known = before.get("spent", {}).get(name, {})
             spent[name] = {
                 period: [first_day, used - (known[period][1] if known.get(period, [None])[0] == first_day else 0)]
@@ -136,7 +136,7 @@ class Knowledge:
 
     def restore_use(self, use: dict[str, Any]) -> None:
         """Count what keys used in another process meanwhile."""
-        self.ledger.restore_spent(use["spent"])
+        self.limits.restore_spent(use["spent"])
         for day, rows in use["usage"]:
             self.usage.add([(key, model, counts) for key, model, counts in rows], day)
 

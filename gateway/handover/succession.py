@@ -19,7 +19,7 @@ from gateway.handover.conversation import Predecessor, Successor, TakeoverRefuse
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import Knowledge
 from gateway.handover.systemd import notify_systemd
-from gateway.keys.ledger import KeyLedger
+from gateway.keys.limits import AllLimits
 from gateway.observe.record import RecordBatcher
 from gateway.supervisor import Supervisor, running
 
@@ -35,7 +35,7 @@ class Serving(Protocol):
 
     fleet: Fleet
     membership: Membership
-    ledger: KeyLedger
+    limits: AllLimits
     knowledge: Knowledge
     supervisor: Supervisor
     server: Server
@@ -77,7 +77,7 @@ class Handover:
             raise TakeoverRefused("this process was told to stop before it took over")
 
         def heard(news: dict[str, Any]) -> None:
-            gateway.ledger.run_elsewhere(news["running"])
+            gateway.limits.run_elsewhere(news["running"])
             gateway.knowledge.restore_stored(news["stored"])
             if "membership" in news:
                 gateway.membership.restore(news["membership"], ())

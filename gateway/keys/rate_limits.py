@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from gateway.errors import KeyExpired, RateLimited, Unauthorized
 from gateway.keys.budgets import Budgets, Spent
 from gateway.keys.settings import KeyConfig
+from gateway.ledger import Limits
 from gateway.scheduling.fair_share import ServiceRate
 
 
@@ -59,7 +60,7 @@ class Bucket:
         )
 
 
-class KeyLimits:
+class KeyLimits(Limits):
     """The limits of one key, and their current use."""
 
     def __init__(self, key: KeyConfig, clock: Callable[[], float], unix_seconds: Callable[[], float]) -> None:
@@ -99,9 +100,8 @@ class KeyLimits:
         return f"<KeyLimits {self.running} running, {', '.join(levels) or 'no rates'}{budgets}>"
 
     @property
-    def budgets(self) -> Budgets | None:
-        """The token budgets of the key, if it has any."""
-        return self._budgets
+    def has_budget(self) -> bool:
+        return self._budgets is not None
 
     def run_elsewhere(self, requests: int) -> None:
         """So many requests of the key run in another process, which ends."""
@@ -127,10 +127,6 @@ class KeyLimits:
             self._budgets.restore(spent)
 
     def charge(self, tokens: int) -> int:
-        """Charge what a request is expected to need. Returns the day; `correct` must follow with it when it ends.
-
-        Raises RateLimited or QuotaExceeded.
-        """
         now, amounts = self._clock(), {"requests": 1, "tokens": tokens}
         if self._most_running is not None and self.running + self.running_elsewhere >= self._most_running:
             raise RateLimited(
@@ -147,11 +143,7 @@ class KeyLimits:
         return day
 
     def correct(self, charged_tokens: int, used_tokens: int, *, counts: bool, day: int = 0) -> None:
-        """A request ended: replace what it was charged by what it used.
-
-        `counts` as a request: a backend worked, or it was answered. Whatever a backend reports, an answer costs at most
-        a minute's worth more than expected, and at least 0.
-        """
+        """Whatever a backend reports, an answer costs at most a minute's worth more than expected, and at least 0."""
         now = self._clock()
         self.running -= 1
         self._ended.left(now)
@@ -163,7 +155,6 @@ class KeyLimits:
             self._budgets.correct(day, charged_tokens, used_tokens)
 
     def charge_line(self, tokens: int) -> int:
-        """The same for a line of an offline batch, to which the budgets alone apply; `correct_line` must follow."""
         return 0 if self._budgets is None else self._budgets.charge(tokens)
 
     def correct_line(self, charged_tokens: int, used_tokens: int, *, day: int) -> None:
@@ -171,18 +162,15 @@ class KeyLimits:
             self._budgets.correct(day, charged_tokens, used_tokens)
 
     def spend(self, tokens: int) -> int:
-        """Charge a request that runs what was not expected, into debt if need be. Returns the day, for `correct`."""
         if (bucket := self._buckets.get("tokens")) is not None:
             bucket.take(tokens, self._clock())
         return 0 if self._budgets is None else self._budgets.spend(tokens)
 
     def check_left(self) -> None:
-        """Raises QuotaExceeded if a budget is used up."""
         if self._budgets is not None:
             self._budgets.check(1)
 
     def headers(self) -> bytes:
-        """The x-ratelimit header lines of every response."""
         now = self._clock()
         return "".join([bucket.headers(what, now) for what, bucket in self._buckets.items()]).encode()
 

@@ -1,11 +1,7 @@
-"""Names of models: which a client may use, which model one stands for, and for a canary, which a conversation gets.
+"""Aliases: names that operators give to models, and canaries, which share the conversations between several. Pure.
 
-Further names under which engines serve a model (vLLM's `--served-model-name a b`) stand for the first one, but for
-those with settings of their own: so all of them share a queue, what is learned, and the record of prompts.
-
-Pure. Every route gets its model from `permitted` and `Aliases`. A canary's choice is made by a hash of what all turns
-of a conversation have in common, so that each conversation keeps its model, and with it its prefix cache, in every
-gateway with the same weights.
+A canary's choice is made by a hash of what all turns of a conversation have in common, so that each conversation keeps
+its model, and with it its prefix cache, in every gateway with the same weights.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -14,23 +10,13 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.errors import InvalidRequest, ModelNotAllowed
-from gateway.keys.settings import KeyConfig
-from gateway.models.settings import AliasTarget
+from gateway.front.model_names import ModelNames
+from gateway.models.settings import AliasTarget, ModelsConfig, models_of
 from gateway.request import Kind
 from gateway.routing.prompt_blocks import seed
 
 _HASHES: Final = float(1 << 64)
 _OPENING_CHARACTERS: Final = 1024  # of a prompt without turns
-
-
-def permitted(name: str | None, key: KeyConfig | None) -> str:
-    """The name that a client uses, or the only model's if it uses none. Raises InvalidRequest or ModelNotAllowed."""
-    if name is None:
-        raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
-    if key is not None and key.models is not None and not key.allows(name):
-        raise ModelNotAllowed.of(name)
-    return name
 
 
 class Canary:
@@ -53,38 +39,42 @@ class Canary:
         return self._upper[-1][1]
 
 
-class Aliases:
-    """The models that names of clients stand for. `served`: names of engines that answer with another one, and the
-    model of each, as they are at any moment; `own`: names with settings."""
+class Aliases(ModelNames):
+    """The names of the configuration, and those of engines."""
 
     def __init__(
         self,
         aliases: Mapping[str, AliasTarget],
         served: Mapping[str, str] = MappingProxyType({}),
         own: Collection[str] = (),
+        fallbacks: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
-        self._served, self._own = served, own
+        super().__init__(served, own)
+        self.listed = {alias: models_of(target) for alias, target in aliases.items()}
+        self.fallbacks = fallbacks
         self._targets: dict[str, str | Canary] = {}
         for alias, target in aliases.items():
             self._targets[alias] = target if isinstance(target, str) else Canary(target)
+
+    @classmethod
+    def configured(cls, config: ModelsConfig, served: Mapping[str, str]) -> ModelNames:
+        """The names of this configuration; without its aliases and fallbacks, those of engines alone."""
+        if config.aliases or config.fallbacks:
+            return cls(config.aliases, served, config.by_name, config.fallbacks)
+        return ModelNames(served, config.by_name)
 
     def __contains__(self, name: str) -> bool:
         return name in self._targets or (name in self._served and name not in self._own)
 
     def model_of(self, name: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:
-        """The model that a name stands for, for this tenant's conversation; one that is no alias is the model's own."""
         target = self._targets.get(name, name)
         if not isinstance(target, str):
             target = target.choose(seed(name, tenant, session or opening_of(document, kind)) / _HASHES)
-        return self._first(target)
-
-    def _first(self, model: str) -> str:
-        return model if model in self._own else self._served.get(model, model)
+        return self.first(target)
 
     def continued(self, alias: str, model: str) -> bool:
-        """Whether a conversation under this name may go on with this model."""
         target = self._targets.get(alias, alias)
-        return model in map(self._first, [target] if isinstance(target, str) else target.models)
+        return model in map(self.first, [target] if isinstance(target, str) else target.models)
 
 
 def opening_of(document: dict[str, Any], kind: Kind) -> str:

@@ -1,11 +1,29 @@
 """The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Protocol
 
 from gateway.request import Demand, Usage
+from gateway.routing.policy import EngineVerdict
 from gateway.supervisor import Supervisor
-from gateway.tracing.trace import RequestTrace
+
+
+class Trace(Protocol):
+    """What a traced request notes of its attempts."""
+
+    def asks(self, verdicts: Sequence[EngineVerdict]) -> None:
+        """An attempt begins: an engine is to be found for it. `verdicts`: what each engine would mean, best first."""
+
+    def placed(self, backend: str, waited_seconds: float, hit_tokens: int) -> None:
+        """The scheduler chose this backend, and the request is sent."""
+
+    def failed(self, kind: str) -> None: ...
+
+    def attempted(self, first_byte_seconds: float | None) -> None:
+        """The attempt has ended, whether it succeeded or not."""
+
+    def retried(self, headers: bytes) -> bytes:
+        """The header lines of the next attempt, which has a span of its own."""
 
 
 class Record:
@@ -46,7 +64,7 @@ class Record:
     alias: str = ""  # the client's name for the model, if it is another
     fell_back_from: str = ""  # the model whose place another one took
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
-    trace: RequestTrace | None = None  # None = it is not traced
+    trace: Trace | None = None  # None = it is not traced
     requested: Demand | None = None  # None = it was refused before it was read
     has_begun: bool = False  # the client has a part of the backend's answer
     is_session: bool = False  # its tokens are counted as they come
@@ -63,7 +81,7 @@ class Record:
         self.request_bytes = request_bytes
         self.client = client
 
-    def traced(self, trace: RequestTrace) -> None:
+    def traced(self, trace: Trace) -> None:
         self.trace = trace
 
     def came_from(self, address: str, user_agent: bytes, traceparent: bytes) -> None:
@@ -174,15 +192,6 @@ class Record:
         self.error = error
         if self.model and not self.backend and outcome != "completed":
             self.queue_seconds = now - self.arrived_seconds  # it was queued and got no backend
-
-
-class Finished(NamedTuple):
-    """A request that was traced, for its spans. `urls`: of backends, by name; the offset is that to Unix time."""
-
-    record: Record
-    trace: RequestTrace
-    urls: dict[str, str]
-    offset_seconds: float
 
 
 _BATCH = 64

@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Final, Protocol
 from urllib.parse import parse_qs
 
 import orjson
@@ -26,11 +26,11 @@ from gateway.errors import (
 )
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
+from gateway.front.model_names import permitted
 from gateway.front.origin import ORIGIN, WebPages
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route
-from gateway.models.aliases import permitted
 from gateway.observe.record import Record
 from gateway.realtime.session_events import SessionEvents
 from gateway.realtime.websocket import (
@@ -47,6 +47,7 @@ from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, Sink, T
 from gateway.routing.prompt_blocks import seed
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
+REALTIME: Final = "realtime"
 _PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
 _MAX_MODEL_CHARACTERS = 1024
 _FIRST_EVENTS_SECONDS = 10.0
@@ -231,6 +232,7 @@ class RealtimeSessions:
             Demand(model, *terms, hint=seed(client, session) if session else 0),
             reply.request_id,
             headers=upstream_headers(incoming, reply.request_id),
+            dispatcher=REALTIME,
             tunnel=tunnel,
             model_choice=ModelChoice(name) if name != model else None,
         )

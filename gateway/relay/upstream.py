@@ -32,10 +32,10 @@ from gateway.errors import (
     StreamInterrupted,
     StreamStalled,
 )
-from gateway.models.renaming import NameReplacer, RenamedEvents
 from gateway.relay.connection import BackendConnection, Receiver
 from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening
 from gateway.relay.refusals import as_clients_read
+from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
 from gateway.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult
 from gateway.resources import Holding, MemoryBudget

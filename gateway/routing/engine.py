@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gateway.models.adapters import AdapterSlots
+from gateway.routing.adapters import AdapterSlots
 from gateway.routing.kv_reservations import KvLedger, Reservation
 
 # Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.

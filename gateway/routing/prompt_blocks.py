@@ -38,6 +38,8 @@ _INPUTS: Final[tuple[str, ...]] = (
 _text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
+_QUERIES = ("query", "text_1", "queries", "data_1")  # of what is scored: the first one that there is
+_BYTES_A_CHARACTER = 3  # where not all of them are ASCII
 _ITEMS_A_STEP = 8192
 _MOST_IDS = LONGEST_BYTES // 4
 _MOST_SHOWN = 4096  # items of a prompt that is neither text nor token ids
@@ -246,6 +248,19 @@ def sequences_of(document: dict[str, Any]) -> int:
 def inputs_of(document: dict[str, Any]) -> int:
     """Sequences of a pooling request: its inputs, documents to be scored, or conversations."""
     return _items(document, _INPUTS)
+
+
+def scored_bytes(document: dict[str, Any], size_bytes: int, documents: int) -> int:
+    """The approximate bytes that a model scores: most models read the query again with each document."""
+    if documents < 2:
+        return size_bytes
+    for name in _QUERIES:
+        query = document.get(name)
+        if type(query) is list and len(query) == 1:
+            query = query[0]
+        if type(query) is str:
+            return size_bytes + (documents - 1) * len(query) * (1 if query.isascii() else _BYTES_A_CHARACTER)
+    return size_bytes
 
 
 def _items(document: dict[str, Any], fields: tuple[str, ...]) -> int:

@@ -17,9 +17,8 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyVa
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, SpanFlags, Status
 from opentelemetry.sdk.resources import Resource
 
-from gateway.observe.record import Finished
 from gateway.tracing.encoding import RESOURCE_SPANS, SCOPE_SPANS, SPANS, Attribute, first_token, framed, identity
-from gateway.tracing.trace import Attempt
+from gateway.tracing.trace import Attempt, Finished
 
 _NANOSECONDS = 1_000_000_000
 _SPAN_ID_BYTES = 8

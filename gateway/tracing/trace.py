@@ -6,8 +6,11 @@ sampling decision; one that is sampled also notes its attempts.
 
 import re
 from binascii import hexlify
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
+
+from gateway.observe.record import Record, Trace
+from gateway.routing.policy import EngineVerdict
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
@@ -20,6 +23,7 @@ _ID_BYTES: Final = 8  # of a span, and of either half of a trace's id
 _IDS_CHARACTERS: Final = 34  # of the lower half of a trace's id and of a span's id in hex, each with a "-"
 _TRACES_AT_ONCE = 256
 _ALL = 1 << 64
+_MOST_PRICES = 8  # the best engines
 
 
 class Price(NamedTuple):
@@ -29,6 +33,12 @@ class Price(NamedTuple):
     cost: float
     hit_tokens: int
     is_open: bool
+
+
+def _prices(verdicts: Sequence[EngineVerdict]) -> list[Price]:
+    """What the best engines would cost; times in milliseconds."""
+    scales = [(verdict, 1000 if verdict.parts is not None else 1) for verdict in verdicts[:_MOST_PRICES]]
+    return [Price(each.name, each.cost * scale, each.hit_tokens, each.is_open) for each, scale in scales]
 
 
 class Attempt:
@@ -47,7 +57,7 @@ class Attempt:
         self.error = ""  # the kind of failure
 
 
-class RequestTrace:
+class RequestTrace(Trace):
     """The trace of one sampled request. `parent_id` is the client's span; empty = the trace begins here."""
 
     def __init__(
@@ -71,12 +81,10 @@ class RequestTrace:
         """The `traceparent` of the next attempt, whose span is the parent of the engine's."""
         return b"00-%b-%b-01" % (self.trace_id, self._next_span_id)
 
-    def asks(self, prices: list[Price]) -> None:
-        """An attempt begins: an engine is to be found for it."""
-        self.attempts.append(Attempt(self._next_span_id, self._clock(), prices))
+    def asks(self, verdicts: Sequence[EngineVerdict]) -> None:
+        self.attempts.append(Attempt(self._next_span_id, self._clock(), _prices(verdicts)))
 
     def placed(self, backend: str, waited_seconds: float, hit_tokens: int) -> None:
-        """The scheduler chose this backend, and the request is sent."""
         if not self.attempts:
             self.asks([])
         attempt = self.attempts[-1]
@@ -91,15 +99,22 @@ class RequestTrace:
         return Attempt(self._next_span_id, self._clock(), [])
 
     def attempted(self, first_byte_seconds: float | None) -> None:
-        """The attempt has ended, whether it succeeded or not."""
         attempt = self.attempts[-1]
         attempt.first_byte_seconds, attempt.ended_seconds = first_byte_seconds, self._clock()
 
     def retried(self, headers: bytes) -> bytes:
-        """The header lines of the next attempt, which has a span of its own."""
         before = self.header()
         self._next_span_id = self._new_span_id()
         return headers.replace(before, self.header(), 1)
+
+
+class Finished(NamedTuple):
+    """A request that was traced, for its spans. `urls`: of backends, by name; the offset is that to Unix time."""
+
+    record: Record
+    trace: RequestTrace
+    urls: dict[str, str]
+    offset_seconds: float
 
 
 class Tracer:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
+from gateway.front.handler import BeginTrace
 from gateway.observe.metrics import Metrics
-from gateway.observe.record import Finished, Record
+from gateway.observe.record import Record
 from gateway.supervisor import LogThrottle
 from gateway.tracing.settings import TracingConfig
-from gateway.tracing.trace import Tracer
+from gateway.tracing.trace import Finished, RequestTrace, Tracer
 
 if TYPE_CHECKING:
     from gateway.tracing.otlp import OtlpReceiver
@@ -59,6 +60,11 @@ class Tracing:
         self.tracer = Tracer(config.sample_ratio, os.urandom, self._clock) if config.endpoint else None
         self._wake.set()  # from a longer interval
 
+    @property
+    def begin(self) -> BeginTrace | None:
+        """What begins the traces of requests; None = none is traced."""
+        return None if self.tracer is None else self.tracer.begin
+
     def add_gauges(self, metrics: Metrics) -> None:
         text = "Traces of requests, by result: exported, or dropped because they could not be sent."
         metrics.counter(
@@ -75,7 +81,7 @@ class Tracing:
             return
         for record in records:
             trace = record.trace
-            if trace is None:
+            if not isinstance(trace, RequestTrace):
                 continue
             if len(self._traces) >= MAX_HELD_TRACES:
                 self._overflow += 1

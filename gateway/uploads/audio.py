@@ -11,15 +11,16 @@ from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, Qu
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
+from gateway.front.model_names import permitted
 from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
-from gateway.models.aliases import permitted
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
 from gateway.scheduling.fair_share import Backlog
 from gateway.uploads.forms import FormParser, boundary_of, content_type_of
 
+UPLOADS: Final = "uploads"
 _SHARE = 4  # uploads that still arrive may hold one slot in four of a model
 _REMEMBERED_SECONDS = 60.0
 _RETRY_AFTER_SECONDS = 1.0
@@ -102,6 +103,7 @@ class Uploads:
             headers=upstream_headers(incoming, reply.request_id),
             done_marker=route.done_marker,
             repeatable=False,
+            dispatcher=UPLOADS,
             explains=headers.get(b"x-gateway-explain") == b"1",
             model_choice=ModelChoice(name) if name != model else None,
         )

@@ -16,9 +16,11 @@ from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.errors import InvalidRequest
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import MOST_KEYS, JsonLimits
-from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
+from gateway.front.stored_responses import StoredResponses
 from gateway.keys.settings import KeyConfig
+from gateway.models.aliases import Aliases
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
@@ -80,7 +82,9 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
     )
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway has it
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"secret", ("model",))
+    reader = RequestReader(
+        config, Estimates(), StoredResponses(), b"secret", ("model",), names=Aliases.configured(config.models, {})
+    )
     for body in bodies():
         if named in body.name:
             yield _timing(body, reader, limits)

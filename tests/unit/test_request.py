@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import BUILD
-from gateway.request import Demand, EmbeddingInputs, InferenceRequest, Kind
+from gateway.embeddings.inputs import EmbeddingInputs
+from gateway.request import Demand, InferenceRequest, Kind
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="objects of compiled classes with arguments are not pickled")

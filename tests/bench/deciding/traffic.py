@@ -8,8 +8,9 @@ import orjson
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
-from gateway.front.read import RequestReader, StoredResponses
+from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
+from gateway.front.stored_responses import StoredResponses
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats

@@ -1,6 +1,7 @@
 """Which requests lines become, and what a line teaches of lengths: its whole answer, once, whatever its pauses."""
 
 import asyncio
+from collections import defaultdict
 from typing import Any, cast
 
 import orjson
@@ -9,12 +10,10 @@ import pytest
 from gateway.batches.batch import Owner
 from gateway.batches.input import Line, LineRequest
 from gateway.batches.partial import PartialAnswer
-from gateway.batches.sender import LineAnswer, LineDispatchers, LinePaused, LineSender, LinesInFlight
+from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
 from gateway.config.file import parse
-from gateway.front.read import RequestReader
-from gateway.front.stored_responses import StoredResponses
-from gateway.keys.ledger import KeyLedger
+from gateway.ledger import RequestLedger
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget
@@ -22,6 +21,7 @@ from gateway.routing.estimates import Estimates, OutputLengths
 from gateway.scheduling.pace import BatchPace
 from gateway.turns import in_turns
 from tests.unit.batches.test_partial import Engine
+from tests.unit.front.readers import request_reader
 from tests.unit.scheduling.virtual_time import run
 
 CHAT = "/v1/chat/completions"
@@ -70,12 +70,12 @@ class Desk:
         plain = cast(Any, backend)
         numbers = iter(range(100))
         self.memory = MemoryBudget(1 << 20)
-        ledger = KeyLedger(Estimates(), lambda: 0.0, lambda: 0.0, self.finished, self.finished)
+        ledger = RequestLedger(Estimates(), self.finished, [self.finished])
         self.sender = LineSender(
-            LineDispatchers(plain, plain, plain, plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
+            defaultdict(lambda: plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
             lambda: f"line-{next(numbers)}",
         )  # fmt: skip
-        self.sender.follow(config, RequestReader(config, Estimates(), StoredResponses(), b"secret"))
+        self.sender.follow(config, request_reader(config))
         self.sender.follow_keys((), are_needed=False)
 
     def finished(self, record: Record) -> None:

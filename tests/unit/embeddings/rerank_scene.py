@@ -41,7 +41,7 @@ class Sent:
 
     @property
     def is_piece(self) -> bool:
-        return self.request.pairs is None and not self.is_probe and not self.request.request_id.endswith("-query")
+        return self.request.work is None and not self.is_probe and not self.request.request_id.endswith("-query")
 
 
 class Scene:
@@ -94,7 +94,7 @@ class Scene:
         return InferenceRequest(
             endpoint, Kind.POOL, b"POST", b"/" + endpoint.encode(), asked, name, body=written,
             headers=b"x-request-id: %b\r\ntraceparent: t\r\n" % name.encode(),
-            pairs=pairs_of(endpoint, document, "m"),
+            work=pairs_of(endpoint, document, "m"),
         )  # fmt: skip
 
     async def ask(self, endpoint: str, body: dict[str, Any], name: str = "id-1", **ask: Any) -> FakeWire:

@@ -213,7 +213,7 @@ class Scene:
         asked = Demand("m", sequences=len(inputs.items), divisible=True, output_tokens=0, size_bytes=len(body), **ask)
         headers = b"x-request-id: %b\r\ntraceparent: t\r\n" % name.encode()
         return InferenceRequest(
-            "embeddings", Kind.POOL, b"POST", b"/v1/embeddings", asked, name, body=body, headers=headers, inputs=inputs
+            "embeddings", Kind.POOL, b"POST", b"/v1/embeddings", asked, name, body=body, headers=headers, work=inputs
         )
 
     async def ask(self, given: Any, name: str = "id-1", wire: FakeWire | None = None, **options: Any) -> FakeWire:

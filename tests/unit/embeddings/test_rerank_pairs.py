@@ -5,15 +5,15 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.embeddings.inputs import Pairs
 from gateway.embeddings.wire import (
     MOST_DOCUMENTS,
     pairs_body,
     pairs_of,
     query_body,
-    scored_bytes,
     wanted_of,
 )
-from gateway.request import Pairs
+from gateway.routing.prompt_blocks import scored_bytes
 
 RERANK: dict[str, Any] = {"model": "alias", "query": "q", "documents": ["a", "bé", "c"]}
 SCORE: dict[str, Any] = {"model": "alias", "text_1": ["q", "r", "s"], "text_2": ["a", "b", "c"]}

@@ -8,8 +8,8 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.embeddings.batching import ModelSizes
+from gateway.embeddings.inputs import EmbeddingInputs
 from gateway.embeddings.wire import inputs_of
-from gateway.request import EmbeddingInputs
 
 
 def sizes(*caps: int, context: int | None = 256) -> ModelSizes:

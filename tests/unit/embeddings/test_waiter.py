@@ -14,7 +14,7 @@ from tests.unit.scheduling.virtual_time import run
 def waiter(*lengths: int, encoding: str = "float") -> EmbeddingWaiter:
     inputs = inputs_of({"model": "m", "input": ["a"] * sum(lengths), "encoding_format": encoding}, "m")
     assert inputs is not None
-    request = InferenceRequest("embeddings", Kind.POOL, b"POST", b"/x", Demand("m"), "id-1", inputs=inputs)
+    request = InferenceRequest("embeddings", Kind.POOL, b"POST", b"/x", Demand("m"), "id-1", work=inputs)
     made = EmbeddingWaiter(request, inputs, "ann", Record("id-1", "embeddings", 100.0), 100.0)
     ends = list(accumulate(lengths))
     ranges = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]

@@ -1,6 +1,7 @@
 """One request, one answer, one record, whatever happens on the way."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from random import Random
@@ -32,17 +33,18 @@ from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.handler import Handler
 from gateway.front.http_request import HttpRequest
-from gateway.front.read import RequestReader
 from gateway.front.reply import ClientResponse
-from gateway.front.stored_responses import StoredResponses
-from gateway.keys.ledger import KeyLedger
+from gateway.keys.limits import AllLimits
+from gateway.keys.rate_limits import ApiKeys
+from gateway.ledger import RequestLedger
 from gateway.observe.record import Record
-from gateway.realtime.sessions import RealtimeSessions
+from gateway.realtime.sessions import REALTIME, RealtimeSessions
 from gateway.request import InferenceRequest, Kind, UpstreamResult
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from gateway.scheduling.fair_share import Backlog
-from gateway.uploads.audio import UploadForm, Uploads
+from gateway.uploads.audio import UPLOADS, UploadForm, Uploads
+from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -74,24 +76,26 @@ class Scene:
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         self.server_config = whole.server
         self.unix_clock = Clock(1_790_000_000.0)
-        ledger = KeyLedger(Estimates(), Clock(), self.unix_clock, self.records.append, self.records.append)
+        ledger = RequestLedger(Estimates(), self.records.append, [self.records.append])
+        sessions = RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ())
+        uploads = Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock())
         self.handler = Handler(
             whole,
             fleet or fleet_of(),
-            self,
-            self,
-            self,
-            self,
-            Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock()),
-            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ()),
-            RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
+            defaultdict(lambda: self, {UPLOADS: uploads, REALTIME: sessions}),
+            request_reader(whole),
             ledger,
             Clock(),
             lambda: "made-up",
             self.complete,
             Random(1),
-            self.unix_clock,
+            sources={"uploads": uploads, "realtime": sessions},
         )
+        if whole.auth.keys:
+            limits = AllLimits(Clock(), self.unix_clock)
+            limits.follow(whole.auth.keys)
+            ledger.follow(limits.by_name)
+            self.handler.follow_keys(ApiKeys(whole.auth.keys, self.unix_clock).check)
 
     def admit(self, incoming: HttpRequest) -> bool:
         return incoming.admit(self.handler.check_key, self.server_config)

@@ -66,7 +66,7 @@ def test_an_unknown_model_is_not_found(path: bytes) -> None:
 
 def test_a_key_sees_only_the_models_that_it_may_use_by_the_names_that_clients_use() -> None:
     key = KeyConfig(name="ann", key="k", models=("gpt*", "n"))
-    aliases = {"gpt-4": "org/m"}
+    aliases = {"gpt-4": ("org/m",)}
     listed = orjson.loads(answer(b"/v1/models", aliases=aliases, key=key).body)["data"]
     assert [card["id"] for card in listed] == ["n", "gpt-4"]
     assert orjson.loads(answer(b"/v1/models/gpt-4", aliases=aliases, key=key).body)["id"] == "gpt-4"

@@ -13,12 +13,10 @@ from gateway.config import Config, ServerConfig
 from gateway.errors import ContextTooComplex, InvalidRequest, MemoryFull
 from gateway.front import json_body
 from gateway.front.json_body import JsonLimits, loaded
-from gateway.front.read import RequestReader
-from gateway.front.stored_responses import StoredResponses
 from gateway.request import InferenceRequest
 from gateway.resources import MemoryBudget
-from gateway.routing.estimates import Estimates
 from gateway.turns import at_once
+from tests.unit.front.readers import request_reader
 from tests.unit.front.test_guards import DOCUMENTS, VALUES
 from tests.unit.front.wires import Sent
 
@@ -68,7 +66,7 @@ LONG: dict[str, tuple[bytes, dict[str, Any]]] = {
 
 def read(path: bytes, body: bytes, memory: MemoryBudget) -> InferenceRequest:
     config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), server=ServerConfig())
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"", memory=memory)
+    reader = request_reader(config, memory=memory)
     incoming = Sent(path, body).incoming()
     assert incoming.route is not None
     return at_once(reader.read_in_steps(incoming, incoming.route, "id", lambda: None))
@@ -157,7 +155,7 @@ def test_what_is_parsed_is_looked_through_in_steps(path: bytes, document: dict[s
     """Before, a prompt was looked for media in one step, and read in another one: up to 140 ms of CPU time each."""
     server = ServerConfig(max_sequences=1 << 20)
     config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), server=server)
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"")
+    reader = request_reader(config)
     incoming = Sent(path, orjson.dumps(document)).incoming()
     assert incoming.route is not None
     parsing = len([*json_body.parse_body(incoming.body, JsonLimits(server))])

@@ -5,13 +5,14 @@ import pytest
 
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
+from gateway.embeddings.inputs import Pairs
 from gateway.errors import InvalidRequest, PreviousResponseNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
 from gateway.front.stored_responses import Place, StoredResponses
 from gateway.keys.settings import KeyConfig
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest, Kind
-from gateway.routing.estimates import Estimates
+from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent
 
 ISOLATED, OTHER = (KeyConfig(name=name, key=name, isolate_cache=True) for name in ("ann", "bob"))
@@ -29,7 +30,7 @@ def reader_of(models: ModelsConfig, stored: StoredResponses | None = None, **ser
         models=models,
         server=ServerConfig.model_validate(server),
     )
-    return RequestReader(config, Estimates(), stored or StoredResponses(), b"secret")
+    return request_reader(config, stored=stored)
 
 
 def read(
@@ -308,14 +309,14 @@ def test_engines_that_report_on_every_prompt_token_use_no_cache(more: dict[str, 
 
 def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
     body = {"model": "gpt", "query": "q", "documents": ["a", "b"]}
-    pairs = read(body, b"/v1/rerank").pairs
-    assert pairs is not None
+    pairs = read(body, b"/v1/rerank").work
+    assert isinstance(pairs, Pairs)
     assert (pairs.documents, pairs.fields) == (["a", "b"], {"model": "org/m"})
-    assert read({"model": "m", "text_1": "q", "text_2": ["a"]}, b"/score").pairs is not None
-    assert read(body, b"/pooling").pairs is None
+    assert read({"model": "m", "text_1": "q", "text_2": ["a"]}, b"/score").work is not None
+    assert read(body, b"/pooling").work is None
     off = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), embeddings=EmbeddingsConfig(coalesce=False))
-    through = RequestReader(off, Estimates(), StoredResponses(), b"secret")
-    assert read(body, b"/v1/rerank", through=through).pairs is None
+    through = request_reader(off)
+    assert read(body, b"/v1/rerank", through=through).work is None
 
 
 @pytest.mark.parametrize(

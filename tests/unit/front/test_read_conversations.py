@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config
 from gateway.feedback import Learning
-from gateway.front.read import MEDIA_TOKENS, RequestReader
-from gateway.front.stored_responses import StoredResponses
+from gateway.front.read import MEDIA_TOKENS
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import LONGEST_BYTES
+from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent
 
 BLOCK = 16
@@ -45,7 +45,7 @@ class Scene:
         self.learning = Learning(self.estimates, self.index, accuracy)
         self.engines = [Engine(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
         config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
-        self.reader = RequestReader(config, self.estimates, StoredResponses(), b"secret")
+        self.reader = request_reader(config, self.estimates)
 
     def ask(self, *turns: Turn, path: bytes = b"/v1/chat/completions", **fields: Any) -> Demand:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)

@@ -73,7 +73,7 @@ def test_what_we_answer_ourselves(path: str, endpoint: str) -> None:
 @pytest.mark.parametrize(("method", "path"), KEPT)
 def test_files_and_batches_are_ours_and_need_a_key(method: bytes, path: bytes) -> None:
     route = find_route(method, path.replace(b"{id}", b"file-0a_b") + b"?limit=2&after=file-1")
-    assert (route.local, route.batches, route.public) == (True, True, False)
+    assert (route.local, route.answered_by, route.public) == (True, "batches", False)
     assert route.endpoint == KEPT[method, path]
 
 

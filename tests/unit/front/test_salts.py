@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.front.routes import ROUTES, Route
 from gateway.keys.settings import KeyConfig
 from gateway.request import InferenceRequest
@@ -70,10 +71,10 @@ def posted() -> Iterator[tuple[bytes, Route]]:
 def bodies_of(request: InferenceRequest) -> list[dict[str, Any]]:
     """All that the request becomes: its body, and what is common to its parts."""
     found = [orjson.loads(request.body)]
-    if request.inputs is not None:
-        found.append(orjson.loads(request.inputs.template + b"0}"))
-    if request.pairs is not None:
-        found.append(request.pairs.fields)
+    if isinstance(request.work, EmbeddingInputs):
+        found.append(orjson.loads(request.work.template + b"0}"))
+    if isinstance(request.work, Pairs):
+        found.append(request.work.fields)
     return found
 
 

@@ -74,7 +74,7 @@ def experienced(*prompts: tuple[int, ...]) -> Gateway:
         tenants = made.queue.tenants("m")
         tenants.bound(tenants.arrived(asked, 100.0), asked, 1, 500.0, at_once=True)
         made.knowledge.stored.restore([(f"resp_{number}", Place("a:1", "m", ("alice", f"t{number}")))])
-    made.ledger.limits["alice"].charge(50)
+    made.limits.by_name["alice"].charge(50)
     made.fleet.backends[0].limiter.start_from(6, 8)
     return made
 
@@ -118,8 +118,8 @@ async def test_changes_by_hand_and_rate_limits_go_on() -> None:
     assert {name: backend.draining for name, backend in new.fleet.by_name.items()} == {"a:1": "by hand", "c": ""}
     assert new.fleet.by_name["c"].config.api_key == "sk-c"
     assert new.membership.removed == ["b:1"]
-    assert new.ledger.accounts() == {"alice": {"requests": 1.0, "tokens": 50.0}, "bob": {}}
-    assert new.ledger.spent() == {"alice": {"month": [0, 50]}}
+    assert new.limits.accounts() == {"alice": {"requests": 1.0, "tokens": 50.0}, "bob": {}}
+    assert new.limits.spent() == {"alice": {"month": [0, 50]}}
 
 
 async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_version_has_none() -> None:
@@ -127,7 +127,7 @@ async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_versio
     new = gateway()
     sections["spent"] = {"alice": {"month": [31, 50], "day": [0, 50]}, "carol": {"day": [0, 50]}}
     new.knowledge.restore(sections, same_engines=True)
-    assert new.ledger.spent() == {"alice": {"month": [0, 0]}}
+    assert new.limits.spent() == {"alice": {"month": [0, 0]}}
     del sections["spent"]
     gateway().knowledge.restore(sections, same_engines=True)
 
@@ -136,22 +136,22 @@ async def test_what_keys_used_after_the_snapshot_is_passed_on() -> None:
     old, new = experienced(), gateway()
     sections, moment = passed_on(await old.knowledge.take()), old.knowledge.use()
     new.knowledge.restore(sections, same_engines=True)
-    alice = old.ledger.limits["alice"]
+    alice = old.limits.by_name["alice"]
     alice.charge(100)
     alice.correct(50, 20, counts=True)  # the request of before the snapshot
     new.knowledge.restore_use(passed_on({"use": old.knowledge.use_since(moment), "records": {}})["use"])
-    assert new.ledger.spent() == old.ledger.spent() == {"alice": {"month": [0, 120]}}
+    assert new.limits.spent() == old.limits.spent() == {"alice": {"month": [0, 120]}}
     assert old.knowledge.use_since(old.knowledge.use())["spent"] == {"alice": {"month": [0, 0]}}
     whole = gateway()
     whole.knowledge.restore_use(old.knowledge.use_since({}))
-    assert whole.ledger.spent() == old.ledger.spent()
+    assert whole.limits.spent() == old.limits.spent()
 
 
 async def test_what_keys_used_long_ago_is_forgotten() -> None:
     sections, new = passed_on(await experienced().knowledge.take()), gateway()
     new.knowledge.__dict__["unix_seconds"] = lambda: 1003.0
     new.knowledge.restore(sections, same_engines=False)
-    assert new.ledger.accounts()["alice"] == {"requests": 0.0, "tokens": 20.0}
+    assert new.limits.accounts()["alice"] == {"requests": 0.0, "tokens": 20.0}
 
 
 async def test_a_cache_that_may_have_been_lost_meanwhile_is_not_taken_over() -> None:

@@ -5,10 +5,12 @@ from itertools import count
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.observe.record import Finished, Record
+from gateway.observe.record import Record
 from gateway.request import Demand
+from gateway.routing.engine import Engine
+from gateway.routing.policy import EngineVerdict
 from gateway.tracing.spans import Spans
-from gateway.tracing.trace import Price, RequestTrace
+from gateway.tracing.trace import Finished, RequestTrace
 from tests.otlp import values
 
 SPAN_IDS = count(1)
@@ -24,6 +26,10 @@ def ended(record: Record, trace: RequestTrace) -> Finished:
     return Finished(record, trace, {"a:8000": "http://a:8000"}, UNIX_SECONDS)
 
 
+def verdict(engine: str, cost: float, hit_tokens: int, *, is_open: bool) -> EngineVerdict:
+    return EngineVerdict(Engine(0, engine), cost, hit_tokens, is_open, None)
+
+
 def trace_of(record: Record, parent_id: bytes = b"") -> RequestTrace:
     clock = count(record.arrived_seconds + 1)
     ids = b"a" * 32, b"b" * 16, parent_id
@@ -36,7 +42,7 @@ def answered(outcome: str = "completed", status: int = 200, error: str = "", par
     trace = trace_of(record, parent_id)
     record.traced(trace)
     record.parsed(Demand("m", streams=True), "m")
-    trace.asks([Price("a:8000", 12.25, 160, True), Price("b:8000", 20.0, 0, False)])
+    trace.asks([verdict("a:8000", 12.25, 160, is_open=True), verdict("b:8000", 20.0, 0, is_open=False)])
     record.placed("m", "a:8000", 0.5, 160)
     record.attempted(2.5, 3)
     record.counted(250)

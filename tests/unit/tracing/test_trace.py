@@ -6,7 +6,7 @@ import secrets
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from gateway.tracing.trace import Price, RequestTrace, Tracer
+from gateway.tracing.trace import RequestTrace, Tracer
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PATH = b"/v1/chat/completions"
@@ -100,7 +100,7 @@ def test_a_later_version_of_the_context_is_understood() -> None:
 def test_a_retry_has_a_span_of_its_own() -> None:
     made, trace = sampled(1.0, {})
     lines = b"x-request-id: a\r\n" + made
-    trace.asks([Price("a", 1.0, 5, True)])
+    trace.asks([])
     trace.placed("a", 0.5, 5)
     trace.failed("backend_busy")
     trace.attempted(None)

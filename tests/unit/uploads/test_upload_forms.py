@@ -18,16 +18,14 @@ from gateway.errors import GatewayError, InvalidRequest, MemoryFull, ModelNotAll
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
-from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
-from gateway.front.stored_responses import StoredResponses
 from gateway.request import InferenceRequest, ModelChoice
 from gateway.resources import Holding, MemoryBudget
-from gateway.routing.estimates import Estimates
 from gateway.scheduling.fair_share import Backlog
 from gateway.uploads.audio import Uploads
 from tests.unit.front.clients import Scene as Host
 from tests.unit.front.clients import echo
+from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 
@@ -69,7 +67,7 @@ class Scene:
         self._reads = asyncio.Event()
         fleet = fleet_of(*map(ModelCard, served))
         self.uploads = Uploads(fleet, None, Backlog(100, 1000), 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
-        self.reader = RequestReader(self.config, Estimates(), StoredResponses(), b"")
+        self.reader = request_reader(self.config)
 
     def _read_more(self, more: bool) -> None:
         (self._reads.set if more else self._reads.clear)()

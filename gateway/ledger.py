@@ -5,12 +5,10 @@ owner of the work: the handler when the answer ends, the sender of a batch line,
 the background. Limits and usage count the numbers of the same record, so they agree.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol
 
-from gateway.keys.budgets import Spent
-from gateway.keys.rate_limits import KeyLimits
-from gateway.keys.settings import KeyConfig
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest
 from gateway.routing.estimates import Estimates
@@ -19,12 +17,47 @@ _UPLOAD_BYTES_A_TOKEN: Final = 64  # Whisper makes 50 tokens of a second of spee
 _CUT: Final = frozenset(("client_gone", "cut_by_shutdown"))
 
 
+class Limits(Protocol):
+    """What one API key may use. `most_tokens`: that one request may need; None = any number."""
+
+    most_tokens: int | None
+
+    @property
+    def has_budget(self) -> bool: ...
+
+    def charge(self, tokens: int) -> int:
+        """Charge what a request is expected to need. Returns the day; `correct` must follow with it when it ends.
+
+        Raises RateLimited or QuotaExceeded.
+        """
+
+    def correct(self, charged_tokens: int, used_tokens: int, *, counts: bool, day: int = 0) -> None:
+        """A request ended: replace what it was charged by what it used.
+
+        `counts` as a request: a backend worked, or it was answered.
+        """
+
+    def charge_line(self, tokens: int) -> int:
+        """The same for a line of an offline batch, to which the budgets alone apply; `correct_line` must follow."""
+
+    def correct_line(self, charged_tokens: int, used_tokens: int, *, day: int) -> None: ...
+
+    def spend(self, tokens: int) -> int:
+        """Charge a request that runs what was not expected, into debt if need be. Returns the day, for `correct`."""
+
+    def check_left(self) -> None:
+        """Raises QuotaExceeded if a budget is used up."""
+
+    def headers(self) -> bytes:
+        """The x-ratelimit header lines of every response."""
+
+
 class Entry:
     """What a request was charged, and on which day. `is_line`: of an offline batch, which has budgets only."""
 
     __slots__ = ("_charged_tokens", "_day", "_is_line", "_limits")
 
-    def __init__(self, limits: KeyLimits, expected_tokens: int, *, is_line: bool) -> None:
+    def __init__(self, limits: Limits, expected_tokens: int, *, is_line: bool) -> None:
         """Raises RateLimited or QuotaExceeded if a limit is reached."""
         self._limits = limits
         self._charged_tokens = expected_tokens
@@ -47,8 +80,8 @@ class Entry:
             self._limits.correct(self._charged_tokens, used_tokens, counts=counts, day=self._day)
 
 
-class KeyLedger:
-    """Owner of the limits of all keys, and of the open entries.
+class RequestLedger:
+    """Owner of the open entries. `limits`: of keys that have any, by name.
 
     `finished` gets the record of each request when its answer has ended; `counted` get the one of a response that
     went on after that.
@@ -57,33 +90,23 @@ class KeyLedger:
     def __init__(
         self,
         estimates: Estimates,
-        clock: Callable[[], float],
-        unix_seconds: Callable[[], float],
         finished: Callable[[Record], None],
-        *counted: Callable[[Record], None],
+        counted: Sequence[Callable[[Record], None]] = (),
     ) -> None:
         self._estimates = estimates
-        self._clock = clock
-        self._unix_seconds = unix_seconds
         self._finished = finished
         self._counted = counted
         self._open: dict[Record, Entry] = {}
-        self.limits: dict[str, KeyLimits] = {}  # of keys that have any, by name
+        self.limits: Mapping[str, Limits] = MappingProxyType({})
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def follow(self, keys: Sequence[KeyConfig]) -> None:
-        """Take over other keys and limits. What keys have used counts on."""
-        limits: dict[str, KeyLimits] = {}
-        for key in keys:
-            if key.is_limited:
-                known = self.limits.get(key.name)
-                limits[key.name] = known or KeyLimits(key, self._clock, self._unix_seconds)
-                limits[key.name].follow(key)
+    def follow(self, limits: Mapping[str, Limits]) -> None:
+        """Take over the limits of other keys, for the next requests."""
         self.limits = limits
 
-    def open(self, request: InferenceRequest, record: Record, limits: KeyLimits) -> None:
+    def open(self, request: InferenceRequest, record: Record, limits: Limits) -> None:
         """Admit a request: charge its key what it is expected to need. Raises RateLimited or QuotaExceeded."""
         expected, most = sum(self._expected(request.demand, request.worked_bytes)), limits.most_tokens
         if request.worked_bytes and most is not None:
@@ -94,7 +117,7 @@ class KeyLedger:
         """Charge a line of an offline batch to the budgets of its key, if it has any. Raises QuotaExceeded."""
         record.came_from_batch()
         limits = self.limits.get(record.client)
-        if limits is not None and limits.budgets is not None:
+        if limits is not None and limits.has_budget:
             self._open[record] = Entry(limits, sum(self._expected(request.demand, 0)), is_line=True)
 
     def spend(self, record: Record, prompt_tokens: int, completion_tokens: int) -> None:
@@ -147,36 +170,3 @@ class KeyLedger:
             return 0, 0
         output_tokens = self._estimates.expected_output_tokens(demand.model, demand.output_tokens)
         return demand.prompt_tokens, round(demand.sequences * output_tokens)
-
-    # What processes pass on to each other.
-
-    def accounts(self) -> dict[str, dict[str, float]]:
-        """What each key with limits used lately; `restore` takes it."""
-        return {name: limits.account() for name, limits in self.limits.items()}
-
-    def restore(self, accounts: dict[str, dict[str, float]], ago_seconds: float) -> None:
-        """Count what another process had counted so long ago."""
-        for name, account in accounts.items():
-            if name in self.limits:
-                self.limits[name].restore(account, ago_seconds)
-
-    def spent(self) -> dict[str, Spent]:
-        """What each key used of its budgets; `restore_spent` takes it."""
-        spent = {name: limits.spent() for name, limits in self.limits.items()}
-        return {name: periods for name, periods in spent.items() if periods}
-
-    def restore_spent(self, spent: dict[str, Spent]) -> None:
-        """Count what another process had counted on budgets."""
-        for name, periods in spent.items():
-            if name in self.limits:
-                self.limits[name].restore_spent(periods)
-
-    def running(self) -> dict[str, int]:
-        """Requests that run and wait, by key with limits."""
-        running = {name: limits.running + limits.running_elsewhere for name, limits in self.limits.items()}
-        return {name: count for name, count in running.items() if count}
-
-    def run_elsewhere(self, running: dict[str, int]) -> None:
-        """So many requests of these keys, and none of others, run in another process."""
-        for name, limits in self.limits.items():
-            limits.run_elsewhere(running.get(name, 0))

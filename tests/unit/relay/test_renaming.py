@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.renaming import NameReplacer, RenamedEvents
+from gateway.relay.renaming import NameReplacer, RenamedEvents
 from gateway.request import DONE_MARKER, ModelChoice
 
 HOSTILE = ('"model":"org/m"', '\\"model\\":\\"org/m\\"', '{"model":"org/m"}', '"model"', "\\", '"}],"model":"org/m"')

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.models.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
 from gateway.request import Demand
+from gateway.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine, Shortlist
 from gateway.routing.estimates import Estimates

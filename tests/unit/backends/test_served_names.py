@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.backends.facts import ModelCard
-from gateway.models.served_names import ServedNames
+from gateway.backends.served_names import ServedNames
 
 R, S = "/weights/r", "/weights/s"
 

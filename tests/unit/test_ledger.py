@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.errors import GatewayError, QuotaExceeded
-from gateway.keys.ledger import KeyLedger
+from gateway.keys.limits import AllLimits
 from gateway.keys.rate_limits import KeyLimits
 from gateway.keys.settings import KeyConfig
 from gateway.keys.usage import KeyUsage, totals
+from gateway.ledger import RequestLedger
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, Kind, Usage
@@ -31,16 +32,18 @@ class Books:
         self.usage.follow(has_keys=True)
         self.records: list[Record] = []
         counted = self.usage.counted, self.metrics.counted
-        self.ledger = KeyLedger(Estimates(), self.clock, self.unix, self.records.append, *counted)
+        self.ledger = RequestLedger(Estimates(), self.records.append, counted)
+        self.all_limits = AllLimits(self.clock, self.unix)
         self.follow(**limits)
         self._made = 0
 
     def follow(self, **limits: int) -> None:
-        self.ledger.follow([KeyConfig(name="a", key="sk-a", **limits)])  # type: ignore[arg-type]
+        self.all_limits.follow([KeyConfig(name="a", key="sk-a", **limits)])  # type: ignore[arg-type]
+        self.ledger.follow(self.all_limits.by_name)
 
     @property
     def limits(self) -> KeyLimits:
-        return self.ledger.limits["a"]
+        return self.all_limits.by_name["a"]
 
     def open(self, *, is_line: bool = False, client: str = "a", worked_bytes: int = 0, **demand: Any) -> Record:
         """Admit a request. Raises RateLimited or QuotaExceeded."""
@@ -213,6 +216,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize(limit=st.integers(1000, 100_000))
     def begin(self, limit: int) -> None:
+        self.limit = limit
         self.books = Books(tokens_per_day=limit, tokens_per_minute=limit, max_concurrent_requests=20)
         self.open: list[tuple[Record, str, int]] = []  # with its kind, and what it holds of the budget
         self.used = 0  # by what has ended
@@ -247,7 +251,7 @@ class LedgerMachine(RuleBasedStateMachine):
             try:
                 self.books.ledger.spend(record, tokens // 2, tokens - tokens // 2)
             except QuotaExceeded:
-                assert self.books.spent() >= self.books.limits.budgets._budgets["day"].limit  # type: ignore[union-attr]
+                assert self.books.spent() >= self.limit
             self.open[place] = record, kind, max(held, tokens)
 
     @rule(

@@ -1,0 +1,30 @@
+"""Which requests for embeddings, scores and rankings are sent in batches or in pieces, by the configuration."""
+
+from typing import Any, Final
+
+from gateway.config import Config
+from gateway.embeddings.wire import inputs_of, pairs_of
+from gateway.front.read import WorkReader
+
+COALESCED: Final = "coalesced"
+SPLIT: Final = "split"
+
+
+def work_readers(config: Config) -> dict[str, WorkReader]:
+    """The readers by endpoint. Requests are sent as they are for models whose setting `coalesce` is off."""
+    by_default, own = (
+        config.embeddings.coalesce,
+        {name: config.embeds("coalesce", name) for name in config.models.by_name},
+    )
+    if not (by_default or any(own.values())):
+        return {}
+
+    def inputs(endpoint: str, document: dict[str, Any], model: str) -> tuple[str, object] | None:  # noqa: ARG001
+        found = inputs_of(document, model) if own.get(model, by_default) else None
+        return None if found is None else (COALESCED, found)
+
+    def pairs(endpoint: str, document: dict[str, Any], model: str) -> tuple[str, object] | None:
+        found = pairs_of(endpoint, document, model) if own.get(model, by_default) else None
+        return None if found is None else (SPLIT, found)
+
+    return {"embeddings": inputs, "rerank": pairs, "score": pairs}

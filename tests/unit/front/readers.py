@@ -1,0 +1,24 @@
+"""Readers of requests with the names of models and the batches of their configuration, as the gateway makes them."""
+
+from typing import Any
+
+from gateway.config import Config
+from gateway.embeddings.reading import work_readers
+from gateway.front.read import RequestReader
+from gateway.front.stored_responses import StoredResponses
+from gateway.models.aliases import Aliases
+from gateway.routing.estimates import Estimates
+
+
+def request_reader(
+    config: Config, estimates: Estimates | None = None, stored: StoredResponses | None = None, **more: Any
+) -> RequestReader:
+    return RequestReader(
+        config,
+        estimates or Estimates(),
+        stored or StoredResponses(),
+        b"secret",
+        names=Aliases.configured(config.models, {}),
+        works=work_readers(config),
+        **more,
+    )
