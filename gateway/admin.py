@@ -20,13 +20,14 @@ from gateway.backends.health import ProbeResult
 from gateway.backends.membership import Membership
 from gateway.config import Config
 from gateway.errors import InvalidRequest
+from gateway.exact.endpoints import plan
+from gateway.exact.feed import KvEvents
+from gateway.exact.tokenization import Tokenization
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import JsonLimits, parse_body
 from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
-from gateway.kv_events.endpoints import plan
-from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
@@ -35,7 +36,6 @@ from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.threads import Threads
-from gateway.tokenization.tokenization import Tokenization
 from gateway.turns import in_turns
 
 _BREATH_SECONDS = 0.001

@@ -29,6 +29,9 @@ from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.embeddings.metrics import EmbeddingMetrics
+from gateway.exact.endpoints import plan
+from gateway.exact.feed import KvEvents
+from gateway.exact.tokenization import Tokenization
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, request_ids
 from gateway.front.read import RequestReader
@@ -43,8 +46,6 @@ from gateway.keys.client_keys import ClientKeys
 from gateway.keys.ledger import KeyLedger
 from gateway.keys.usage import KeyUsage
 from gateway.keys.usage_page import UsagePage
-from gateway.kv_events.endpoints import plan
-from gateway.kv_events.feed import KvEvents
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.models.adapter_loader import AdapterLoader
 from gateway.models.fallback import Fallbacks
@@ -75,7 +76,6 @@ from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
-from gateway.tokenization.tokenization import Tokenization
 from gateway.tracing.tracing import Tracing
 from gateway.turns import Steps, at_once
 from gateway.uploads.audio import Uploads

@@ -10,13 +10,13 @@ from gateway.backends.backend import Backend
 from gateway.backends.concurrency_limit import LimitChange
 from gateway.backends.fleet import Fleet
 from gateway.config import RoutingConfig
+from gateway.exact.index import ExactIndex
 from gateway.observe.metrics import Counter
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, HitAccuracy, HitPredictor, PrefixIndex, StaleEventDetector
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import LEAST_PACED_TOKENS, Estimates, OutputLengths
-from gateway.routing.exact_index import ExactIndex
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much

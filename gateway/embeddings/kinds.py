@@ -23,10 +23,10 @@ from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
+from gateway.exact.tokenization import NotCounted, Tokenization
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, Pairs, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
-from gateway.tokenization.tokenization import NotCounted, Tokenization
 
 _QUARANTINE_SECONDS = 10.0
 _MOST_CLIENTS = 1024

@@ -14,9 +14,9 @@ it followed.
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from gateway.exact.index import EngineBlocks
 from gateway.request import Demand
 from gateway.routing.engine import Engine
-from gateway.routing.exact_index import EngineBlocks
 from gateway.routing.kv_reservations import alike
 
 _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
@@ -262,7 +262,7 @@ LIFE_SECONDS: Final = 5.0  # without an event after once to twice this time, the
 
 
 class PendingBlocks:
-    """Blocks sent to each engine and not in its events yet, by the keys of `exact_index.token_keys`."""
+    """Blocks sent to each engine and not in its events yet, by the keys of `exact.index.token_keys`."""
 
     def __init__(self) -> None:
         self._young: dict[int, int] = {}  # key -> bit mask of engines

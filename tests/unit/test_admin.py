@@ -9,8 +9,8 @@ from gateway.backends.facts import Facts, KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
 from gateway.errors import EngineDead, GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
+from gateway.exact.index import packed, token_keys, token_seed
 from gateway.request import Demand
-from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.scheduling.lease import Lease
 from tests.unit.front.wires import Sent
 from tests.unit.insights.traffic import report_of

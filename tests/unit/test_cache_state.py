@@ -10,11 +10,11 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
+from gateway.exact.index import packed, token_keys, token_seed
 from gateway.feedback import CacheState
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
 from gateway.routing.engine import Engine, EngineLoad, EngineUse
-from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.routing.prompt_blocks import seed
 
 BLOCK_TOKENS = 16

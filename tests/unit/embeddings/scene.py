@@ -24,6 +24,7 @@ from gateway.embeddings.kinds import Coalescer
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.wire import inputs_of
 from gateway.errors import BackendError, GatewayError
+from gateway.exact.tokenization import Tokenization
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.relay.sse import read_usage
@@ -35,7 +36,6 @@ from gateway.routing.policy import LeastLoadedPolicy
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
-from gateway.tokenization.tokenization import Tokenization
 from tests.unit.embeddings.words import Words
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import turns

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.tokenization.tokenization import NotCounted
+from gateway.exact.tokenization import NotCounted
 
 
 class Words:

@@ -2,10 +2,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.exact.index import ExactIndex
 from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
-from gateway.routing.exact_index import ExactIndex
 
 KEYS = tuple(range(11, 21))
 EDGES = tuple(range(400, 4001, 400))  # 4 bytes a token
