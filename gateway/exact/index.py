@@ -9,24 +9,15 @@ The keys are spread over many small dicts: growing one dict of a million keys wo
 
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 from xxhash import xxh3_64_intdigest
 
 SHARDS = 256  # a power of two
 
 
-class EngineBlocks(Protocol):
-    """What engines' caches hold, as far as it is known exactly; the load tester has an own one."""
-
-    def live(self, engine: int) -> bool: ...
-
-    def depths(self, keys: Sequence[int]) -> Sequence[int]: ...
-
-
 class ExactIndex:
-    """Owner of the engines' view. Keys are those of `token_keys`; engines are numbered from 0, and new
-    numbers may come at any time."""
+    """The blocks of all engines. Keys are those of `token_keys`; engines are numbered from 0, and new numbers may
+    come at any time."""
 
     def __init__(self) -> None:
         self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key -> bit mask of engines

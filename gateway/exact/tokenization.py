@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -20,18 +20,14 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.exact.conversation import EMBEDDED, PROBES, ContentFormat, Feature, Probe, decisive
-from gateway.exact.index import MOST_TOKENS, TOKEN_BYTES, ExactIndex, packed, token_keys, token_seed
+from gateway.exact.prompts import RESULTS
 from gateway.exact.tokenizer import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 from gateway.models.settings import ModelsConfig
-from gateway.request import Demand, InferenceRequest
 from gateway.supervisor import Supervisor
 
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0
 _NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
-_CHANGES_THE_PROMPT: Final = ("truncate_prompt_tokens", "prompt_embeds", "suffix")
-# Results of tokenizing prompts. `unknown`: the prompt contains a feature that is not verified.
-_RESULTS: Final = ("encoded", "unknown", "late", "busy", "too_long", "failed")
 
 _TOKENIZE_PATH: Final = "/tokenize"
 _EMBEDDINGS_PATH: Final = "/v1/embeddings"
@@ -76,7 +72,6 @@ class NotCounted(StrEnum):
     """Why the tokens of texts are not known."""
 
     UNVERIFIED = "unverified"  # no backend was verified to count alike
-    FIELDS = "fields"  # of the request, whose effect on tokens is not known
     TOO_LONG = "too_long"
     BUSY = "busy"
     LATE = "late"
@@ -173,16 +168,14 @@ class Tokenization:
         self,
         models: ModelsConfig,
         fleet: Fleet,
-        exact: ExactIndex,
         clock: Callable[[], float],
         limits: TokenizerLimits = DEFAULT_LIMITS,
         process: TokenizerProcess | None = None,
         supervisor: Supervisor | None = None,
     ) -> None:
-        self.totals = dict.fromkeys(_RESULTS, 0)  # prompts since the start, by result
+        self.totals = dict.fromkeys(RESULTS, 0)  # prompts since the start, by result
         self._models: dict[str, ModelState] = {}
         self._fleet = fleet
-        self._exact = exact
         self._limits = limits
         self._clock = clock
         self._supervisor = supervisor or Supervisor(clock)
@@ -226,36 +219,6 @@ class Tokenization:
         """Whether the prompts of this model can be tokenized."""
         state = self._models.get(str(model))
         return state is not None and bool(state.features)
-
-    def covers(self, engine: int) -> bool:
-        """Whether hits on an engine are predicted from its KV events alone: they are followed, and the prompts of all
-        its models are tokenized."""
-        if not self._exact.live(engine):
-            return False
-        backend = self._fleet.owner(engine)
-        return all(self.accepted(card.id, backend.name) for card in backend.facts.models)
-
-    async def complete(self, request: InferenceRequest) -> InferenceRequest:
-        """The request with the length of its prompt and its block keys, as far as known, and without its document."""
-        document, demand = request.document, request.demand
-        if document is None:
-            return request
-        model, tokens = demand.model, given_tokens(document, request.endpoint)
-        serving = self._fleet.serving(model)
-        if tokens is None and serving and all(self.accepted(model, backend.name) for backend in serving):
-            tokens = await self.token_bytes(model, document, request.endpoint, len(request.body))
-        if tokens:
-            demand = self._exact_demand(request, tokens)
-        return replace(request, document=None, demand=demand)
-
-    def _exact_demand(self, request: InferenceRequest, tokens: bytes) -> Demand:
-        demand, count, keys = request.demand, len(tokens) // TOKEN_BYTES, tuple[int, ...]()
-        serving = self._fleet.serving(demand.model) or ()
-        blocks = {backend.engines[0].block_tokens for backend in serving}
-        if len(blocks) == 1 and any(self._exact.live(engine.index) for each in serving for engine in each.engines):
-            keys = token_keys(tokens, blocks.pop(), token_seed(self._fleet.adapter(demand.model), request.salt))
-        size = demand.prompt_size
-        return replace(demand, prompt_tokens=count, anchor_tokens=count, anchor_size=size, token_keys=keys)
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:
         """The packed token ids of a request's prompt; None = not known, or not soon enough. Changes no document."""
@@ -396,21 +359,6 @@ class Tokenization:
             _log_verdict(model.name, backend.name, verdict)
         model.judged(backend.name, verdict, content_format if verdict.state == "verified" else None)
         return verdict.state != "pending"
-
-
-def given_tokens(document: dict[str, Any], endpoint: str) -> bytes | None:
-    """The packed ids of a completion's one prompt, if it was given as ids."""
-    if endpoint != "completions" or any(document.get(name) is not None for name in _CHANGES_THE_PROMPT):
-        return None
-    prompt = document.get("prompt")
-    if type(prompt) is list and len(prompt) == 1 and type(prompt[0]) is list:
-        prompt = prompt[0]
-    if type(prompt) is not list or not 0 < len(prompt) <= MOST_TOKENS or set(map(type, prompt)) != {int}:
-        return None
-    try:
-        return packed(prompt)
-    except OverflowError:
-        return None
 
 
 def _log_verdict(model: str, backend: str, verdict: TokenizerVerdict) -> None:

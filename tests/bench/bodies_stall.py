@@ -14,7 +14,7 @@ from itertools import islice, repeat
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.errors import InvalidRequest
-from gateway.exact.tokenization import given_tokens
+from gateway.exact.prompts import given_tokens
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import MOST_KEYS, JsonLimits
 from gateway.front.read import RequestReader, StoredResponses

@@ -18,7 +18,6 @@ from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
 from gateway.exact.conversation import Feature
-from gateway.exact.index import ExactIndex
 from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
 from gateway.exact.tokenizer import ModelTokenizer
 from gateway.models.settings import ModelConfig, ModelsConfig
@@ -54,7 +53,7 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ControlClient(DEADLINE_SECONDS, time.monotonic) as client,
-        Tokenization(models, backends, ExactIndex(), time.monotonic, LIMITS) as tokenization,
+        Tokenization(models, backends, time.monotonic, LIMITS) as tokenization,
     ):
         while len(states(tokenization)) < len(configs):
             await asyncio.sleep(0.05)

@@ -44,7 +44,7 @@ LAYERS: dict[str, set[str]] = {
     "resources": {"config", "errors"},
     "listeners": {"config"},
     "_native": set(),
-    "routing": {"exact.index", "models.adapters", "_native", "request", "turns"},
+    "routing": {"models.adapters", "_native", "request", "turns"},
     "scheduling": {"request", "errors", "routing"},
     "observe": {"tracing.trace", "_native", "request", "supervisor"},
     "backends": {
@@ -148,7 +148,7 @@ LAYERS: dict[str, set[str]] = {
         "request",
         "scheduling.fair_share",
     },
-    "exact": {"backends", "models.settings", "request", "supervisor", "threads"},
+    "exact": {"backends", "feedback", "models.settings", "observe.record", "request", "supervisor", "threads"},
     "embeddings": {
         "request",
         "errors",
@@ -158,7 +158,6 @@ LAYERS: dict[str, set[str]] = {
         "backends",
         "observe",
         "routing.engine",
-        "exact.tokenization",
     },
     "front": {
         "models.aliases",
@@ -209,7 +208,7 @@ LAYERS: dict[str, set[str]] = {
         "threads",
         "turns",
     },
-    "feedback": {"exact.index", "request", "config", "supervisor", "backends", "observe", "routing"},
+    "feedback": {"request", "config", "supervisor", "backends", "observe", "routing"},
     "admin_http": {"config", "errors", "front.reply", "listeners", "resources", "supervisor"},
     "admin": {
         "admin_http",
@@ -382,6 +381,7 @@ EDGES = {
     "embeddings.waiter",
     "exact.endpoints",
     "exact.feed",
+    "exact.mode",
     "exact.tokenization",
     "exact.tokenizer",
     "front.body",

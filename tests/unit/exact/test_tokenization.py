@@ -16,7 +16,6 @@ from gateway.config import ConfigError, HealthConfig
 from gateway.config.file import parse
 from gateway.exact import tokenization as module
 from gateway.exact.conversation import PROBES
-from gateway.exact.index import ExactIndex
 from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
 from gateway.exact.tokenizer import TokenizerProcess
 from gateway.models.settings import ModelConfig, ModelsConfig
@@ -50,7 +49,7 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, TokenizerProcess(COMMAND))
+        tokenization = Tokenization(models, fleet, time.monotonic, limits, TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
@@ -90,17 +89,6 @@ async def test_a_backend_that_does_alike_is_accepted_and_prompts_are_tokenized()
             totals = tokenization.totals
     assert totals["encoded"] == sum(totals.values()) == 2
     assert [log["event"] for log in logs] == ["tokenizer_loaded", "tokens_verified"]
-
-
-async def test_an_engine_is_covered_once_its_events_are_followed_and_its_prompts_tokenized() -> None:
-    async with tokenizing(tokenizes()) as (tokenization, fleet):
-        [engine] = fleet.backends[0].engines
-        tokenization._exact.set_live(engine.index, True)
-        assert not tokenization.covers(engine.index), "no backend is verified yet"
-        await until_judged(tokenization)
-        assert tokenization.covers(engine.index)
-        tokenization._exact.set_live(engine.index, False)
-        assert not tokenization.covers(engine.index)
 
 
 async def test_a_backend_that_does_otherwise_is_refused_for_all_to_see() -> None:
@@ -288,9 +276,7 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         server = await stack.enter_async_context(Scripted())
         server.answers["/tokenize"] = answer
         models = ModelsConfig(m=ModelConfig(tokenizer=folder))
-        tokenization = await stack.enter_async_context(
-            Tokenization(models, fleet_of(server), ExactIndex(), time.monotonic, PATIENT)
-        )
+        tokenization = await stack.enter_async_context(Tokenization(models, fleet_of(server), time.monotonic, PATIENT))
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(

@@ -9,7 +9,6 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.backends.facts import Facts, ModelCard
-from gateway.exact.index import ExactIndex
 from gateway.exact.tokenization import NotCounted, QuestionLimits, Tokenization
 from gateway.exact.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Answer, Scripted
@@ -31,7 +30,7 @@ async def counting(*answers: Answer, batches: QuestionLimits = BATCHES) -> Async
             server.answers |= {"/tokenize": tokenizes(), "/v1/embeddings": answer}
         fleet = fleet_of(*servers)
         limits = PATIENT._replace(batches=batches)
-        tokenization = Tokenization(MODELS, fleet, ExactIndex(), monotonic, limits, TokenizerProcess(COMMAND))
+        tokenization = Tokenization(MODELS, fleet, monotonic, limits, TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         await stack.enter_async_context(tokenization)

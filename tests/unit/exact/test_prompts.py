@@ -12,7 +12,8 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.exact.conversation import Feature
 from gateway.exact.index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
-from gateway.exact.tokenization import Tokenization, TokenizerVerdict, given_tokens
+from gateway.exact.prompts import ExactPrompts, given_tokens
+from gateway.exact.tokenization import Tokenization, TokenizerVerdict
 from gateway.models.settings import ModelConfig, ModelsConfig
 from gateway.request import Demand, InferenceRequest, Kind
 
@@ -24,8 +25,8 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": IDS}
 class FixedTokens(Tokenization):
     """Gives these tokens for any prompt."""
 
-    def __init__(self, fleet: Fleet, exact: ExactIndex, tokens: bytes | None, accepted: Collection[str]) -> None:
-        super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, exact, lambda: 0.0)
+    def __init__(self, fleet: Fleet, tokens: bytes | None, accepted: Collection[str]) -> None:
+        super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, lambda: 0.0)
         self._tokens = tokens
         for backend in accepted:
             self._models["m"].judged(backend, TokenizerVerdict("verified", features=frozenset((Feature.CHAT,))))
@@ -50,7 +51,8 @@ class Scene:
             self.fleet.probed(backend, ProbeResult.OK)
         self.exact = ExactIndex()
         self.exact.set_live(1, True)
-        self.tokenizer = FixedTokens(self.fleet, self.exact, tokens, accepted)
+        self.tokenizer = FixedTokens(self.fleet, tokens, accepted)
+        self.prompts = ExactPrompts(self.fleet, self.exact, self.tokenizer)
 
     async def completed(
         self, document: dict[str, Any] | None, endpoint: str = "chat", model: str = "m", salt: str = ""
@@ -58,7 +60,7 @@ class Scene:
         ask = Demand(model, keys=(1, 2), edges=(200, 400), prompt_size=400, prompt_tokens=90)
         body = b"x" * 500
         made = InferenceRequest(endpoint, Kind.GENERATE, b"POST", b"/x", ask, "id", body, document=document, salt=salt)
-        made = await self.tokenizer.complete(made)
+        made = await self.prompts.complete(made)
         assert made.document is None
         return made.demand
 
@@ -128,6 +130,17 @@ async def test_without_tokens_the_estimate_stays(tokens: bytes | None) -> None:
     ask = await scene.completed(CHAT)
     assert (ask.prompt_tokens, ask.anchor_tokens, ask.token_keys) == (90, 0, ())
     assert len(scene.tokenizer.asked) == 1
+
+
+def test_an_engine_is_covered_while_it_reports_its_blocks_and_its_prompts_are_tokenized() -> None:
+    assert [Scene().prompts.covers(engine) for engine in (0, 1)] == [False, False], "the adapter is not tokenized"
+    scene = Scene()
+    scene.fleet.learned(scene.fleet.backends[1], Facts(models=(ModelCard("m"),)))
+    assert [scene.prompts.covers(engine) for engine in (0, 1)] == [False, True]
+    scene.exact.set_live(1, False)
+    assert not scene.prompts.covers(1)
+    scene.exact.set_live(1, True)
+    assert not ExactPrompts(scene.fleet, scene.exact).covers(1)
 
 
 def test_tokens_are_wanted_of_models_with_a_tokenizer() -> None:
