@@ -20,13 +20,13 @@ from gateway.backends.health import ProbeResult
 from gateway.backends.membership import Membership
 from gateway.config import Config
 from gateway.errors import InvalidRequest
+from gateway.exact.endpoints import plan
+from gateway.exact.mode import ExactMode
 from gateway.feedback import CacheState
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import JsonLimits, parse_body
 from gateway.front.read import RequestReader
 from gateway.front.routes import find_route
-from gateway.kv_events.endpoints import plan
-from gateway.kv_events.feed import KvEvents
 from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
@@ -35,7 +35,6 @@ from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.threads import Threads
-from gateway.tokenization.tokenization import Tokenization
 from gateway.turns import in_turns
 
 _BREATH_SECONDS = 0.001
@@ -79,8 +78,7 @@ class Overview:
     scheduler: Scheduler
     queue: Queue
     cache_state: CacheState
-    kv_events: KvEvents
-    tokenization: Tokenization
+    exact: ExactMode
     reader: RequestReader
     clock: Callable[[], float]
 
@@ -131,14 +129,10 @@ class Overview:
         return [*counts, (("unknown",), unknown)] if unknown else counts
 
     def _tokenized(self) -> list[tuple[Labels, float]]:
-        return [((result,), count) for result, count in self.tokenization.totals.items()]
-
-    def _streams(self) -> list[dict[str, Any]]:
-        """The streams of KV events, and whether placement uses what they report."""
-        return [each | {"used": self.cache_state.exact.live(each["engine"])} for each in self.kv_events.status()]
+        return [((result,), count) for result, count in self.exact.tokenized_prompts().items()]
 
     def _of_streams(self, key: str) -> list[tuple[Labels, float]]:
-        return [((each["backend"], str(each["rank"])), float(each[key])) for each in self._streams()]
+        return [((each["backend"], str(each["rank"])), float(each[key])) for each in self.exact.streams()]
 
     def _of_backends(self, read: Callable[[Backend], float]) -> list[tuple[Labels, float]]:
         # Another server may have taken the name of one that leaves.
@@ -171,19 +165,19 @@ class Overview:
         return {"backends": self.backends(), "removed_by_hand": self.membership.removed}
 
     def backends(self) -> list[dict[str, Any]]:
-        streams = self._streams()
+        streams = self.exact.streams()
         return [self.backend(each, streams) for each in (*self.fleet.backends, *self.fleet.leaving)]
 
     def describer(self) -> Callable[[Backend], dict[str, Any]]:
         """Makes the documents of several backends, of one reading of the KV events' streams."""
-        streams = self._streams()
+        streams = self.exact.streams()
         return lambda backend: self.backend(backend, streams)
 
     def backend(self, backend: Backend, streams: list[dict[str, Any]] | None = None) -> dict[str, Any]:
         """The document of one backend. `streams`: of KV events, if they were read already."""
         index, streams, since = (
             self.cache_state.index,
-            self._streams() if streams is None else streams,
+            self.exact.streams() if streams is None else streams,
             backend.state_since_seconds,
         )
         telemetry = backend.telemetry
@@ -219,7 +213,7 @@ class Overview:
             "prefix_record_bytes": sum(index.used_bytes(engine.index) for engine in backend.engines),
             "prefix_trust": self._hit_accuracy(backend),
             "relative_cost": round(_relative_cost(backend), 2),
-            "tokenizers": self.tokenization.verdicts(backend.name),
+            "tokenizers": self.exact.verdicts(backend.name),
             "kv_events": [each for each in streams if each["backend"] == backend.name],
             "kv_events_problem": plan(backend).problem if backend.health.state in ("up", "ejected") else None,
         }
@@ -239,7 +233,7 @@ class Overview:
             why = f"Requests to {path} are not routed by their body, so a dry run is unsupported."
             raise InvalidRequest(why, param="path")
         request = await in_turns(self.reader.read_in_steps(incoming, route, "dry-run", self.fleet.only_model))
-        demand = (await self.tokenization.complete(request)).demand
+        demand = (await self.exact.prompts.complete(request)).demand
         verdicts = self.scheduler.explain(demand, self.clock())
         is_open = [verdict for verdict in verdicts if verdict.is_open]
         chosen = verdicts[0] if self.scheduler.waits_for_best or not is_open else is_open[0]

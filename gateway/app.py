@@ -30,6 +30,7 @@ from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.reading import COALESCED, SPLIT, work_readers
+from gateway.exact.mode import ExactMode
 from gateway.feedback import CacheState, LimitChanges
 from gateway.front.handler import Handler, LocalApi, request_ids
 from gateway.front.read import FALLBACKS, RequestReader
@@ -46,8 +47,6 @@ from gateway.keys.limits import AllLimits
 from gateway.keys.rate_limits import ApiKeys
 from gateway.keys.usage import KeyUsage
 from gateway.keys.usage_page import UsagePage
-from gateway.kv_events.endpoints import plan
-from gateway.kv_events.feed import KvEvents
 from gateway.ledger import RequestLedger
 from gateway.listeners import NOT_BOUND, Listeners
 from gateway.models.adapter_loader import AdapterLoader
@@ -80,7 +79,6 @@ from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
-from gateway.tokenization.tokenization import Tokenization
 from gateway.tracing.tracing import Tracing
 from gateway.turns import Steps, at_once
 from gateway.uploads.audio import UPLOADS, Uploads
@@ -126,8 +124,7 @@ class Gateway:
         self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
         index = AnnouncedIndex() if config.coordination.url else None  # of this gateway and others
         cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index)
-        self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
-        self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
+        self.exact = ExactMode(config.models, fleet, cache_state, clock, supervisor)
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
         self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
@@ -209,7 +206,7 @@ class Gateway:
     def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
         """A reader of requests; what one for dry runs reads is not in the prefix report."""
         report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
-        tokenized = self.tokenization if self.tokenization.is_used else ()
+        tokenized = self.exact.tokenized
         secret, estimates = self._secret(config), self.cache_state.estimates
         names = self.fleet.names
         return RequestReader(
@@ -227,7 +224,7 @@ class Gateway:
 
     def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
-        config, fleet, clock, tokenization = self.config, self.fleet, self.clock, self.tokenization
+        config, fleet, clock, exact = self.config, self.fleet, self.clock, self.exact
         queue, new_id, headers = self.queue, partial(next, request_ids()), config.server.response_headers
         broker, holds = self.lease_broker, config.admission.hold_without_backend
         send, retries = self.relay.send, RetryBudget(config.upstream)
@@ -242,11 +239,11 @@ class Gateway:
         more = retry_after, counted, clock, self.memory
         batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
-        self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
+        self.coalescer = Coalescer(batcher, new_id, exact, self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
-        fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
+        fallbacks = Fallbacks(fleet, dispatcher, exact.prompts.complete, self.metrics.fallbacks.add, clock)
         waits = config.admission.max_wait_seconds
         uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
         self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
@@ -269,7 +266,7 @@ class Gateway:
             self.ledger,
             clock,
             new_id,
-            tokenization.complete,
+            exact.prompts.complete,
             self.random,
             self.tracing.begin,
             {"uploads": uploads, "realtime": self.sessions},
@@ -281,7 +278,7 @@ class Gateway:
     def _build_pages(self) -> None:
         """What operators see and change, and what is kept over restarts."""
         config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
-        state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
+        state = fleet, self.membership, self.scheduler, queue, cache_state, self.exact
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._read, self.follow_in_steps)
         self.control = Control(self.membership, self.overview.backend, reloads)
@@ -340,7 +337,7 @@ class Gateway:
         from gateway.batches.sender import LineSender
         from gateway.batches.service import Batches, BatchSetting
 
-        complete = self.tokenization.complete
+        complete = self.exact.prompts.complete
         sender = LineSender({**self.dispatchers}, complete, self.ledger, self.clock, self._unix_seconds, new_id)
         counted = BatchMetrics(self.metrics)
         parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
@@ -383,7 +380,7 @@ class Gateway:
         self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
         self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
         self.embedding_cache.follow(config)
-        self.tokenization.follow(config.models)
+        self.exact.follow(config.models)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         self._follow_access_log(config)
         if self.log is not None:
@@ -424,17 +421,16 @@ class Gateway:
 
     def _listen_to_fleet(self) -> None:
         changed, restarted = self.fleet.on_change, self.fleet.on_restart
-        changed.extend((self.lease_broker.fleet_changed, self.tokenization.look_again, self.timeline.look))
-        self.fleet.on_facts.extend((self.cache_state.follow_sizes, self._follow_events))
+        changed.extend((self.lease_broker.fleet_changed, self.exact.fleet_changed, self.timeline.look))
+        self.fleet.on_facts.extend((self.cache_state.follow_sizes, self.exact.facts_changed))
         self.fleet.on_limit.append(self.timeline.limit_moved)
         restarted.append(self.timeline.restarted)
-        restarted.extend((self.cache_state.forget, self.tokenization.forget))
+        restarted.extend((self.cache_state.forget, self.exact.restarted))
         self.fleet.on_sleep.append(self.cache_state.forget)
-        restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
-        self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
+        self.fleet.on_leave.extend((self.cache_state.left, self.exact.left, self._left))
         demand = self.fleet, self.queue, self.cache_state.output_lengths, lambda: self.config.admission.kv_headroom
-        caches = self.cache_state.index, self.tokenization.covers, self._random_secret, self._follow_secret
+        caches = self.cache_state.index, self.exact.prompts.covers, self._random_secret, self._follow_secret
         more = self._follow_keys, partial(secrets.token_hex, 8), self.clock, self.supervisor
         parts = ReplicaParts(self._stored_responses, *demand, self.lease_broker, *caches, *more)
         self.coordinators = configured_coordinators(self.config, parts)
@@ -442,12 +438,7 @@ class Gateway:
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
         if backend.name not in self.fleet.by_name:
-            self.kv_events.follow(backend.name, ())
             self.metrics.forget_backend(backend.name)
-
-    def _follow_events(self) -> None:
-        for backend in self.fleet.backends:
-            self.kv_events.follow(backend.name, plan(backend).sources)
 
     def _prepared_report(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
         if not self.prefix_report.is_enabled:
@@ -505,8 +496,7 @@ class Gateway:
             await enter(self.adapter_loader.commands)
             await enter(self.discovery)
             await enter(self.supervisor.repeating("keys_file", self.client_keys.step, 1.0))
-            await enter(self.tokenization)
-            await enter(self.kv_events)
+            await enter(self.exact.running())
             stack.callback(self.finished.settle)
             stack.enter_context(self._looking())
             for coordinator in self.coordinators:

@@ -1,8 +1,8 @@
-"""Feedback from responses, restarts and KV events: cache contents, hit accuracy, adaptive limits."""
+"""Feedback from responses, restarts and engines' reports: cache contents, hit accuracy, adaptive limits."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -13,10 +13,9 @@ from gateway.config import RoutingConfig
 from gateway.observe.metrics import Counter
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
-from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, HitAccuracy, HitPredictor, PrefixIndex, StaleEventDetector
+from gateway.routing.cache_view import BLOCK_MEMORY_BYTES, EngineBlocks, HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import LEAST_PACED_TOKENS, Estimates, OutputLengths
-from gateway.routing.exact_index import ExactIndex
 from gateway.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
@@ -71,8 +70,19 @@ class Learning:
         return misses == _MISSES
 
 
+class CacheReports(Protocol):
+    """What engines themselves report of their caches."""
+
+    @property
+    def blocks(self) -> EngineBlocks:
+        """The blocks of engines whose reports are complete and current."""
+
+    def finished(self, record: Record) -> bool:
+        """A request ended. Returns whether its hit was predicted from reports, so it says nothing of the own record."""
+
+
 class CacheState:
-    """Owner of the gateway's record of caches, of the engines' own view by KV events, and of hit accuracy."""
+    """Owner of the gateway's own record of caches, and of hit accuracy."""
 
     def __init__(
         self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float], index: PrefixIndex | None = None
@@ -82,13 +92,11 @@ class CacheState:
         self.estimates = Estimates(_START_BYTES_PER_TOKEN)
         self.output_lengths = OutputLengths(prompt_excess_tokens=_TEMPLATE_TOKENS)
         self.index = PrefixIndex([]) if index is None else index
-        self.exact = ExactIndex()
-        self._stale_events = StaleEventDetector()
-        self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive
         self.hit_accuracy = HitAccuracy(self._accuracy_changed)
         self._accuracy_throttle = LogThrottle(clock)
         self._logged_falls: set[int] = set()  # engines whose predictions fail, if that was logged
-        self.hit_predictor = HitPredictor(self.index, self.hit_accuracy, self.exact)
+        self.hit_predictor = HitPredictor(self.index, self.hit_accuracy)
+        self._reports: CacheReports | None = None
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self._log = structlog.get_logger("gateway")
         self.follow(config)
@@ -99,62 +107,31 @@ class CacheState:
         self.index.follow(config.index_memory_bytes // BLOCK_MEMORY_BYTES)
         self.follow_sizes()
 
+    def use(self, reports: CacheReports) -> None:
+        """Predict from these reports where they are complete, and learn there nothing of the own record."""
+        self._reports = reports
+        self.hit_predictor.use(reports.blocks)
+
     def learn(self, record: Record) -> None:
-        demand, usage, now = record.demand, record.usage, record.ended_seconds
-        if self._complete:
-            self.hit_predictor.pending_blocks.age(now)
-            for engine in self._stale_events.newly_stale(now):
-                self._follow(engine)
+        demand, usage = record.demand, record.usage
+        is_reported = self._reports is not None and self._reports.finished(record)
         if demand is None or usage is None:
             return
-        number = record.engine_index
         self.output_lengths.answered(demand, usage)
-        if demand.token_keys and self.exact.live(number):
-            if self._is_unreported(demand, number, usage):
-                self._stale_events.answered(number, now)
-            usage = replace(usage, cached_tokens=None)  # hits by events say nothing of the record
-        self._learning.answered(demand, number, record.predicted_hit_tokens, usage)
+        if is_reported:
+            usage = replace(usage, cached_tokens=None)
+        self._learning.answered(demand, record.engine_index, record.predicted_hit_tokens, usage)
 
     def holders(self, key: int) -> list[str]:
         """Names of the backends that hold a block, by the gateway's record."""
         holders = set(self.index.holders(key))
         return sorted({engine.name for engine in self._fleet.engines() if engine.index in holders})
 
-    def engine_number(self, backend: str, rank: int) -> int | None:
-        """The number of an engine; None if the backend has no such rank."""
-        known = self._fleet.by_name.get(backend)
-        if known is None:
-            return None
-        if len(known.engines) == 1 and len(known.facts.kv_event_sources or ()) == 1:
-            rank = 0  # each rank of this deployment is a backend: events carry the original rank
-        return known.engines[rank].index if rank < len(known.engines) else None
-
-    def changed(self, number: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        """An engine's events report blocks stored and removed."""
-        self.exact.apply(number, added, removed)
-        if self._stale_events.heard(number):
-            self._follow(number)
-        self.hit_predictor.pending_blocks.reported(number, added)
-        self.hit_predictor.pending_blocks.reported(number, removed)
-        if removed and self.exact.live(number) and (engine := self._fleet.engine(number)):
-            pending_tokens = engine.load.context_tokens  # sent, and maybe not stored yet
-            self.index.shrink(number, self._bytes(resident_tokens + pending_tokens, engine))
-
-    def cleared(self, number: int) -> None:
-        """An engine reports an empty cache, or another process took its place."""
-        self.index.wipe(number)
-        self.hit_predictor.pending_blocks.forget(number)
-
-    def state(self, number: int, live: bool, whole: bool) -> None:
-        """`live`: the engine's events are followed. `whole`: all blocks that it holds are known."""
-        if live and whole:
-            self._complete.add(number)
-        else:
-            self._complete.discard(number)
-        self._stale_events.heard(number)
-        self.exact.set_live(number, live and whole)
+    def evicted(self, number: int, held_tokens: int) -> None:
+        """An engine has removed blocks, and holds this many tokens: its record is shrunk to as much."""
         if engine := self._fleet.engine(number):
-            self._log.info("kv_events", backend=engine.name, rank=engine.rank, live=live, whole=whole)
+            pending_tokens = engine.load.context_tokens  # sent, and maybe not stored yet
+            self.index.shrink(number, self._bytes(held_tokens + pending_tokens, engine))
 
     def follow_sizes(self) -> None:
         for engine in self._fleet.engines():
@@ -167,21 +144,12 @@ class CacheState:
             self.hit_accuracy.reset(engine.index)
 
     def left(self, backend: Backend) -> None:
-        """Its engines are gone; their numbers will be those of others. Their KV events end by themselves."""
+        """Its engines are gone; their numbers will be those of others."""
         for engine in backend.all_engines:
             self.index.wipe(engine.index)
             self.hit_accuracy.reset(engine.index)
             self._learning.forget(engine.index)
-            self._stale_events.heard(engine.index)
             self._logged_falls.discard(engine.index)
-
-    def _follow(self, number: int) -> None:
-        """An engine's events have become stale, or arrive again."""
-        silent = number in self._stale_events
-        self.exact.set_live(number, number in self._complete and not silent)
-        if engine := self._fleet.engine(number):
-            log = self._log.warning if silent else self._log.info
-            log("kv_events_silent", backend=engine.name, rank=engine.rank, silent=silent)
 
     def _accuracy_changed(self, number: int, share: float, holds: bool) -> None:
         """Log that predictions have begun to fail on an engine, or hold again; throttled, since they may flap."""
@@ -196,13 +164,6 @@ class CacheState:
         log = self._log.info if holds else self._log.warning
         if engine := self._fleet.engine(number):
             log("prefix_trust", backend=engine.name, rank=engine.rank, confirmed_share=round(share, 2))
-
-    def _is_unreported(self, demand: Demand, number: int, usage: Usage) -> bool:
-        """Whether the engine has computed a block that its events have not reported."""
-        engine, pending_blocks = self._fleet.engine(number), self.hit_predictor.pending_blocks
-        if engine is None or usage.cached_tokens is None:
-            return False
-        return pending_blocks.run(number, demand.token_keys, usage.cached_tokens // engine.block_tokens) > 0
 
     def _record_bytes(self, engine: Engine) -> int:
         return self._bytes(engine.whole.kv_tokens or _UNKNOWN_KV_TOKENS, engine)

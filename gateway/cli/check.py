@@ -13,8 +13,8 @@ from gateway.config import Config
 from gateway.discovery.follow import configured_sources
 from gateway.discovery.listings import DiscoveryError, first_listing
 from gateway.discovery.sources import several_addresses
-from gateway.kv_events import endpoints
-from gateway.kv_events.endpoints import why_unreachable
+from gateway.exact import endpoints
+from gateway.exact.endpoints import why_unreachable
 from gateway.resources import MemoryBudget
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach

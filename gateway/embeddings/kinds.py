@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv6Address
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Final, Protocol, cast
 
 import orjson
 
@@ -27,7 +27,6 @@ from gateway.errors import BackendError, WrongAnswer
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
-from gateway.tokenization.tokenization import NotCounted, Tokenization
 
 _QUARANTINE_SECONDS = 10.0
 _MOST_CLIENTS = 1024
@@ -65,7 +64,22 @@ def items_of(waiters: list[EmbeddingWaiter]) -> list[Any]:
     return [item for waiter in waiters for item in waiter.inputs.items]
 
 
-CountingTask = asyncio.Task[list[int] | NotCounted]  # of the tokens of each text of a batch
+class TokenCounter(Protocol):
+    """Counts the tokens of texts, for models that have a tokenizer."""
+
+    def configured(self, model: str) -> bool:
+        """Whether this model has a tokenizer, so that `count` may be called."""
+
+    def counts_alike(self, model: str, backend: str) -> bool:
+        """Whether this backend was verified to count alike."""
+
+    async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | str:
+        """The tokens of each text, or why they are not known."""
+
+
+CountingTask = asyncio.Task[list[int] | str]  # of the tokens of each text of a batch
+_UNKNOWN_FIELDS: Final = "fields"  # of the request, whose effect on tokens is not known
+_UNVERIFIED: Final = "unverified"  # the backend that answered was not verified to count alike
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024
 _HANDED_OUT_BYTES = 262144  # of an answer in one turn of the loop: each client then writes its own
@@ -77,12 +91,12 @@ class Coalescer:
     work = "embeddings"
 
     def __init__(
-        self, batcher: Batcher, new_id: Callable[[], str], tokenization: Tokenization, cache: EmbeddingCache
+        self, batcher: Batcher, new_id: Callable[[], str], counter: TokenCounter, cache: EmbeddingCache
     ) -> None:
         self._batcher = batcher
         self._clock = batcher.clock
         self._new_id = new_id
-        self._tokenization = tokenization
+        self._counter = counter
         self._cache = cache
         self._quarantine = Quarantine()
 
@@ -155,7 +169,7 @@ class Coalescer:
 
     async def answer(self, batch: SentBatch) -> BufferedResponse | None:
         request, key, counting = self._request_of(batch), batch.key, None
-        if len(batch.pieces) > 1 and not key.are_ids and self._tokenization.configured(key.model):
+        if len(batch.pieces) > 1 and not key.are_ids and self._counter.configured(key.model):
             counting = asyncio.get_running_loop().create_task(self._count(batch))
         try:
             with Holding(self._batcher.memory) as holding:
@@ -194,27 +208,27 @@ class Coalescer:
                 handed_out = 0
                 await asyncio.sleep(0)
 
-    async def _count(self, batch: SentBatch) -> list[int] | NotCounted:
+    async def _count(self, batch: SentBatch) -> list[int] | str:
         """The tokens of each text of a shared batch; of a request alone, the backend reports them."""
         fields: dict[str, Any] = orjson.loads(batch.key.template + b"0}")
         most = fields.get("truncate_prompt_tokens")
         if most == -1:
             most = batch.pending.sizes.context_tokens or 0
         if most is not None and most <= 0:
-            return NotCounted.FIELDS
+            return _UNKNOWN_FIELDS
         texts, special = items_of(waiters_of(batch)), fields.get("add_special_tokens", True)
-        counts = await self._tokenization.count(batch.key.model, texts, batch.size_bytes, special=special)
-        if isinstance(counts, NotCounted) or most is None:
+        counts = await self._counter.count(batch.key.model, texts, batch.size_bytes, special=special)
+        if isinstance(counts, str) or most is None:
             return counts
         return [min(count, most) for count in counts]
 
-    def _checked(self, batch: SentBatch, counts: list[int] | NotCounted, total: int, backend: str) -> list[int] | None:
+    def _checked(self, batch: SentBatch, counts: list[int] | str, total: int, backend: str) -> list[int] | None:
         """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
         model, counted = batch.key.model, self._batcher.metrics.counted
-        if not isinstance(counts, NotCounted) and not self._tokenization.counts_alike(model, backend):
-            counts = NotCounted.UNVERIFIED  # the backend came or restarted while the batch waited
-        if isinstance(counts, NotCounted):
-            counted.add((model, counts.value))
+        if not isinstance(counts, str) and not self._counter.counts_alike(model, backend):
+            counts = _UNVERIFIED  # the backend came or restarted while the batch waited
+        if isinstance(counts, str):
+            counted.add((model, counts))
             return None
         is_sum = sum(counts) == total
         counted.add((model, "counted" if is_sum else "differs"))

@@ -1,8 +1,7 @@
 """Predicted hits: how many of a prompt's tokens each engine has in its KV cache.
 
-The prediction joins the gateway's own record of placements, the engines' KV events, blocks that were sent and are not
-in the events yet (events are tens of milliseconds late, and requests that begin alike often come closer together), how
-accurate predictions were lately, and engines whose events have stopped although the connection stands.
+The prediction joins the gateway's own record of placements, how accurate predictions from it were lately, and, of
+engines that report their blocks, what they hold exactly.
 
 The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks count as used
 from the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole:
@@ -11,12 +10,11 @@ used together are a run: using a prompt again costs O(its runs). An answer is on
 it followed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
 
 from gateway.request import Demand
 from gateway.routing.engine import Engine
-from gateway.routing.exact_index import EngineBlocks
 from gateway.routing.kv_reservations import alike
 
 _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
@@ -258,56 +256,6 @@ class PrefixIndex:
                 del holders[key]
 
 
-LIFE_SECONDS: Final = 5.0  # without an event after once to twice this time, the request has failed
-
-
-class PendingBlocks:
-    """Blocks sent to each engine and not in its events yet, by the keys of `exact_index.token_keys`."""
-
-    def __init__(self) -> None:
-        self._young: dict[int, int] = {}  # key -> bit mask of engines
-        self._old: dict[int, int] = {}
-        self._since_seconds = 0.0
-
-    def __bool__(self) -> bool:
-        return bool(self._young or self._old)
-
-    def expect(self, engine: int, keys: Iterable[int]) -> None:
-        young, bit = self._young, 1 << engine
-        for key in keys:
-            young[key] = young.get(key, 0) | bit
-
-    def reported(self, engine: int, keys: Iterable[int]) -> None:
-        """The engine's events have reported these blocks, as stored or removed."""
-        if not self:
-            return
-        others = ~(1 << engine)
-        for key in keys:
-            for generation in (self._young, self._old):
-                if key not in generation:
-                    continue
-                if left := generation[key] & others:
-                    generation[key] = left
-                else:
-                    del generation[key]
-
-    def forget(self, engine: int) -> None:
-        self.reported(engine, [*self._young, *self._old])
-
-    def age(self, now: float) -> None:
-        """Forget blocks whose time is over; to be called now and then."""
-        if now - self._since_seconds >= LIFE_SECONDS:
-            self._since_seconds = now
-            self._young, self._old = {}, self._young
-
-    def run(self, engine: int, keys: Sequence[int], start: int) -> int:
-        """Number of consecutive blocks, from `start` on, that are pending on the engine."""
-        young, old, end = self._young, self._old, start
-        while end < len(keys) and (young.get(keys[end], 0) | old.get(keys[end], 0)) >> engine & 1:
-            end += 1
-        return end - start
-
-
 _WEIGHT: Final = 0.2
 _LEAST_TOKENS: Final = 64  # predicted; smaller hits are ignored
 _GOOD_ENOUGH: Final = 0.8  # no correction above: partly filled blocks and prompts still in prefill cost some hits
@@ -364,20 +312,33 @@ class HitAccuracy:
         self._low.discard(engine)
 
 
+class EngineBlocks(Protocol):
+    """The blocks in engines' caches, as far as they are known exactly; keys are a demand's `token_keys`."""
+
+    def depths(self, keys: Sequence[int]) -> dict[int, int]:
+        """The number of leading blocks on each engine whose blocks are known, with those sent there lately."""
+
+    def placed(self, engine: int, keys: Sequence[int]) -> None:
+        """A prompt with these blocks was sent to the engine."""
+
+
 class HitPredictor:
-    """Predicts from KV events where they are followed, otherwise from the own record times its accuracy."""
+    """Predicts from exactly known blocks where there are any, otherwise from the own record times its accuracy."""
 
     def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: EngineBlocks | None = None) -> None:
         self.index = index
         self._hit_accuracy = hit_accuracy
         self._exact = exact
-        self.pending_blocks = PendingBlocks()
+
+    def use(self, exact: EngineBlocks) -> None:
+        """Predict from these blocks where they are known."""
+        self._exact = exact
 
     def depths(self, demand: Demand) -> list[int]:
         """How much of the prompt each engine holds, by index: more is better, but not to scale."""
         depths = self.index.depths(demand.keys)
-        if demand.token_keys:
-            for engine, depth in self._exact_depths(demand.token_keys).items():
+        if demand.token_keys and self._exact is not None:
+            for engine, depth in self._exact.depths(demand.token_keys).items():
                 if engine < len(depths):
                     depths[engine] = depth
         return depths
@@ -387,7 +348,7 @@ class HitPredictor:
         if not demand.reads_cache:
             return [0] * len(engines)
         depths = self.index.depths(demand.keys)
-        exact = self._exact_depths(demand.token_keys) if demand.token_keys else {}
+        exact = self._exact.depths(demand.token_keys) if demand.token_keys and self._exact is not None else {}
         if not exact and not any(depths):
             return [0] * len(engines)
         turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
@@ -415,57 +376,9 @@ class HitPredictor:
                 hits[place] = (held if held < most else most) // block * block
         return hits
 
-    def _exact_depths(self, keys: Sequence[int]) -> dict[int, int]:
-        """Blocks held or pending, by engine, for engines whose events are followed."""
-        exact = self._exact
-        if exact is None:
-            return {}
-        found = {engine: depth for engine, depth in enumerate(exact.depths(keys)) if exact.live(engine)}
-        if self.pending_blocks:
-            for engine, depth in found.items():
-                while depth < len(keys) and (more := self.pending_blocks.run(engine, keys, depth)):
-                    depth += more
-                    depth += exact.depths(keys[depth:])[engine]  # engines evict a block before its successors
-                found[engine] = depth
-        return found
-
     def placed(self, demand: Demand, engine: Engine) -> None:
         if demand.turn_end:
             self.index.supersede_answer(engine.index, demand.keys[demand.turn - 1])
         self.index.record(engine.index, demand.keys, demand.edges)
-        if demand.token_keys and self._exact is not None and self._exact.live(engine.index):
-            held = self._exact.depths(demand.token_keys)[engine.index]
-            self.pending_blocks.expect(engine.index, demand.token_keys[held:])
-
-
-PATIENCE_SECONDS: Final = 3.0  # events follow an answer by tens of milliseconds
-
-
-class StaleEventDetector:
-    """Engines that answered and have sent no events since. Times are those at which requests ended."""
-
-    def __init__(self) -> None:
-        self._awaited: dict[int, float] = {}
-        self._stale: set[int] = set()
-
-    def __contains__(self, engine: int) -> bool:
-        return engine in self._stale
-
-    def answered(self, engine: int, now: float) -> None:
-        """The engine has computed blocks that its events have not reported yet."""
-        self._awaited.setdefault(engine, now)
-
-    def heard(self, engine: int) -> bool:
-        """An event came; returns whether the engine's events had been stale."""
-        self._awaited.pop(engine, None)
-        was_stale = engine in self._stale
-        self._stale.discard(engine)
-        return was_stale
-
-    def newly_stale(self, now: float) -> list[int]:
-        """Engines whose events have become stale by now, each returned once."""
-        fallen = [engine for engine, since in self._awaited.items() if now - since > PATIENCE_SECONDS]
-        for engine in fallen:
-            del self._awaited[engine]
-        self._stale.update(fallen)
-        return fallen
+        if demand.token_keys and self._exact is not None:
+            self._exact.placed(engine.index, demand.token_keys)

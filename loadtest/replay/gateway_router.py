@@ -13,6 +13,7 @@ from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
 from gateway.backends.concurrency_limit import Limiter
 from gateway.backends.facts import Telemetry
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
+from gateway.exact.caches import KnownBlocks
 from gateway.feedback import Learning
 from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
@@ -219,7 +220,7 @@ class GatewayRouter:
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
         settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
-        hit_predictor = HitPredictor(index, hit_accuracy, PoolBlocks(engines) if exact else None)
+        hit_predictor = HitPredictor(index, hit_accuracy, KnownBlocks(PoolBlocks(engines)) if exact else None)
         chosen = _policy(policy, hit_predictor, self._estimates)
         self.scheduler = Scheduler(self._serving, chosen, self._queue, self._lengths, calibration, settings)
         self._block_tokens = block_tokens

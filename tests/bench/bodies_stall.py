@@ -14,6 +14,7 @@ from itertools import islice, repeat
 from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.errors import InvalidRequest
+from gateway.exact.prompts import given_tokens
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import MOST_KEYS, JsonLimits
 from gateway.front.read import RequestReader
@@ -24,7 +25,6 @@ from gateway.models.aliases import Aliases
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest
 from gateway.routing.estimates import Estimates
-from gateway.tokenization.tokenization import given_tokens
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
 LIMIT_MS = 50.0

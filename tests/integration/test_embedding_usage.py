@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenizer import ModelTokenizer
+from gateway.exact.conversation import Feature
+from gateway.exact.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import EMBEDDING_MODEL, MODELS, Fleet
 from tests.integration.gateway_process import Gateway, running_gateway
@@ -24,7 +24,7 @@ from tests.integration.observed import eventually, read
 from tests.integration.publishing import get
 from tests.integration.test_embeddings import Told, check_equal, post
 from tests.unit.backends.scripted import Scripted
-from tests.unit.tokenization.models import byte_level, saved, sentence_piece
+from tests.unit.exact.models import byte_level, saved, sentence_piece
 
 CLIENTS = 48
 CONTEXT_TOKENS = 256

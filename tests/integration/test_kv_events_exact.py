@@ -14,14 +14,14 @@ from gateway.backends.facts import Facts
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, read_kv_event_sources
 from gateway.config import HealthConfig
-from gateway.kv_events.endpoints import plan
-from gateway.kv_events.feed import KvEvents
-from gateway.routing.exact_index import packed, token_keys, token_seed
+from gateway.exact.endpoints import plan
+from gateway.exact.feed import KvEvents
+from gateway.exact.index import packed, token_keys, token_seed
 from loadtest.servers.processes import free_ports
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, print_progress, simulated_engine
-from tests.unit.kv_events.listener import Listener
+from tests.unit.exact.listener import Listener
 
 BLOCK_TOKENS = 32
 CACHE_BLOCKS = 33  # a real engine never gives out the first one

@@ -17,14 +17,13 @@ from gateway.backends.fleet import Fleet as Backends
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
+from gateway.exact.conversation import Feature
+from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
+from gateway.exact.tokenizer import ModelTokenizer
 from gateway.models.settings import ModelConfig, ModelsConfig
-from gateway.routing.exact_index import ExactIndex
-from gateway.tokenization.conversation import Feature
-from gateway.tokenization.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
-from gateway.tokenization.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, Fleet
-from tests.unit.tokenization.models import STRING_TEMPLATE, byte_level, saved
+from tests.unit.exact.models import STRING_TEMPLATE, byte_level, saved
 
 DEADLINE_SECONDS = 60.0
 LIMITS = TokenizerLimits(prompts=DEFAULT_LIMITS.prompts._replace(wait_seconds=DEADLINE_SECONDS))
@@ -54,7 +53,7 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ControlClient(DEADLINE_SECONDS, time.monotonic) as client,
-        Tokenization(models, backends, ExactIndex(), time.monotonic, LIMITS) as tokenization,
+        Tokenization(models, backends, time.monotonic, LIMITS) as tokenization,
     ):
         while len(states(tokenization)) < len(configs):
             await asyncio.sleep(0.05)

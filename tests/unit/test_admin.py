@@ -9,8 +9,8 @@ from gateway.backends.facts import Facts, KvEventSource, ModelCard, Telemetry
 from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
 from gateway.errors import EngineDead, GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
+from gateway.exact.index import packed, token_keys, token_seed
 from gateway.request import Demand
-from gateway.routing.exact_index import packed, token_keys, token_seed
 from gateway.scheduling.lease import Lease
 from tests.unit.front.wires import Sent
 from tests.unit.insights.traffic import report_of
@@ -93,9 +93,10 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
 def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
     scene, ids = Scene(), list(range(100, 1000))
     keys = token_keys(packed(ids), 16, token_seed())
+    caches = scene.gateway.exact.build().caches
     for engine, blocks in enumerate((20, 40)):
-        scene.gateway.cache_state.changed(engine, keys[:blocks], (), 16 * blocks)
-        scene.gateway.cache_state.state(engine, True, True)
+        caches.changed(engine, keys[:blocks], (), 16 * blocks)
+        caches.state(engine, True, True)
     answer = scene.route({"model": "m", "prompt": ids})
     assert (answer["prompt_tokens"], answer["chosen"]) == (900, "b")
     assert [each["hit_tokens"] for each in answer["backends"]] == [640, 320]
@@ -245,8 +246,7 @@ def test_ejections_and_what_engines_report_are_shown() -> None:
 
 def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     scene = Scene(engines=2)
-    engine = scene.gateway.cache_state.engine_number("b", 1)
-    assert engine is not None
+    engine = scene.b.engines[1].index
     for _ in range(5):
         scene.gateway.cache_state.hit_accuracy.observed(engine, 1000, 100)
     share = scene.gateway.cache_state.hit_accuracy.share(engine)
@@ -272,10 +272,10 @@ async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
     scene = Scene()
     source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", None, "")
     scene.a.learn(Facts(models=(ModelCard("m"),), kv_event_sources=(source,)))
-    scene.gateway._follow_events()
-    async with scene.gateway.kv_events:
+    scene.gateway.exact.facts_changed()
+    async with scene.gateway.exact.running():
         async with asyncio.timeout(5):
-            while not scene.gateway.kv_events.status():  # the reader's thread takes it up
+            while not scene.gateway.exact.streams():  # the reader's thread takes it up
                 await asyncio.sleep(0.01)
         shown = {each["name"]: each for each in scene.gateway.overview.backends()}
         assert [stream["state"] for stream in shown["a"]["kv_events"]] == ["connecting"]

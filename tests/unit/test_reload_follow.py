@@ -167,7 +167,9 @@ def config_of(values: dict[str, Any], backends: Any = ()) -> Config:
 
 def gateway_of(config: Config) -> Gateway:
     with patch("secrets.token_bytes", lambda size: bytes(size)):
-        return Gateway(config, io.BytesIO(), clock=lambda: 1.0, random=Random(1))
+        gateway = Gateway(config, io.BytesIO(), clock=lambda: 1.0, random=Random(1))
+    gateway.exact.build()  # which otherwise is there once it was needed
+    return gateway
 
 
 def held(gateway: Gateway) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from random import Random
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import orjson
@@ -35,7 +35,6 @@ from gateway.routing.policy import LeastLoadedPolicy
 from gateway.scheduling.leases import LeaseBroker
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
-from gateway.tokenization.tokenization import Tokenization
 from tests.unit.embeddings.words import Words
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import turns
@@ -121,8 +120,7 @@ class Scene:
         self.dispatcher = Dispatcher(
             self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True
         )
-        self.tokenizer = Words()
-        tokenization, numbers = cast(Tokenization, self.tokenizer), iter(range(10**9))
+        self.tokenizer, numbers = Words(), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
         self.cache = configured_cache(config, self.fleet, self.counted, b"secret")
@@ -139,7 +137,7 @@ class Scene:
             crowded=self.queue.waiting,
             response_headers=True,
         )
-        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", tokenization, self.cache)
+        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", self.tokenizer, self.cache)
         self.send_documents: Callable[..., Awaitable[UpstreamResult]] | None = None  # rerank requests go there
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []

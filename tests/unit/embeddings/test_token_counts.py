@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from gateway.errors import BackendFault
-from gateway.tokenization.tokenization import NotCounted
+from gateway.exact.tokenization import NotCounted
 from tests.unit.embeddings.scene import BAD, CONTEXT_TOKENS, Scene, answer, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
 from tests.unit.scheduling.virtual_time import run, turns

@@ -2,11 +2,11 @@
 
 import asyncio
 
-from gateway.tokenization.tokenization import NotCounted
+from gateway.exact.tokenization import NotCounted
 
 
 class Words:
-    """Stands for a `Tokenization`. Not configured unless a test says so."""
+    """Counts tokens. Not configured unless a test says so."""
 
     def __init__(self) -> None:
         self.is_configured = False

@@ -2,10 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.exact.caches import KnownBlocks
+from gateway.exact.index import ExactIndex
 from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
-from gateway.routing.exact_index import ExactIndex
 
 KEYS = tuple(range(11, 21))
 EDGES = tuple(range(400, 4001, 400))  # 4 bytes a token
@@ -17,7 +18,8 @@ class Scene:
 
     def __init__(self) -> None:
         self.index, self.hit_accuracy, self.exact = PrefixIndex([1 << 30] * 3), HitAccuracy(), ExactIndex()
-        self.hits = HitPredictor(self.index, self.hit_accuracy, self.exact)
+        self.known_blocks = KnownBlocks(self.exact)
+        self.hits = HitPredictor(self.index, self.hit_accuracy, self.known_blocks)
         self.engines = [Engine(number, "abc"[number]) for number in range(3)]
 
     def of(self, **fields: object) -> list[int]:
@@ -155,7 +157,7 @@ def test_what_was_just_sent_counts_until_events_report_it() -> None:
         assert scene.of(token_keys=TOKEN_KEYS)[engine] == hit
     for engine in (0, 1):  # it came, and half of it is gone again
         scene.exact.apply(engine, TOKEN_KEYS[:15], ())
-        scene.hits.pending_blocks.reported(engine, TOKEN_KEYS[:30])
+        scene.known_blocks.pending.reported(engine, TOKEN_KEYS[:30])
     assert scene.of(token_keys=TOKEN_KEYS)[:2] == [240, 240]
 
 
@@ -174,7 +176,7 @@ def test_nothing_is_pending_on_an_engine_without_events() -> None:
     scene.exact.set_live(1, True)
     scene.hits.placed(asking(token_keys=TOKEN_KEYS), scene.engines[0])
     scene.hits.placed(asking(), scene.engines[1])
-    assert not scene.hits.pending_blocks
+    assert not scene.known_blocks.pending
 
 
 def test_without_exact_blocks_token_keys_are_of_no_use() -> None:

@@ -1,1 +1,0 @@
-"""What engines say of their KV caches, as they say it: from the wire to the routing index."""
