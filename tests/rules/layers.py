@@ -360,7 +360,6 @@ EDGES = {
     "cli.key_commands",
     "cli.key_store",
     "cli.offline",
-    "cli.operate",
     "cli.serving",
     "cli.terminal",
     "keys.client_keys",
