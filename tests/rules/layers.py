@@ -310,7 +310,7 @@ LAYERS: dict[str, set[str]] = {
         "keys.keys_file",
         "keys.settings",
         "app",
-        "batches.contents",
+        "batches.s3",
         "batches.schema",
         "config",
         "backends",
