@@ -121,7 +121,7 @@ class RequestReader:
         self._short_bytes, self._max_depth = limits.short_bytes, limits.depth
         self._max_sequences, self._allow_media_urls = config.server.max_sequences, config.server.allow_media_urls
         self._coalesces = config.embeddings.coalesce  # of models without an own setting
-        self._coalesces_of = {name: config.embeds("coalesce", name) for name in config.models.by_name}
+        self._coalesces_of = {name: config.coalesces(name) for name in config.models.by_name}
         self.aliases = Aliases(config.models.aliases, self._names.first, config.models.by_name)
         self._fallbacks = config.models.fallbacks
         self._estimates = estimates

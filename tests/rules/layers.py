@@ -185,7 +185,7 @@ LAYERS: dict[str, set[str]] = {
         "observe.record",
         "tracing.trace",
     },
-    "gauges": {"__init__", "backends", "embeddings.cache", "observe", "resources", "routing.estimates", "supervisor"},
+    "gauges": {"__init__", "backends", "observe", "resources", "routing.estimates", "supervisor"},
     "batches": {
         "backends.fleet",
         "keys.settings",
