@@ -15,7 +15,7 @@ READY := $(if $(filter compiled,$(BUILD)),build,setup)
 PACKAGES := backends coordination embeddings front keys loadtest/replay models observe realtime relay routing scheduling tls tracing uploads test_*.py
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests)
 
-.PHONY: setup build check format test test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site dashboards manifests lock image clean
+.PHONY: setup build check format test test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml | $(PY)
@@ -158,10 +158,6 @@ docs: setup
 # The documentation site, into site/; a dead link or a page outside the navigation fails it.
 site: setup $(VENV)/.mermaid
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
-
-# config/grafana/gateway.json, from the script beside it.
-dashboards: setup
-	$(PY) config/grafana/dashboard.py
 
 # What the image installs, with hashes: the newest versions that pyproject.toml allows.
 lock: setup

@@ -26,7 +26,6 @@ from gateway.coordination.configured import ReplicaParts, configured_coordinator
 from gateway.discovery.follow import Discovery
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer, RerankSplitter
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.reading import COALESCED, SPLIT, work_readers
@@ -238,8 +237,7 @@ class Gateway:
         parts = fleet, dispatcher.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
         more = retry_after, counted, clock, self.memory
         batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
-        self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
-        self.coalescer = Coalescer(batcher, new_id, exact, self.embedding_cache)
+        self.coalescer = Coalescer(batcher, new_id, exact)
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
@@ -379,7 +377,6 @@ class Gateway:
         self.scheduler.follow(_scheduler_settings(config), self._policy(config))
         self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
         self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
-        self.embedding_cache.follow(config)
         self.exact.follow(config.models)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
         self._follow_access_log(config)
@@ -454,22 +451,18 @@ class Gateway:
             stack.enter_context(looking("loop_lag", lambda: observe_lag((), self.supervisor.late_seconds)))
             stack.enter_context(looking("settle", self.finished.settle))
             stack.enter_context(looking("backend_leave", self.fleet.let_go))  # after the records of its last requests
-            stack.enter_context(looking("trim", self._trim))
+            stack.enter_context(looking("trim", self.cache_state.index.trim))
             # Bytes per token have been learned.
             stack.enter_context(looking("follow_sizes", lambda: self.cache_state.follow_sizes(), _SIZES_SECONDS))
             stack.enter_context(looking("timeline", self.timeline.look, _SIZES_SECONDS))
             yield
 
-    def _trim(self) -> None:
-        self.cache_state.index.trim()
-        self.embedding_cache.trim()
-
     def _add_gauges(self) -> None:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
         for owner in [*owners, *self.coordinators]:
             owner.add_gauges(self.metrics)
-        memory = self.memory, self.embedding_cache
-        add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
+        logs = self.access_log, self.log
+        add_gauges(self.metrics, self.fleet, self.calibrations, self.memory, *logs, self.supervisor)
 
     @asynccontextmanager
     async def running(

@@ -5,7 +5,6 @@ from platform import python_version
 
 from gateway import BUILD, __version__
 from gateway.backends.fleet import Fleet
-from gateway.embeddings.cache import EmbeddingCache
 from gateway.observe.log import LineWriter
 from gateway.observe.metrics import Labels, Metrics, ProcessMetrics
 from gateway.resources import MemoryBudget
@@ -18,7 +17,6 @@ def add_gauges(
     fleet: Fleet,
     calibrations: Calibrations,
     memory: MemoryBudget,
-    embedding_cache: EmbeddingCache | None,
     access_log: LineWriter | None,
     log: LineWriter | None,
     supervisor: Supervisor,
@@ -39,8 +37,6 @@ def add_gauges(
     metrics.include(ProcessMetrics())
     text = "Memory used by bodies, uploads, queue and buffered responses."
     gauge("gateway_held_bytes", text, (), partial(_number, memory, "used_bytes"))
-    text = "Memory used by cached embedding vectors."
-    gauge("gateway_embedding_cache_bytes", text, (), partial(_number, embedding_cache, "used_bytes"))
     text = "Limit of that memory: server.memory_budget_bytes."
     gauge("gateway_held_bytes_limit", text, (), partial(_number, memory, "limit_bytes"))
     for name, lines, writer in (

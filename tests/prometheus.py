@@ -4,17 +4,15 @@ Tests are skipped where these are not installed.
 """
 
 import asyncio
-import importlib.util
 import json
 import shutil
 import subprocess
 import sys
 import urllib.parse
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import aiohttp
@@ -25,6 +23,8 @@ from loadtest.servers.processes import free_ports, launch, stop
 
 ROOT = Path(__file__).resolve().parents[1]
 ALERTS = ROOT / "config/prometheus/alerts.yaml"
+DASHBOARD = ROOT / "config/grafana/gateway.json"
+_EVERYTHING = {"$__rate_interval": "1m", "$instance": ".*", "$model": ".*", "$backend": ".*"}
 _UNPACKED = Path(sys.executable).parents[1] / "prometheus/usr/bin"
 _READY_SECONDS = 20.0
 _POLL_SECONDS = 0.05
@@ -44,15 +44,25 @@ def alerts() -> dict[str, str]:
     return {rule["alert"]: rule["expr"] for group in groups for rule in group["rules"]}
 
 
-def dashboard() -> ModuleType:
-    """The script that writes the dashboard."""
-    pytest.importorskip("grafana_foundation_sdk")
-    spec = importlib.util.spec_from_file_location("dashboard", ROOT / "config/grafana/dashboard.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def rows_and_graphs() -> Iterator[dict[str, Any]]:
+    """All panels of the dashboard: its rows, and the graphs below them."""
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        yield from (panel, *panel.get("panels", ()))  # a row that is collapsed holds its graphs
+
+
+def graphs() -> list[dict[str, Any]]:
+    return [panel for panel in rows_and_graphs() if panel["type"] != "row"]
+
+
+def expressions(graph: dict[str, Any]) -> list[str]:
+    """What a graph queries while every variable of the dashboard selects everything."""
+    found = []
+    for target in graph["targets"]:
+        expression: str = target["expr"]
+        for variable, value in _EVERYTHING.items():
+            expression = expression.replace(variable, value)
+        found.append(expression)
+    return found
 
 
 @dataclass(frozen=True)

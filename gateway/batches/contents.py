@@ -1,10 +1,8 @@
-"""Where the contents of files are, and the parts of batches that several gateways run: a folder, or a bucket of S3."""
+"""Where the contents of files are: of a gateway alone in a folder, of several in a bucket of S3."""
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import BinaryIO, NamedTuple, Protocol
 
-from gateway.batches.settings import BatchesConfig
-from gateway.resources import MemoryBudget
 from gateway.threads import Threads
 
 
@@ -30,30 +28,14 @@ class AnswerFile(Protocol):
 
 
 class Contents(Protocol):
-    """Contents by the ids of files, and parts of batches: the answers and the errors that a gateway has written.
+    """Contents by the ids of files.
 
-    Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `where`: as
-    configured; `group`: of the journals that are parts; `piece_bytes`: of what is read; `threads`: all that reads and
-    writes files of batches runs in these.
+    Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `piece_bytes`:
+    of what is read; `threads`: all that reads and writes files of batches runs in these.
     """
 
-    where: str
-    group: JournalGroup
     piece_bytes: int
     threads: Threads
-
-    async def open(self) -> None:
-        """Create what is missing. Called before all others."""
-
-    async def problem(self) -> str:
-        """What is wrong, without changing anything; "" = nothing."""
-
-    async def mark(self) -> str:
-        """The database that this belongs to; "" = none."""
-
-    async def set_mark(self, text: str) -> None: ...
-
-    async def has_files(self) -> bool: ...
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
         """Keep a content that is complete and durable; or nothing, if it ends with an exception.
@@ -65,32 +47,10 @@ class Contents(Protocol):
         """A content in pieces. Raises FileNotFoundError before the first one."""
 
     async def local(self, name: str) -> BinaryIO:
-        """A content as a file on this machine, or on a folder that is mounted. Raises FileNotFoundError."""
+        """A content as a file on this machine. Raises FileNotFoundError."""
 
     async def delete(self, name: str) -> None:
         """Delete a content, if it is there."""
 
     async def delete_others(self, kept: set[str], before: float) -> None:
         """Delete all other contents that were written before this time in Unix seconds."""
-
-    async def open_part(self, batch_id: str, holder: str, name: str) -> AnswerFile:
-        """The part of a gateway, which goes on if it exists. `name`: output or error."""
-
-    async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:
-        """The parts of all these gateways, to be read and closed in a thread. One that was killed may end torn."""
-
-    async def delete_parts(self, batch_ids: Iterable[str]) -> None: ...
-
-    async def batches_with_parts(self) -> set[str]: ...
-
-
-def shared_contents(config: BatchesConfig, memory: MemoryBudget) -> Contents:
-    """What several gateways share. The client of S3 is an extra."""
-    assert config.path is not None
-    if config.is_in_s3:
-        from gateway.batches.s3 import S3Bucket
-
-        return S3Bucket(config.path, config.s3_endpoint, config.s3_region, memory)
-    from gateway.batches.folder import Folder
-
-    return Folder(config.path)

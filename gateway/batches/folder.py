@@ -1,18 +1,16 @@
-"""Contents in a folder: of this machine, or one that several gateways have mounted."""
+"""Contents in a folder, which belongs to one gateway."""
 
 import os
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
-from shutil import rmtree
 from typing import BinaryIO
 
 from gateway.batches.contents import JournalGroup
 from gateway.threads import Threads
 
 _PART = ".part"  # the end of the name of a file that is not complete
-_MARK = "database.id"
 _THREADS = 8  # more batches than these write at the same time by turns
 
 
@@ -60,17 +58,14 @@ class DurableFile:
 
 
 class Folder:
-    """`Contents` in a folder."""
+    """`Contents` in a folder, which the store of the rows has made."""
 
     group = JournalGroup(64, 4194304, 0.5)
     piece_bytes = 262144
 
-    def __init__(self, where: str) -> None:
-        self.where = where
+    def __init__(self, folder: Path) -> None:
         self.threads = Threads("batches", _THREADS)
-        self._folder = Path(where)
-        self._files = self._folder / "files"
-        self._parts = self._folder / "parts"
+        self._files = folder / "files"
 
     def path(self, name: str) -> Path:
         """Where a content is, or will be."""
@@ -85,30 +80,6 @@ class Folder:
     async def kept_bytes(self, name: str) -> int:
         """The size of a content in bytes; an empty one is deleted."""
         return await self.threads.run(_kept_bytes, self.path(name))
-
-    async def open(self) -> None:
-        await self.threads.run(self._make)
-
-    def _make(self) -> None:
-        for each in (self._folder, self._files, self._parts):  # prompts and answers are for this user alone
-            each.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-    async def problem(self) -> str:
-        return await self.threads.run(self._problem)
-
-    def _problem(self) -> str:
-        if os.access(self._folder, os.F_OK) and not os.access(self._folder, os.W_OK | os.X_OK):
-            return f"batches.path ({self.where}) is not writable."
-        return ""
-
-    async def mark(self) -> str:
-        return await self.threads.run(_text_of, self._folder / _MARK)
-
-    async def set_mark(self, text: str) -> None:
-        await self.threads.run((self._folder / _MARK).write_text, text)
-
-    async def has_files(self) -> bool:
-        return await self.threads.run(lambda: any(self._files.iterdir()))
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
         path, is_kept = self.path(name), False
@@ -139,37 +110,6 @@ class Folder:
     async def delete_others(self, kept: set[str], before: float) -> None:
         await self.threads.run(_delete_all_but, self._files, kept, before)
 
-    def _part(self, batch_id: str, holder: str, name: str) -> Path:
-        return self._parts / batch_id / f"{holder}.{name}.jsonl"
-
-    async def open_part(self, batch_id: str, holder: str, name: str) -> DurableFile:
-        return await self.threads.run(self._open_part, self._part(batch_id, holder, name))
-
-    def _open_part(self, path: Path) -> DurableFile:
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        part = DurableFile(path, self.threads)
-        try:
-            _sync(path.parent)
-            _sync(self._parts)
-        except OSError:
-            part.close()
-            raise
-        return part
-
-    async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:
-        return await self.threads.run(_opened, [self._part(batch_id, holder, name) for holder in holders])
-
-    async def delete_parts(self, batch_ids: Iterable[str]) -> None:
-        for batch_id in batch_ids:
-            await self.threads.run(rmtree, self._parts / batch_id, ignore_errors=True)
-
-    async def batches_with_parts(self) -> set[str]:
-        return await self.threads.run(lambda: {path.name for path in self._parts.iterdir()})
-
-
-def _text_of(path: Path) -> str:
-    return path.read_text() if path.exists() else ""
-
 
 def _kept_bytes(path: Path) -> int:
     size_bytes = path.stat().st_size
@@ -184,15 +124,6 @@ def _new(path: Path) -> BinaryIO:
 
 def _readable(path: Path) -> BinaryIO:
     return open(path, "rb")
-
-
-def _opened(paths: Iterable[Path]) -> list[BinaryIO]:
-    """The files that exist: a gateway that claimed lines may not have written any."""
-    found: list[BinaryIO] = []
-    for path in paths:
-        with suppress(FileNotFoundError):
-            found.append(_readable(path))
-    return found
 
 
 def _complete(target: BinaryIO, path: Path) -> None:

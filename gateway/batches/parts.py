@@ -1,10 +1,10 @@
-"""What several gateways have written of a batch: parts with answers and parts with errors, put together at its end.
+"""What several gateways have written of a batch, answers and errors: put together at its end, each line once.
 
 All of this runs in a thread. A line may be in several parts, because a gateway that was slow and not dead went on with
 it; the first answer counts.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from gateway.batches.batch import LineUsage, Tally
@@ -24,16 +24,15 @@ class JoinedParts:
         self._breathe = breathe
         self._has = bytearray(len(checked.index))
 
-    def lines(self, parts: Sequence[BinaryIO], *, failed: bool) -> Iterator[bytes]:
-        """The lines of some parts that were not taken before."""
-        for part in parts:
-            part.seek(0)
-            for custom_id, line in whole_lines(part, self._breathe):
-                place = self._checked.places.get(hash(custom_id))
-                if place is not None and not self._has[place]:
-                    self._has[place] = 1
-                    self.tally.add(LineUsage() if failed else usage_in(line), failed=failed)
-                    yield line
+    def lines(self, parts: BinaryIO, *, failed: bool) -> Iterator[bytes]:
+        """The lines of all parts, one after the other, that were not taken before."""
+        parts.seek(0)
+        for custom_id, line in whole_lines(parts, self._breathe):
+            place = self._checked.places.get(hash(custom_id))
+            if place is not None and not self._has[place]:
+                self._has[place] = 1
+                self.tally.add(LineUsage() if failed else usage_in(line), failed=failed)
+                yield line
 
     def answered(self, first: int, end: int) -> list[int]:
         """The places of lines with an answer, counted from the first."""

@@ -9,8 +9,8 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from gateway.batches.batch import RUNNING, Batch, Owner, StoredFile
 from gateway.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
-from gateway.batches.contents import Contents
 from gateway.batches.errors import StorageUnavailable
+from gateway.batches.s3 import S3Bucket
 from gateway.batches.schema import CONNECT_SECONDS, Connection, ask, do, prepare
 from gateway.batches.store import ClaimedLines
 from gateway.errors import Draining
@@ -63,9 +63,9 @@ async def _configure(connection: Connection) -> None:
 class PostgresStore:
     """A `SharedStore` in a database of PostgreSQL, by a few connections."""
 
-    def __init__(self, url: str, contents: Contents) -> None:
+    def __init__(self, url: str, bucket: S3Bucket) -> None:
         self._url = url
-        self._contents = contents
+        self._bucket = bucket
         self._pool: AsyncConnectionPool[Connection] | None = None
 
     def check_open(self) -> None:
@@ -74,8 +74,8 @@ class PostgresStore:
             raise Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
 
     async def open(self) -> None:
-        """Create what is missing. Raises StoreUnusable or OSError."""
-        await prepare(self._url, self._contents)
+        """Create what is missing. Raises StoreUnusable."""
+        await prepare(self._url, self._bucket)
         options = {"connect_timeout": CONNECT_SECONDS, "prepare_threshold": None, **_KEEPALIVE}
         pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             self._url, min_size=1, max_size=_MOST_CONNECTIONS, open=False, timeout=_POOL_SECONDS, kwargs=options,
@@ -250,11 +250,6 @@ class PostgresStore:
             for batch_id, report in reports.items():
                 await do(connection, query, report, batch_id, holder)
             return {(row[0], row[1]) for row in kept}, await self._running(connection)
-
-    async def holders(self, batch_id: str) -> list[str]:
-        query = "SELECT holder FROM gateway_parts WHERE batch = %s ORDER BY holder"
-        async with self._transaction() as connection:
-            return [row[0] for row in await ask(connection, query, batch_id)]
 
     async def reopen(self, batch_id: str, holder: str) -> None:
         query = "DELETE FROM gateway_claims WHERE batch = %s AND first = past AND holder = %s"

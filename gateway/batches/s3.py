@@ -1,4 +1,5 @@
-"""Contents in a bucket of S3, or of another server with its API.
+"""What several gateways share in a bucket of S3, or of another server with its API: the contents of files, and parts of
+batches, which are the answers and the errors that each gateway has written.
 
 An object cannot be appended to: a part is many objects, each with the answers since the one before. All requests are
 made by the client's own threads, and take seconds at most.
@@ -25,7 +26,6 @@ from obstore.store import S3Store
 
 from gateway.batches.contents import JournalGroup
 from gateway.batches.errors import StorageUnavailable
-from gateway.batches.store import StoreUnusable
 from gateway.resources import Holding, MemoryBudget
 from gateway.threads import Threads
 
@@ -84,7 +84,10 @@ class ObjectPart:
 
 
 class S3Bucket:
-    """`Contents` in a bucket, below a prefix. The environment has the credentials, as for AWS's own programs."""
+    """`Contents` and parts in a bucket, below a prefix. The environment has the credentials, as for AWS's programs.
+
+    `where`: as configured; `group`: of the journals that are parts.
+    """
 
     group = JournalGroup(512, 4194304, 5.0)
     piece_bytes = 1048576
@@ -120,11 +123,8 @@ class S3Bucket:
                 "The bucket of files and batches is not available (batches.path).", retry_after_seconds=1.0
             ) from error
 
-    async def open(self) -> None:
-        if problem := await self.problem():
-            raise StoreUnusable(problem)
-
     async def problem(self) -> str:
+        """What is wrong; "" = nothing."""
         try:
             await self.has_files()
         except (StorageUnavailable, FileNotFoundError) as error:
@@ -132,6 +132,7 @@ class S3Bucket:
         return ""
 
     async def mark(self) -> str:
+        """The database that this belongs to; "" = none."""
         try:
             return (await self._get(_MARK)).decode()
         except FileNotFoundError:
@@ -230,15 +231,15 @@ class S3Bucket:
         paths = [path async for path, _ in self._listed(_FILES, before)]
         await self._delete([path for path in paths if path.rpartition("/")[2] not in kept])
 
-    async def open_part(self, batch_id: str, holder: str, name: str) -> ObjectPart:
-        """A new part each time: of one that was opened before, the last number is not known."""
+    def new_part(self, batch_id: str, holder: str, name: str) -> ObjectPart:
+        """A part of a gateway. `name`: output or error."""
         return ObjectPart(self._put, f"{_PARTS}/{batch_id}/{name}/{holder}-{secrets.token_hex(4)}-")
 
-    async def parts(self, batch_id: str, holders: Sequence[str], name: str) -> Sequence[BinaryIO]:  # noqa: ARG002
-        """One file with the parts of all gateways: every object ends with a whole line."""
+    async def parts(self, batch_id: str, name: str) -> BinaryIO:
+        """The parts of all gateways as one file, to be read and closed in a thread."""
         objects = sorted([each async for each in self._listed(f"{_PARTS}/{batch_id}/{name}")])
         with Holding(self._memory) as holding:
-            return [await self._copied(self._all_of(objects, holding))]
+            return await self._copied(self._all_of(objects, holding))
 
     async def _all_of(self, objects: Sequence[tuple[str, int]], holding: Holding) -> AsyncIterator[bytes]:
         """The contents of objects in their order, a few of them at the same time. Raises MemoryFull."""

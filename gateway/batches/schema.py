@@ -1,4 +1,4 @@
-"""The tables of files and batches in PostgreSQL, and the contents that belong to them: created, and checked."""
+"""The tables of files and batches in PostgreSQL, and the bucket that belongs to them: created, and checked."""
 
 import secrets
 from collections.abc import AsyncIterator
@@ -7,13 +7,14 @@ from typing import Any
 
 from psycopg import AsyncConnection, Error
 
-from gateway.batches.contents import Contents
+from gateway.batches.errors import StorageUnavailable
+from gateway.batches.s3 import S3Bucket
 from gateway.batches.store import StoreUnusable
 
 CONNECT_SECONDS = 5
 _LOCK = 0x6261746368  # "batch": of those that create the tables
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS gateway_folder (id TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS gateway_bucket (id TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS gateway_files (
     number BIGSERIAL PRIMARY KEY, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL, tenant TEXT NOT NULL,
     filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes BIGINT NOT NULL, created_at BIGINT NOT NULL,
@@ -59,43 +60,46 @@ async def _connected(url: str) -> AsyncIterator[Connection]:
         raise StoreUnusable(f"batches.database cannot be used: {reason}") from None
 
 
-async def prepare(url: str, contents: Contents) -> None:
-    """Create what is missing in the database and in the contents. Raises StoreUnusable, or OSError of the contents."""
-    await contents.open()
+async def prepare(url: str, bucket: S3Bucket) -> None:
+    """Create what is missing in the database and in the bucket. Raises StoreUnusable or StorageUnavailable."""
+    if problem := await bucket.problem():
+        raise StoreUnusable(problem)
     async with _connected(url) as connection:
         await ask(connection, "SELECT pg_advisory_xact_lock(%s)", _LOCK)
         await connection.execute(_SCHEMA.encode())
-        ids = await ask(connection, "SELECT id FROM gateway_folder")
-        mark = await contents.mark()
-        if not ids and not (mark and await contents.has_files()):
+        ids = await ask(connection, "SELECT id FROM gateway_bucket")
+        mark = await bucket.mark()
+        if not ids and not (mark and await bucket.has_files()):
             mark = secrets.token_hex(16)
             ids = [(mark,)]
-            await do(connection, "INSERT INTO gateway_folder VALUES (%s)", mark)
-            await contents.set_mark(mark)
-    if problem := _other_than(contents, mark, ids):
+            await do(connection, "INSERT INTO gateway_bucket VALUES (%s)", mark)
+            await bucket.set_mark(mark)
+    if problem := _other_than(bucket, mark, ids):
         raise StoreUnusable(problem)
 
 
-async def check(url: str, contents: Contents) -> str:
-    """What is wrong with the database or the contents, without changing them; "" = nothing."""
-    if problem := await contents.problem():
-        return problem
+async def check(url: str, bucket: S3Bucket) -> str:
+    """What is wrong with the database or the bucket, without changing them; "" = nothing."""
     try:
         async with _connected(url) as connection:
-            if await ask(connection, "SELECT to_regclass('gateway_folder')") != [(None,)]:
-                ids = await ask(connection, "SELECT id FROM gateway_folder")
-                return _other_than(contents, await contents.mark(), ids)
+            if problem := await bucket.problem():
+                return problem
+            if await ask(connection, "SELECT to_regclass('gateway_bucket')") != [(None,)]:
+                ids = await ask(connection, "SELECT id FROM gateway_bucket")
+                return _other_than(bucket, await bucket.mark(), ids)
             if await ask(connection, "SELECT has_schema_privilege(current_schema(), 'CREATE')") != [(True,)]:
                 return "batches.database cannot be used: its user may not create tables."
-    except OSError as error:
+    except StoreUnusable as error:
         return str(error)
+    except StorageUnavailable as error:
+        return error.message
     return ""
 
 
-def _other_than(contents: Contents, mark: str, ids: list[tuple[Any, ...]]) -> str:
+def _other_than(bucket: S3Bucket, mark: str, ids: list[tuple[Any, ...]]) -> str:
     if ids == ([(mark,)] if mark else []):
         return ""
     return (
-        f"batches.path ({contents.where}) is not that of batches.database: all gateways of one database need the same"
-        " shared folder or bucket, and no other database may use it."
+        f"batches.path ({bucket.where}) is not that of batches.database: all gateways of one database need the same"
+        " path, and no other database may use it."
     )

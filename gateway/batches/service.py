@@ -16,7 +16,7 @@ from gateway._native import json_object
 from gateway.backends.fleet import Fleet
 from gateway.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.batches.checks import InputChecks
-from gateway.batches.contents import Contents, shared_contents
+from gateway.batches.contents import Contents
 from gateway.batches.errors import BatchConflict, BatchNotFound, StorageFull
 from gateway.batches.files import Files, expiry_of, has_no_room, new_file_id
 from gateway.batches.folder import Folder
@@ -26,7 +26,6 @@ from gateway.batches.run import RunParts
 from gateway.batches.runner import Runner
 from gateway.batches.running import BatchRunner
 from gateway.batches.sender import LineSender
-from gateway.batches.shared import SharedRunner
 from gateway.batches.slots import Slots
 from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Store
@@ -79,16 +78,18 @@ class Batches:
         self._store: Store
         self._runner: BatchRunner
         if config.batches.database is None:
-            folder, self._store = Folder(path), SqliteStore(Path(path))
+            folder, self._store = Folder(Path(path)), SqliteStore(Path(path))
             parts, checks = self._new_parts(config, folder, is_shared=False)
             self._runner = Runner(self._store, self._files, folder, parts, checks)
         else:
-            from gateway.batches.postgres import PostgresStore  # its client is an extra
+            from gateway.batches.postgres import PostgresStore  # the clients of both are extras
+            from gateway.batches.s3 import S3Bucket
+            from gateway.batches.shared import SharedRunner
 
-            contents = shared_contents(config.batches, setting.memory)
-            self._store = shared = PostgresStore(config.batches.database, contents)
-            parts, checks = self._new_parts(config, contents, is_shared=True)
-            self._runner = SharedRunner(shared, self._files, contents, parts, checks)
+            bucket = S3Bucket(path, config.batches.s3_endpoint, config.batches.s3_region, setting.memory)
+            self._store = shared = PostgresStore(config.batches.database, bucket)
+            parts, checks = self._new_parts(config, bucket, is_shared=True)
+            self._runner = SharedRunner(shared, self._files, bucket, parts, checks)
         self._is_open = False
         self._sweeping: asyncio.Task[None] | None = None
         self.follow(config, reader)

@@ -57,8 +57,8 @@ class BatchesConfig(Section):
 
     path: Place | None = default(
         None,
-        "Folder of files and batches, for one gateway alone, or with `database` shared by several, then also"
-        " `s3://bucket/prefix`; null = no batches.",
+        "Folder of files and batches, for one gateway alone; or `s3://bucket/prefix`, which several share with"
+        " `database`; null = no batches.",
     )
     database: Database | None = default(
         None,
@@ -87,17 +87,16 @@ class BatchesConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _has_folder(self) -> Self:
-        if self.database is not None and self.path is None:
-            raise ValueError("database needs path: the folder of the files, which all gateways of the database share")
-        if self.is_in_s3 and self.database is None:
+    def _is_for_one_gateway_or_for_several(self) -> Self:
+        is_in_s3 = self.path is not None and self.path.startswith(_S3)
+        if self.database is not None and not is_in_s3:
+            raise ValueError(
+                "several gateways that share batches need S3: set path to s3://bucket/prefix, or leave out database,"
+                " which a gateway alone does not need"
+            )
+        if is_in_s3 and self.database is None:
             raise ValueError("a path in S3 needs database: the PostgreSQL that has the rows")
         return self
-
-    @property
-    def is_in_s3(self) -> bool:
-        """Whether the files are in a bucket, not in a folder."""
-        return self.path is not None and self.path.startswith(_S3)
 
     @property
     def lifetime_seconds(self) -> int:

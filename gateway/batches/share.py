@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -14,20 +14,20 @@ import structlog
 from gateway.batches.batch import Batch, StoredFile, Tally, result_file
 from gateway.batches.checks import InputChecks
 from gateway.batches.claims import Claim
-from gateway.batches.contents import Contents
 from gateway.batches.errors import StorageUnavailable
 from gateway.batches.files import Files, new_file_id
 from gateway.batches.input import CheckedInput, InputFile
 from gateway.batches.journal import Journal, unexecuted_line, why_unexecuted
 from gateway.batches.parts import NAMES, JoinedParts, next_piece
 from gateway.batches.run import BatchRun, RunParts, arrange, new_pace, pause
+from gateway.batches.s3 import S3Bucket
 from gateway.batches.store import ClaimedLines, SharedStore
 from gateway.errors import MemoryFull
 from gateway.resources import Holding
 
 Result = TypeVar("Result")
 _POLL_SECONDS = 1.0
-_STOP_SECONDS = 5.0  # most time for the last answers, if the disk is full
+_STOP_SECONDS = 5.0  # most time for the last answers, if the bucket cannot be reached
 _MOST_CLAIMS = 2  # at once: while the last lines of one end, those of the next run
 
 
@@ -38,7 +38,7 @@ class ShareSetting:
     holder: str
     store: SharedStore
     files: Files
-    contents: Contents
+    bucket: S3Bucket
     parts: RunParts
     checks: InputChecks
     lifetime_seconds: Callable[[], int]
@@ -86,7 +86,7 @@ class SharedBatch:
             await self._work(file, enqueued)
 
     async def _kept(self, do: Callable[[], Awaitable[Result]]) -> Result:
-        """Do this as soon as the contents can be reached, and there is memory. Until then, the batch is paused."""
+        """Do this as soon as the bucket can be reached, and there is memory. Until then, the batch is paused."""
         is_paused = False
         while True:
             try:
@@ -109,8 +109,8 @@ class SharedBatch:
             return
         checked.places.clear()
         self._pace.remain(found.total - found.tally.lines)
-        async with _LazyJournal(self, self._setting) as journal:
-            work = _Work(file, checked, journal)
+        work = _Work(file, checked, self._new_journal())
+        try:
             while self.batch.is_running:
                 await self._claim_more(work)
                 if not self._claims:
@@ -119,6 +119,14 @@ class SharedBatch:
                 tasks = [*self._claims.values()]
                 await asyncio.wait(tasks, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 self._drop_ended()
+        finally:
+            await asyncio.shield(self._stop(work.journal))
+
+    def _new_journal(self) -> Journal:
+        """The journal of this gateway's part."""
+        bucket, holder = self._setting.bucket, self._setting.holder
+        answers, errors = (bucket.new_part(self.batch.id, holder, name) for name in NAMES)
+        return Journal(answers, errors, partial(pause, self.own), bucket.group)
 
     async def _claim_more(self, work: "_Work") -> None:
         while len(self._claims) < _MOST_CLAIMS:
@@ -136,20 +144,20 @@ class SharedBatch:
                 if not task.cancelled():
                     task.result()
 
-    async def stop_claims(self) -> None:
-        """Abort what is in flight. Claims that are not extended any more are lost to other gateways."""
+    async def _stop(self, journal: Journal) -> None:
+        """Abort what is in flight, and close the journal. Claims that are not extended are lost to other gateways."""
         tasks = [*self._claims.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._claims.clear()
+        await journal.close(most_seconds=_STOP_SECONDS)
 
     async def _run(self, claimed: ClaimedLines, work: "_Work") -> None:
-        claim, parts = claimed.claim, self._setting.parts
-        journal = await work.journal.open()
+        claim, parts, journal = claimed.claim, self._setting.parts, work.journal
         try:
             lines = work.checked.part(claim.first, claim.end)
-            await self._setting.contents.threads.run(arrange, lines, parts)
+            await self._setting.bucket.threads.run(arrange, lines, parts)
             run = BatchRun(self.own, lines, journal, work.file, parts, self._pace)
             if claimed.is_again:
                 await journal.flush()
@@ -171,21 +179,19 @@ class SharedBatch:
     async def _answered(self, claim: Claim, file: InputFile) -> list[int]:
         """The lines of a claim that have an answer in any part; places are counted from the claim's first line."""
         checked = await self._setting.checks.check(self.batch, file, None)
-        holders = await patiently(partial(self._store.holders, self.batch.id))
         joined = JoinedParts(checked, self._setting.parts.breather())
         with ExitStack() as stack:
             for name in NAMES:
-                lines = joined.lines(await self._parts(name, holders, stack), failed=name == "error")
-                await self._setting.contents.threads.run(deque, lines, 0)
+                lines = joined.lines(await self._parts(name, stack), failed=name == "error")
+                await self._setting.bucket.threads.run(deque, lines, 0)
         found = joined.answered(claim.first, claim.end)
         self._log.info("batch_taken_over", batch=self.batch.id, answered=len(found), lines=claim.end - claim.first)
         return found
 
-    async def _parts(self, name: str, holders: Sequence[str], stack: ExitStack) -> Sequence[BinaryIO]:
+    async def _parts(self, name: str, stack: ExitStack) -> BinaryIO:
         """The parts of all gateways, closed with the stack."""
-        parts = await self._kept(partial(self._setting.contents.parts, self.batch.id, holders, name))
-        for each in parts:
-            stack.callback(self._setting.contents.threads.later, each.close)
+        parts = await self._kept(partial(self._setting.bucket.parts, self.batch.id, name))
+        stack.callback(self._setting.bucket.threads.later, parts.close)
         return parts
 
     def _now(self) -> int:
@@ -198,11 +204,10 @@ class SharedBatch:
         if batch is None or not batch.is_running:
             return
         checked = await self._setting.checks.check(batch, file, None)
-        holders = await patiently(partial(self._store.holders, batch.id))
         ids = [new_file_id() for _ in NAMES]
         is_unused = True
         try:
-            sizes = await self._write_results(batch, holders, checked, file, ids)
+            sizes = await self._write_results(batch, checked, file, ids)
             is_unused = False  # if this is interrupted now, the sweep deletes files that were not kept
             is_unused = not await self._keep(batch, ids, sizes)
         except _AnswersMissing:
@@ -214,11 +219,11 @@ class SharedBatch:
                     await self._setting.files.drop(file_id)
 
     async def _write_results(
-        self, batch: Batch, holders: Sequence[str], checked: CheckedInput, file: InputFile, ids: Sequence[str]
+        self, batch: Batch, checked: CheckedInput, file: InputFile, ids: Sequence[str]
     ) -> list[int]:
         """Write the files of a batch. Returns their sizes in bytes. Raises _AnswersMissing."""
         with ExitStack() as stack:
-            answers, errors = [await self._parts(name, holders, stack) for name in NAMES]
+            answers, errors = [await self._parts(name, stack) for name in NAMES]
 
             async def write() -> list[int]:
                 joined = JoinedParts(checked, self._setting.parts.breather())
@@ -233,19 +238,19 @@ class SharedBatch:
 
     async def _write(self, file_id: str, lines: Iterator[bytes]) -> int:
         """Write one file. Returns its size in bytes; an empty one is not kept."""
-        size_bytes, contents = 0, self._setting.contents
+        size_bytes, bucket = 0, self._setting.bucket
 
         async def pieces() -> AsyncIterator[bytes]:
             nonlocal size_bytes
-            while piece := await contents.threads.run(next_piece, lines):
+            while piece := await bucket.threads.run(next_piece, lines):
                 holding.fit(len(piece))
                 size_bytes += len(piece)
                 yield piece
 
         with Holding(self._setting.parts.memory) as holding:
-            await contents.write(file_id, pieces())
+            await bucket.write(file_id, pieces())
         if not size_bytes:
-            await contents.delete(file_id)
+            await bucket.delete(file_id)
         return size_bytes
 
     def _unexecuted(self, batch: Batch, joined: JoinedParts, checked: CheckedInput, file: InputFile) -> Iterator[bytes]:
@@ -277,7 +282,7 @@ class SharedBatch:
         self._setting.parts.metrics.batches.add((batch.status,))
         self._log.info("batch_ended", batch=batch.id, status=batch.status, lines=batch.total, failed=batch.tally.failed)
         with suppress(StorageUnavailable):  # the sweep deletes them later
-            await self._setting.contents.delete_parts([batch.id])
+            await self._setting.bucket.delete_parts([batch.id])
         return True
 
 
@@ -285,48 +290,12 @@ class _AnswersMissing(Exception):
     """Lines have no answer though all were reported as done."""
 
 
-class _LazyJournal:
-    """The journal of this gateway's part, opened for the first lines. What runs is stopped before it is closed."""
-
-    def __init__(self, share: SharedBatch, setting: ShareSetting) -> None:
-        self._share = share
-        self._setting = setting
-        self._opening = asyncio.Lock()
-        self._opened: Journal | None = None
-
-    async def __aenter__(self) -> "_LazyJournal":
-        return self
-
-    async def open(self) -> Journal:
-        async with self._opening:
-            if self._opened is None:
-                self._opened = await self._open()
-            return self._opened
-
-    async def _open(self) -> Journal:
-        contents, batch_id = self._setting.contents, self._share.batch.id
-        async with AsyncExitStack() as stack:
-            answers = await contents.open_part(batch_id, self._setting.holder, NAMES[0])
-            stack.push_async_callback(answers.finish)
-            errors = await contents.open_part(batch_id, self._setting.holder, NAMES[1])
-            stack.pop_all()
-        return Journal(answers, errors, partial(pause, self._share.own), contents.group)
-
-    async def __aexit__(self, *_: object) -> None:
-        await asyncio.shield(self._close())
-
-    async def _close(self) -> None:
-        await self._share.stop_claims()
-        if self._opened is not None:
-            await self._opened.close(most_seconds=_STOP_SECONDS)
-
-
 class _Work(NamedTuple):
     """What the claims of this gateway have in common."""
 
     file: InputFile
     checked: CheckedInput
-    journal: _LazyJournal
+    journal: Journal
 
 
 def _begin(model: str, total: int, now: int, batch: Batch) -> bool:

@@ -14,12 +14,12 @@ import structlog
 
 from gateway.batches.batch import Batch
 from gateway.batches.checks import MISSING, InputChecks
-from gateway.batches.contents import Contents
 from gateway.batches.errors import StorageUnavailable
 from gateway.batches.files import Files, has_no_room
 from gateway.batches.input import InvalidInput
 from gateway.batches.run import RunParts, pause
 from gateway.batches.running import BatchRunner
+from gateway.batches.s3 import S3Bucket
 from gateway.batches.share import SharedBatch, ShareSetting, patiently
 from gateway.batches.store import SharedStore
 
@@ -34,15 +34,15 @@ class SharedRunner(BatchRunner):
         self,
         store: SharedStore,
         files: Files,
-        contents: Contents,
+        bucket: S3Bucket,
         parts: RunParts,
         checks: InputChecks,
     ) -> None:
         super().__init__(parts, checks)
         self._store = store
-        self._contents = contents
+        self._bucket = bucket
         holder, lifetime = f"gateway_{parts.new_id()}", lambda: self._lifetime_seconds
-        self._setting = ShareSetting(holder, store, files, contents, parts, checks, lifetime)
+        self._setting = ShareSetting(holder, store, files, bucket, parts, checks, lifetime)
         self._shares: dict[str, SharedBatch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()  # of batches that have ended
@@ -101,9 +101,9 @@ class SharedRunner(BatchRunner):
 
     async def sweep(self) -> None:
         """Delete what gateways that were killed have left of batches that have ended."""
-        there = await self._contents.batches_with_parts()
+        there = await self._bucket.batches_with_parts()
         running = {batch.id for batch in await self._store.running_batches()}
-        await self._contents.delete_parts(there - running)
+        await self._bucket.delete_parts(there - running)
 
     async def _follow(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""What keeps the rows of files and batches: on one machine SQLite, for several gateways PostgreSQL."""
+"""What keeps the rows of files and batches: of a gateway alone SQLite, of several PostgreSQL."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -91,9 +91,6 @@ class SharedStore(Store, Protocol):
 
         Returns the claims that are still its own, and all batches that have not ended.
         """
-
-    async def holders(self, batch_id: str) -> list[str]:
-        """All gateways that may have written answers of a batch."""
 
     async def reopen(self, batch_id: str, holder: str) -> None:
         """Have all lines looked at again, because answers are missing. Only for the holder of the batch's end."""

@@ -40,14 +40,15 @@ async def examine(config: Config) -> dict[str, list[Any]]:
 
 
 async def _database_problem(config: Config) -> str:
-    """What is wrong with the database and the contents that gateways share; "" = nothing, or there are none."""
-    if config.batches.path is None or config.batches.database is None:
+    """What is wrong with the database and the bucket that gateways share; "" = nothing, or there are none."""
+    batches = config.batches
+    if batches.path is None or batches.database is None:
         return ""
     from gateway.batches import schema
-    from gateway.batches.contents import shared_contents
+    from gateway.batches.s3 import S3Bucket
 
     memory = MemoryBudget(config.server.memory_budget_bytes)
-    return await schema.check(config.batches.database, shared_contents(config.batches, memory))
+    return await schema.check(batches.database, S3Bucket(batches.path, batches.s3_endpoint, batches.s3_region, memory))
 
 
 async def with_discovered(config: Config) -> tuple[Config, list[str]]:

@@ -9,7 +9,6 @@ import socket
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,38 +100,6 @@ def ask_admin(
             raise AskError(f"{url}: {reason}")
     what = "no gateway document" if status == 200 else status
     raise AskError(f"{whole} returned {what}: is this {asked} gateway?")
-
-
-def followed(url: str, path: str, token: str, timeout_seconds: float = 150.0) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The events of a stream below the admin port's URL: their kinds and documents. Raises AskError."""
-    import orjson
-
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    headers = {"authorization": f"Bearer {token}"} if token else {}
-    try:
-        question = urllib.request.Request(url.rstrip("/") + path, headers=headers)
-        with opener.open(question, timeout=timeout_seconds) as answer:
-            kind = ""
-            for line in answer:
-                name, _, value = line.strip().partition(b": ")
-                if name == b"event":
-                    kind = value.decode()
-                elif name == b"data":
-                    yield kind, orjson.loads(value)
-    except urllib.error.HTTPError as error:
-        with error:
-            raise AskError(f"{url} returned {error.code} for {path}: {_reason(error.read(_MOST_BYTES))}") from error
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise AskError(f"{url} is unreachable: {getattr(error, 'reason', error)}") from error
-
-
-def _reason(body: bytes) -> str:
-    """The message of an error answer."""
-    import orjson
-
-    with suppress(ValueError, TypeError, KeyError):
-        return str(orjson.loads(body)["error"]["message"])
-    return "is this the admin port of a gateway?"
 
 
 def livez_url(file: Path | None) -> str:

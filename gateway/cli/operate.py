@@ -1,7 +1,5 @@
-"""Commands about a running gateway: what its caches and queue do, live; reload and restart."""
+"""Commands about a running gateway: what its caches do; reload and restart."""
 
-import os
-from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -13,7 +11,7 @@ _RESTART_SECONDS = 150.0
 
 
 def add_to(app: typer.Typer) -> None:
-    for command in (prefixes, top, reload, restart):
+    for command in (prefixes, reload, restart):
         app.command()(command)
 
 
@@ -30,32 +28,6 @@ def prefixes(
         show(report, json, "prefixes.jinja")
     except (TemplateError, TypeError, ValueError) as error:
         fail(f"{url}: unsupported report format; use the version of the gateway ({error!r})", FAILED)
-
-
-def top(
-    url: Annotated[str, Argument(help=ADMIN)] = ADMIN_URL,
-    once: Annotated[bool, Option("--once", help="Print one page and return.")] = False,
-) -> None:
-    """Show the fleet, the queue and the last requests, live. Ctrl-C ends it."""
-    from rich.console import Console
-    from rich.live import Live
-
-    from gateway.cli.client import AskError, followed
-    from gateway.cli.top import Top
-
-    shown, console = Top(), Console()
-    events = followed(url, "/admin/dashboard/stream", os.environ.get("GATEWAY_ADMIN_TOKEN", ""))
-    try:
-        with suppress(KeyboardInterrupt), Live(console=console, screen=not once, auto_refresh=False) as live:
-            for kind, document in events:
-                shown.take(kind, document)
-                live.update(shown.screen(console.height), refresh=True)
-                if once and kind == "tick":
-                    return
-            else:
-                fail(f"{url} ended the stream", FAILED)
-    except AskError as error:
-        fail(str(error), FAILED)
 
 
 def reload(

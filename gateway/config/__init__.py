@@ -211,8 +211,6 @@ class EmbeddingsConfig(Section):
     max_batch_items: Count = default(64, "Maximum inputs or documents in one batch; longer lists are split.")
     max_batch_tokens: Count = default(8192, "Maximum estimated tokens in one batch.")
     max_delay_seconds: SecondsOrZero = default(0.005, "Maximum wait for more inputs while batches are in flight.")
-    cache: bool = default(True, "Cache embedding vectors, up to `cache_bytes`.")
-    cache_bytes: int = default(0, "Memory for cached vectors of all models; 0 = no cache.", ge=0)
 
 
 class HealthConfig(Section):
@@ -321,11 +319,11 @@ class Config(Section):
     state: StateConfig = StateConfig()
     tracing: TracingConfig = TracingConfig()
 
-    def embeds(self, how: Literal["coalesce", "cache"], model: str) -> bool:
+    def coalesces(self, model: str) -> bool:
         """The setting of this model's own section, or of the section for all models."""
         section = self.models.by_name.get(model)
-        own = None if section is None else getattr(section.embeddings, how)
-        return bool(getattr(self.embeddings, how) if own is None else own)
+        own = None if section is None else section.embeddings.coalesce
+        return self.embeddings.coalesce if own is None else own
 
     @property
     def named_models(self) -> frozenset[str]:

@@ -32,11 +32,6 @@ class EmbeddingInputs:
         self.template = template
         self.wants_floats = wants_floats
 
-    def only(self, places: list[int]) -> "EmbeddingInputs":
-        items: Any = [self.items[place] for place in places]
-        sizes = [self.sizes_bytes[place] for place in places]
-        return EmbeddingInputs(items, self.are_ids, sizes, self.template, self.wants_floats)
-
 
 @dataclass(slots=True)
 class Pairs:

@@ -20,7 +20,6 @@ import orjson
 from gateway.embeddings import wire
 from gateway.embeddings.batcher import Batcher
 from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.cache import CachedWaiter, EmbeddingCache
 from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
@@ -90,52 +89,42 @@ class Coalescer:
 
     work = "embeddings"
 
-    def __init__(
-        self, batcher: Batcher, new_id: Callable[[], str], counter: TokenCounter, cache: EmbeddingCache
-    ) -> None:
+    def __init__(self, batcher: Batcher, new_id: Callable[[], str], counter: TokenCounter) -> None:
         self._batcher = batcher
         self._clock = batcher.clock
         self._new_id = new_id
         self._counter = counter
-        self._cache = cache
         self._quarantine = Quarantine()
 
     async def dispatch(self, request: InferenceRequest, reply: ClientTarget, record: Record) -> UpstreamResult:
         """Answer the request through `reply`, as `Dispatcher.dispatch` does. Only for requests with EmbeddingInputs."""
         batcher, inputs, demand, now = self._batcher, request.work, request.demand, self._clock()
-        model, cache, fleet = demand.model, self._cache, batcher.fleet
+        model = demand.model
         assert isinstance(inputs, EmbeddingInputs)
-        client = demand.tenant or f"address {network_of(reply.address)}"
-        if request.explains or not cache.is_on(model) or fleet.candidates(model) is None:
-            waiter = EmbeddingWaiter(request, inputs, client, record, now)
-        else:
-            waiter = CachedWaiter(cache, request, client, record, now)
-        if waiter.document is not None:  # nothing is missing: no backend is needed
-            waiter.begin([])
-            return await self._deliver(waiter, [wire.Vectors(wire.AnswerForm(waiter.document, "data"), [], 0)], reply)
-        if request.explains or not fleet.serving(model):
+        if request.explains or not batcher.fleet.serving(model):
             return await batcher.dispatch(request, reply, record)
         sizes = batcher.sizes_of(self, model)
-        tokens = sizes.tokens_of(waiter.inputs)
+        tokens = sizes.tokens_of(inputs)
         if sizes.may_be_too_long(tokens):
             answer = await batcher.dispatch(request, reply, record)
             if answer.status == 200 and answer.usage is not None:  # it was not: sizes may have been learned wrongly
                 sizes.answered_alone(inputs, answer.usage.prompt_tokens, None)
             return answer
         bulk = demand.batch or len(tokens) > _FEW_ITEMS or sum(tokens) > _FEW_TOKENS
-        quarantined, offline = self._quarantine.has(waiter.client, now), demand.offline is not None
+        client = demand.tenant or f"address {network_of(reply.address)}"
+        quarantined, offline = self._quarantine.has(client, now), demand.offline is not None
         key = BatchKey(model, inputs.template, inputs.are_ids, demand.batch, bulk, quarantined, offline)
         pending = batcher.pending_for(request, key, self)
         max_items, max_tokens = sizes.bounds(batcher.config, offline=offline)
-        waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, waiter.inputs.sizes_bytes)
-        waiter.begin(tokens)
+        waiter = EmbeddingWaiter(request, inputs, client, record, now)
+        waiter.split(sizes.cut(tokens, max_items, max_tokens), tokens, inputs.sizes_bytes)
         try:
             outcome = await batcher.join(pending, waiter)
             if outcome is SendUnchanged.ALONE:
                 return await self._send_unchanged(waiter, reply, isolated=False)
         finally:
             batcher.leave(pending, waiter)
-        if isinstance(outcome, SendUnchanged) or (isinstance(outcome, BufferedResponse) and waiter.sends_a_part):
+        if isinstance(outcome, SendUnchanged):
             return await self._send_unchanged(waiter, reply, isolated=True)
         return await self._deliver(waiter, outcome, reply)
 
@@ -200,8 +189,7 @@ class Coalescer:
         offset = handed_out = 0
         for piece, share in zip(pieces, wire.shares(tokens, weights), strict=True):
             part = slice(offset, offset + piece.items)
-            own_counts = None if counts is None else counts[part]
-            piece.owner.answered(piece, wire.Vectors(vectors.form, vectors.data[part], share, own_counts, exact))
+            piece.owner.answered(piece, wire.Vectors(vectors.form, vectors.data[part], share, exact))
             offset += piece.items
             handed_out += piece.items * len(body) // items
             if handed_out > _HANDED_OUT_BYTES:
@@ -254,17 +242,16 @@ class Coalescer:
     async def _deliver(
         self, waiter: EmbeddingWaiter, outcome: BufferedResponse | list[wire.Vectors], reply: ClientTarget
     ) -> UpstreamResult:
-        batcher, record, reused = self._batcher, waiter.record, waiter.record.reused_inputs
-        others = "" if reused is None else f"x-gateway-reused-inputs: {reused}\r\n"
+        batcher, record = self._batcher, waiter.record
         if isinstance(outcome, BufferedResponse):
-            batcher.set_headers(reply, waiter, others)
+            batcher.set_headers(reply, waiter, "")
             reply.send(outcome.status, outcome.content_type, outcome.headers, outcome.body)
             return UpstreamResult(outcome.status, None, record.first_byte_seconds)
         vectors, floats = waiter.vectors(outcome), waiter.inputs.wants_floats
         if (choice := waiter.request.model_choice) is not None:
             vectors = replace(vectors, form=vectors.form.under(choice.alias))
         usage = "exact" if vectors.exact else "estimated"
-        batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n{others}")
+        batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n")
         written = wire.vector_pieces(waiter.request.request_id, vectors, floats=floats)
         size_bytes, held_bytes = wire.size_of(vectors.data, floats=floats), wire.size_of(vectors.data, floats=False)
         return await batcher.deliver(reply, record, vectors.prompt_tokens, written, size_bytes, held_bytes)

@@ -1,4 +1,4 @@
-"""Metrics of embeddings batches, and of the vectors that are kept."""
+"""Metrics of embeddings batches."""
 
 from gateway.observe.metrics import Counter, Histogram, Metrics
 
@@ -35,14 +35,6 @@ class EmbeddingMetrics:
             "Shared batches for models with a tokenizer, by result of the token count per text.",
             ("model", "result"),
         )
-        self.inputs = Counter(
-            "gateway_embedding_inputs_total",
-            "Inputs for models whose embeddings may be cached: computed or cached.",
-            ("model", "source"),
-        )
-        self.evictions = Counter(
-            "gateway_embedding_cache_evictions_total", "Cached embedding vectors evicted to free memory.", ()
-        )
         metrics.include(
             self.batch_items,
             self.batch_tokens,
@@ -51,6 +43,4 @@ class EmbeddingMetrics:
             self.isolations,
             self.splits,
             self.counted,
-            self.inputs,
-            self.evictions,
         )

@@ -12,10 +12,8 @@ SPLIT: Final = "split"
 
 def work_readers(config: Config) -> dict[str, WorkReader]:
     """The readers by endpoint. Requests are sent as they are for models whose setting `coalesce` is off."""
-    by_default, own = (
-        config.embeddings.coalesce,
-        {name: config.embeds("coalesce", name) for name in config.models.by_name},
-    )
+    by_default = config.embeddings.coalesce
+    own = {name: config.coalesces(name) for name in config.models.by_name}
     if not (by_default or any(own.values())):
         return {}
 

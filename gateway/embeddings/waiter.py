@@ -187,10 +187,7 @@ class Waiter:
 
 
 class EmbeddingWaiter(Waiter):
-    """An embeddings request. `client`: to whom a bad input is attributed. `document`: the answer's rest, if known."""
-
-    document: dict[str, Any] | None = None
-    sends_a_part = False  # a backend's answer to one of its pieces says nothing of its other inputs
+    """An embeddings request. `client`: to whom a bad input is attributed."""
 
     def __init__(
         self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float
@@ -199,9 +196,6 @@ class EmbeddingWaiter(Waiter):
         self.passes_unread = not inputs.wants_floats
         self.inputs = inputs
         self.client = client
-
-    def begin(self, tokens: Sequence[int]) -> None:
-        """It is answered here, and not sent as it came. `tokens`: estimates for each input that is sent."""
 
     def vectors(self, parts: list[Vectors]) -> Vectors:
         if len(parts) == 1:

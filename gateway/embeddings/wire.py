@@ -46,14 +46,6 @@ def as_base64(vector: Any) -> str:
         raise WrongAnswer(_NO_NUMBERS) from error
 
 
-def is_sound(vector: Any) -> bool:
-    """Whether it is base64 of finite 32-bit floats."""
-    try:
-        return type(vector) is str and bool(np.isfinite(_decoded(vector)).all())
-    except WrongAnswer:
-        return False
-
-
 def _decoded(vector: str) -> "np.ndarray[Any, np.dtype[np.float32]]":
     try:
         return np.frombuffer(b64decode(vector, validate=True), "<f4")
@@ -236,7 +228,6 @@ class Vectors:
     form: AnswerForm
     data: list[dict[str, Any]]
     prompt_tokens: int
-    counts: Sequence[int] | None = None  # tokens of each input, where they were counted
     exact: bool = True  # the tokens are this request's own, not its share of a batch's
 
 

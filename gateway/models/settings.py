@@ -32,7 +32,6 @@ class ModelEmbeddingsConfig(Section):
     """Batching of embeddings requests for one model."""
 
     coalesce: bool | None = default(None, "Overrides `embeddings.coalesce`; null = no override.")
-    cache: bool | None = default(None, "Overrides `embeddings.cache`; null = no override.")
 
 
 class LoraConfig(Section):

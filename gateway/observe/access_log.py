@@ -55,7 +55,7 @@ _LINE: Final = (
     b'{"time":%b,"request_id":%b,"endpoint":%b,"model":%b,"client":%b,"backend":%b,"outcome":%b,"status":%b,'
     b'"stream":%b,"attempts":%b,"queue_ms":%b,"first_byte_ms":%b,"duration_ms":%b,"request_bytes":%b,'
     b'"prompt_tokens":%b,"completion_tokens":%b,"predicted_hit_tokens":%b,"actual_hit_tokens":%b,'
-    b'"reused_inputs":%b,"error":%b'
+    b'"error":%b'
 )
 
 
@@ -98,7 +98,6 @@ class LineForm:
             record.completion_tokens,
             record.predicted_hit_tokens,
             record.actual_hit_tokens,
-            record.reused_inputs,
             record.error or None,
         ]
         if self._more:

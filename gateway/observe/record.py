@@ -55,7 +55,6 @@ class Record:
     actual_hit_tokens: int | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    reused_inputs: int | None = None  # embeddings from the cache; None = the cache was not used
     streamed_tokens: int = 0  # a lower bound, also for a response that was cut short
     error: str = ""
     demand: Demand | None = None
@@ -145,9 +144,6 @@ class Record:
         self.actual_hit_tokens = usage.cached_tokens
         self.client_was_slow = client_was_slow
 
-    def reused(self, inputs: int) -> None:
-        self.reused_inputs = inputs
-
     def merge(self, part: "Record", waited_seconds: float) -> None:
         """Add one of the pieces that the request was sent in, which waited this long before its own record began."""
         self.backend = self.backend or part.backend
@@ -159,7 +155,6 @@ class Record:
     def restarted(self, queue_seconds: float) -> None:
         """The request is sent whole, after its batches or pieces were rejected or failed."""
         self.attempts = 0
-        self.reused_inputs = None
         self.queue_seconds = queue_seconds
 
     def counted(self, prompt_tokens: int, completion_tokens: int = 0) -> None:

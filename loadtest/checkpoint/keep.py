@@ -52,7 +52,6 @@ from loadtest.report.timeline import peak, sweep
 DELIVERY_SECONDS = 0.02
 _COUNTER = re.compile(r"^(?:(?P<page>[^{]*) )?(?P<name>[^ {]+)(?P<labels>\{.*\})?$")
 _PROMPT, _GENERATED = "vllm:prompt_tokens_total", "vllm:generation_tokens_total"
-_CACHED = re.compile(r'source="cached"')
 
 
 def caps(results: Results, records: Sequence[Record], servers: Sequence[ServerInfo]) -> list[Finding]:
@@ -160,8 +159,6 @@ def _uncountable(results: Results, servers: Sequence[ServerInfo]) -> str:
         return "the usage of audio is its seconds, or counts tokens that engines do not"
     if results.tokens.without_usage:
         return f"{results.tokens.without_usage} answers reported no usage"
-    if any(_CACHED.search(key) and "gateway_embedding_inputs_total" in key for key in results.metrics_delta):
-        return "the gateway answered some embeddings from its cache"
     engines = _engine_pages(results)
     if not engines:
         return "no engine's metrics were read: name the engines by --backends, or give --admin-url or --metrics-url"

@@ -23,7 +23,7 @@ EVERYTHING: dict[str, Any] = {
     "config": {
         "server": {"drain_timeout_seconds": 90.5, "max_body_bytes": 16777216},
         "discovery": {"kubernetes": [{"service": "a"}, {"service": "b", "namespace": "models"}, {"selector": "x=y"}]},
-        "embeddings": {"cache_bytes": 1000000},
+        "batches": {"max_lines": 1000000},
         "auth": {"keys": [{"name": "team-a", "key": "${TEAM_A_KEY}", "tokens_per_minute": 2000000}]},
     },
     "secret": {"values": {"TEAM_A_KEY": "sk-a", "GATEWAY_ADMIN_TOKEN": "s3cret"}},

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 import uvloop
@@ -56,6 +57,12 @@ def s3(running_s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     return running_s3
+
+
+@pytest.fixture
+def batches(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
+    """The settings of gateways that share batches."""
+    return {"path": s3.new_place(), "database": postgres.new_database(), "s3_endpoint": s3.url, "lines_in_flight": 8}
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

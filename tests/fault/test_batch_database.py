@@ -3,21 +3,23 @@
 import asyncio
 from collections.abc import AsyncIterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 
-from gateway.batches import schema
 from gateway.batches.batch import LineUsage
-from gateway.batches.folder import Folder
 from gateway.batches.store import StoreUnusable
 from gateway.errors import Draining
+from gateway.resources import MemoryBudget
 from tests.batch_rows import A, B, file, lists_files_page_by_page
 from tests.batch_rows import batch as any_batch
 from tests.postgres import PostgresServer
+from tests.s3_server import S3Server
 
-psycopg = pytest.importorskip("psycopg")
+for needed in ("psycopg", "obstore"):
+    pytest.importorskip(needed)
+from gateway.batches import schema  # noqa: E402 - needs both
 from gateway.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
+from gateway.batches.s3 import S3Bucket  # noqa: E402 - needs obstore
 
 FAR = 1 << 33
 
@@ -27,9 +29,13 @@ def url(postgres: PostgresServer) -> str:
     return postgres.new_database()
 
 
+def bucket(s3: S3Server) -> S3Bucket:
+    return S3Bucket(s3.new_place(), s3.url, None, MemoryBudget(1 << 30))
+
+
 @pytest.fixture
-async def store(url: str, tmp_path: Path) -> AsyncIterator[PostgresStore]:
-    one = PostgresStore(url, Folder(str(tmp_path)))
+async def store(url: str, s3: S3Server) -> AsyncIterator[PostgresStore]:
+    one = PostgresStore(url, bucket(s3))
     await one.open()
     yield one
     await one.close()
@@ -59,7 +65,6 @@ async def test_a_batch_has_the_counts_of_all_gateways(store: PostgresStore) -> N
     found = await store.batch("batch_1", A)
     assert found is not None
     assert (found.tally.completed, found.tally.failed, found.tally.input_tokens, found.paused) == (1, 1, 2, "full")
-    assert await store.holders("batch_1") == ["x", "y"]
     assert [each.id for each in await store.list_batches(A, None, 10)] == ["batch_2", "batch_1"]
     assert await store.list_batches(A, "batch_1", 10) == []
     assert await store.batch("batch_3", A) is None
@@ -112,7 +117,6 @@ async def test_one_gateway_ends_a_batch(store: PostgresStore) -> None:
     assert await store.batch("b", A) == done
     assert await store.file("out", A) is not None
     assert await store.claim("b", "x") is None
-    assert await store.holders("b") == []
     await store.forget_batches(FAR + 1)
     assert await store.batch("b", A) is None
 
@@ -138,8 +142,8 @@ async def test_a_closed_store_refuses(store: PostgresStore) -> None:
         await store.all_files()
 
 
-async def test_a_database_belongs_to_one_folder(url: str, tmp_path: Path) -> None:
-    right, other = Folder(str(tmp_path / "right")), Folder(str(tmp_path / "other"))
+async def test_a_database_belongs_to_one_bucket(url: str, s3: S3Server) -> None:
+    right, other = bucket(s3), bucket(s3)
     assert await schema.check(url, right) == ""
     for _ in range(2):
         await schema.prepare(url, right)
@@ -149,23 +153,34 @@ async def test_a_database_belongs_to_one_folder(url: str, tmp_path: Path) -> Non
     assert "not that of batches.database" in await schema.check(url, other)
 
 
-async def test_a_folder_with_files_belongs_to_one_database(postgres: PostgresServer, url: str, tmp_path: Path) -> None:
-    await schema.prepare(url, Folder(str(tmp_path)))
-    (tmp_path / "files" / "file-1").touch()
+async def test_a_bucket_with_files_belongs_to_one_database(postgres: PostgresServer, url: str, s3: S3Server) -> None:
+    async def content() -> AsyncIterator[bytes]:
+        yield b"content"
+
+    one = bucket(s3)
+    await schema.prepare(url, one)
+    await one.write("file-1", content())
     with pytest.raises(StoreUnusable, match="no other database may use it"):
-        await schema.prepare(postgres.new_database(), Folder(str(tmp_path)))
+        await schema.prepare(postgres.new_database(), one)
 
 
-async def test_gateways_that_start_together_create_the_tables_once(url: str, tmp_path: Path) -> None:
-    folder = Folder(str(tmp_path))
-    await asyncio.gather(*(schema.prepare(url, folder) for _ in range(5)))
-    assert await schema.check(url, folder) == ""
+async def test_gateways_that_start_together_create_the_tables_once(url: str, s3: S3Server) -> None:
+    one = bucket(s3)
+    await asyncio.gather(*(schema.prepare(url, one) for _ in range(5)))
+    assert await schema.check(url, one) == ""
 
 
-async def test_what_is_no_database_is_reported_without_its_password(postgres: PostgresServer, tmp_path: Path) -> None:
+async def test_a_bucket_that_cannot_be_used_is_reported(url: str, s3: S3Server) -> None:
+    missing = S3Bucket("s3://missing/prefix", s3.url, None, MemoryBudget(1 << 30))
+    assert (await schema.check(url, missing)).startswith("batches.path (s3://missing/prefix) cannot be used: ")
+    with pytest.raises(StoreUnusable, match="cannot be used"):
+        await schema.prepare(url, missing)
+
+
+async def test_what_is_no_database_is_reported_without_its_password(postgres: PostgresServer, s3: S3Server) -> None:
     for url in (f"postgresql://u:pass@127.0.0.1:{postgres.port}/none", "postgresql://u:pass@127.0.0.1:1/none"):
-        problem = await schema.check(url, Folder(str(tmp_path)))
+        problem = await schema.check(url, bucket(s3))
         assert problem.startswith("batches.database cannot be used: ")
         assert "pass" not in problem
         with pytest.raises(StoreUnusable, match="cannot be used"):
-            await PostgresStore(url, Folder(str(tmp_path))).open()
+            await PostgresStore(url, bucket(s3)).open()

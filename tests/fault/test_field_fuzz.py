@@ -76,7 +76,6 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "admission": {"max_wait_seconds": 0.5, "hold_without_backend": False, "tenant_header": "x-tenant"},
     "health": {"eject_failures": 10_000},
     "upstream": {"first_byte_timeout_seconds": 2.0},
-    "embeddings": {"cache_bytes": 65536},
     "models": {"aliases": {"alias": MODEL}},
 }
 KEY = {"name": "k", "key": CLIENT_KEY, "isolate_cache": True, "tokens_per_minute": 10**9, "max_concurrent_requests": 99}

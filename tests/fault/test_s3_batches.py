@@ -1,99 +1,21 @@
-"""Several gateways that share batches in S3: their files and parts, and what happens while S3 is down or slow."""
+"""Files and parts in S3, and what happens while S3 is down or slow."""
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.clients import Answer, Client, request
-from tests.fault.rig import UnderTest, holds, running
+from tests.fault.rig import UnderTest, holds
 from tests.fault.test_batch_storage import FILES, FORM, batch_of, ended, form, get, lines, upload
-from tests.fault.test_batches import IN_FLIGHT
-from tests.fault.test_shared_batches import answers, no_line_is_lost_when_gateways_are_killed, ran
-from tests.postgres import PostgresServer
+from tests.fault.test_shared_batches import GROUP_LINES, answers, gateways, ran
 from tests.s3_server import S3Server
 from tests.scripted import ScriptedBackend
-from tests.scripts import allow, echo, one_of, pause, until
-
-GROUP_LINES = 512  # that are put together
-
-
-@pytest.fixture
-def batches(postgres: PostgresServer, s3: S3Server) -> dict[str, Any]:
-    """The settings of gateways that share a place in S3."""
-    return {"path": s3.new_place(), "database": postgres.new_database(), "s3_endpoint": s3.url, "lines_in_flight": 8}
-
-
-@asynccontextmanager
-async def gateways(batches: dict[str, Any], *backends: ScriptedBackend) -> AsyncIterator[list[UnderTest]]:
-    """A gateway for each backend, in this process. Lines that they ran are requests with an outcome, too."""
-    async with AsyncExitStack() as stack:
-        found = [await stack.enter_async_context(running(each, sections={"batches": batches})) for each in backends]
-        yield found
-        for gateway in found:
-            await gateway.gateway.batches.stop()
-            gateway.counted.accepted = sum(gateway.outcomes.values())
-
-
-def folders(s3: S3Server, batches: dict[str, Any]) -> Counter[str]:
-    """How many objects there are of each kind."""
-    return Counter(path.partition("/")[0] for path in s3.objects(batches["path"]))
+from tests.scripts import allow, echo, one_of
 
 
 def forgets(gateway: UnderTest, *names: str) -> None:
     """These events are expected."""
     gateway.events = [event for event in gateway.events if event["event"] not in names]
-
-
-async def test_two_gateways_run_the_lines_of_one_batch(
-    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
-) -> None:
-    for each in (backend, other):
-        each.plays(pause(0.01), *echo())
-    async with gateways(batches, backend, other) as (one, two):
-        batch = await ended(two, await batch_of(one, lines(2000)))
-        assert batch["status"] == "completed"
-        assert batch["request_counts"] == {"total": 2000, "completed": 2000, "failed": 0}
-        for each in (one, two):
-            assert await answers(each, batch["output_file_id"]) == [*range(2000)]
-        assert min(ran(backend), ran(other)) > 100
-        assert ran(backend) + ran(other) == 2000
-        await holds(lambda: folders(s3, batches)["parts"] == 0, "the parts are deleted")
-        assert folders(s3, batches)["files"] == 2
-        for file in (batch["input_file_id"], batch["output_file_id"]):
-            assert (await one.ask(b"", method=b"DELETE", target=f"/v1/files/{file}".encode())).status == 200
-        assert folders(s3, batches) == {"database.id": 1}
-
-
-async def test_a_cancelled_batch_has_its_answers_and_an_error_for_each_other_line(
-    batches: dict[str, Any], backend: ScriptedBackend
-) -> None:
-    goes_on = asyncio.Event()
-    for _ in range(20):
-        backend.plays_once(*echo())
-    backend.plays(until(goes_on), *echo())
-    async with gateways(batches, backend) as (one,):
-        batch = await batch_of(one, lines(100))
-        await holds(lambda: len(backend.ledger) >= 28, "lines are in flight")
-        await one.ask(b"", target=f"/v1/batches/{batch['id']}/cancel".encode())
-        goes_on.set()
-        while (batch := await get(one, f"/v1/batches/{batch['id']}"))["status"] == "cancelling":
-            await asyncio.sleep(0.02)
-        done = await answers(one, batch["output_file_id"])
-        assert len(done) == batch["request_counts"]["completed"] == 28
-        assert sorted(done + await answers(one, batch["error_file_id"])) == [*range(100)]
-
-
-@pytest.mark.timeout(150)  # three processes start, and claims last ten seconds
-async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
-    tmp_path: Path, batches: dict[str, Any], backend: ScriptedBackend
-) -> None:
-    settings = batches | {"lines_in_flight": IN_FLIGHT}
-    await no_line_is_lost_when_gateways_are_killed(tmp_path, settings, backend, GROUP_LINES)
 
 
 async def test_while_s3_is_down_a_batch_pauses_and_requests_are_answered(

@@ -1,4 +1,4 @@
-"""Several gateways that share batches: each runs lines of one batch, and the others go on when one is killed."""
+"""Several gateways that share batches in S3: each runs lines of one batch, and the others go on when one is killed."""
 
 import asyncio
 import os
@@ -13,28 +13,24 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.batch import Batch, Owner, StoredFile
+from gateway.batches.batch import Batch, Owner
 from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds, running
-from tests.fault.test_batch_storage import CHAT, batch_of, ended, get, lines
+from tests.fault.test_batch_storage import CHAT, batch_of, ended, get, lines, upload
 from tests.fault.test_batches import IN_FLIGHT, lines_of, reaches, sdk_of, sections, submit
 from tests.fault.test_batches import ended as sdk_ended
 from tests.postgres import PostgresServer
+from tests.s3_server import S3Server
 from tests.scripted import ScriptedBackend
 from tests.scripts import allow, echo, one_of, pause, until
 
 SEED = int(os.environ.get("BATCH_SEED", "7"))
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    return postgres.new_database()
+GROUP_LINES = 512  # that are put together
 
 
 @asynccontextmanager
-async def gateways(folder: Path, url: str, *backends: ScriptedBackend) -> AsyncIterator[list[UnderTest]]:
+async def gateways(batches: dict[str, Any], *backends: ScriptedBackend) -> AsyncIterator[list[UnderTest]]:
     """A gateway for each backend, in this process. Lines that they ran are requests with an outcome, too."""
-    batches = {"path": str(folder / "batches"), "database": url, "lines_in_flight": 8}
     async with AsyncExitStack() as stack:
         found = [await stack.enter_async_context(running(each, sections={"batches": batches})) for each in backends]
         yield found
@@ -53,17 +49,17 @@ async def answers(gateway: UnderTest, file_id: str) -> list[int]:
     return sorted(int(orjson.loads(line)["custom_id"]) for line in content.splitlines())
 
 
-def kept(folder: Path) -> list[Path]:
-    """The parts of all batches."""
-    return [*(folder / "batches" / "parts").iterdir()]
+def objects(s3: S3Server, batches: dict[str, Any]) -> Counter[str]:
+    """How many objects there are of each kind."""
+    return Counter(path.partition("/")[0] for path in s3.objects(batches["path"]))
 
 
 async def test_two_gateways_run_the_lines_of_one_batch(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    s3: S3Server, batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
     for each in (backend, other):
         each.plays(pause(0.01), *echo())
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         batch = await batch_of(one, lines(2000))
         assert (await get(two, f"/v1/batches/{batch['id']}"))["id"] == batch["id"]
         assert (
@@ -79,19 +75,23 @@ async def test_two_gateways_run_the_lines_of_one_batch(
         assert batch["error_file_id"] is None
         assert min(ran(backend), ran(other)) > 100
         assert ran(backend) + ran(other) == 2000
-        await holds(lambda: kept(tmp_path) == [], "the parts are deleted")
+        await holds(lambda: objects(s3, batches)["parts"] == 0, "the parts are deleted")
+        assert objects(s3, batches)["files"] == 2
+        for file in (batch["input_file_id"], batch["output_file_id"]):
+            assert (await one.ask(b"", method=b"DELETE", target=f"/v1/files/{file}".encode())).status == 200
+        assert objects(s3, batches) == {"database.id": 1}
 
 
-async def no_line_is_lost_when_gateways_are_killed(
-    tmp_path: Path, batches: dict[str, Any], backend: ScriptedBackend, group_lines: int
+@pytest.mark.timeout(150)  # four processes start, and claims last ten seconds
+async def test_when_gateways_are_killed_at_random_no_line_is_lost_and_none_is_there_twice(
+    tmp_path: Path, batches: dict[str, Any], backend: ScriptedBackend
 ) -> None:
-    """Both gateways are killed at random. `batches`: their settings; `group_lines`: of a journal's group."""
     chance = random.Random(SEED)
     allowed = asyncio.Semaphore(0)
     backend.plays(one_of(allowed), pause(0.005), *echo())
     names = [f"line {number}" for number in range(3000)]
     own = sections(tmp_path)
-    own["batches"] |= batches
+    own["batches"] |= batches | {"lines_in_flight": IN_FLIGHT}
     for name in "ab":
         (tmp_path / name).mkdir()
     async with (
@@ -124,22 +124,15 @@ async def no_line_is_lost_when_gateways_are_killed(
         assert one.events("batch_taken_over")
     executed = Counter(orjson.loads(seen.body)["messages"][-1]["content"] for seen in backend.ledger if seen.played)
     assert set(executed) == set(names)
-    assert executed.total() - len(names) <= 2 * (group_lines + IN_FLIGHT)
-
-
-@pytest.mark.timeout(150)  # four processes start, and claims last ten seconds
-async def test_when_gateways_are_killed_no_line_is_lost_and_none_is_there_twice(
-    tmp_path: Path, url: str, backend: ScriptedBackend
-) -> None:
-    await no_line_is_lost_when_gateways_are_killed(tmp_path, {"database": url}, backend, 64)
+    assert executed.total() - len(names) <= 2 * (GROUP_LINES + IN_FLIGHT)
 
 
 async def test_a_gateway_that_stops_leaves_its_lines_to_the_others(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
     backend.plays(until(asyncio.Event()), *echo())  # it never answers
     other.plays(*echo())
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         batch = await batch_of(one, lines(400))
         await holds(lambda: len(backend.ledger) >= 8, "lines are in flight")
         await one.gateway.batches.stop()
@@ -150,14 +143,14 @@ async def test_a_gateway_that_stops_leaves_its_lines_to_the_others(
 
 
 async def test_a_batch_is_cancelled_on_all_gateways(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
     goes_on = asyncio.Event()
     for each in (backend, other):
         for _ in range(20):
             each.plays_once(*echo())
         each.plays(until(goes_on), *echo())
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         batch = await batch_of(one, lines(1000))
         await holds(lambda: min(len(backend.ledger), len(other.ledger)) >= 28, "both have lines in flight")
         cancelled = await two.ask(b"", target=f"/v1/batches/{batch['id']}/cancel".encode())
@@ -175,18 +168,16 @@ async def test_a_batch_is_cancelled_on_all_gateways(
 
 
 async def test_a_batch_expires_on_all_gateways(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
     for each in (backend, other):
         for _ in range(20):
             each.plays_once(*echo())
         each.plays(until(asyncio.Event()), *echo())
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         store, owner = one.gateway.batches._store, Owner("", "")
-        (tmp_path / "batches" / "files" / "file-1").write_bytes(lines(500))
-        now = int(one.gateway._unix_seconds())
-        await store.add_file(StoredFile("file-1", owner, "input.jsonl", "batch", 1, now, now + 3600))
-        batch = Batch("batch_1", owner, CHAT, "file-1", "1h", None, 0, now, now + 4, "out", "err")
+        file, now = (await upload(one, lines(500))).json["id"], int(one.gateway._unix_seconds())
+        batch = Batch("batch_1", owner, CHAT, file, "1h", None, 0, now, now + 4, "out", "err")
         await store.put_batch(batch)
         found = await ended(two, batch.document())
         assert found["status"] == "expired"
@@ -197,9 +188,9 @@ async def test_a_batch_expires_on_all_gateways(
 
 
 async def test_a_file_that_is_refused_fails_the_batch_for_all(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         batch = await ended(two, await batch_of(one, b"{}"))
         assert batch["status"] == "failed"
         assert batch["errors"]["data"][0]["line"] == 1
@@ -207,21 +198,21 @@ async def test_a_file_that_is_refused_fails_the_batch_for_all(
 
 
 async def test_the_files_of_a_key_are_counted_over_all_gateways(
-    tmp_path: Path, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         await batch_of(one, lines(10))
         await batch_of(two, b"{}")
         assert two.gateway.batches.used_bytes == len(lines(10)) + 2
 
 
 async def test_a_database_that_is_down_stops_no_lines(
-    tmp_path: Path, postgres: PostgresServer, url: str, backend: ScriptedBackend, other: ScriptedBackend
+    postgres: PostgresServer, batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
     allowed = asyncio.Semaphore(100)
     for each in (backend, other):
         each.plays(one_of(allowed), *echo())
-    async with gateways(tmp_path, url, backend, other) as (one, two):
+    async with gateways(batches, backend, other) as (one, two):
         batch = await batch_of(one, lines(2000))
         await holds(lambda: min(len(backend.ledger), len(other.ledger)) > 0 and allowed.locked(), "both run lines")
         await asyncio.to_thread(postgres.stop)

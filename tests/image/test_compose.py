@@ -24,10 +24,10 @@ def services() -> dict[str, Any]:
     return found
 
 
-def replicas() -> dict[str, Any]:
+def replicas(section: str = "services") -> dict[str, Any]:
     """What compose-replicas.yaml adds to them."""
     text = VARIABLE.sub(lambda match: match[1], (FOLDER / "compose-replicas.yaml").read_text())
-    added: dict[str, Any] = yaml.safe_load(text)["services"]
+    added: dict[str, Any] = yaml.safe_load(text)[section]
     return added
 
 
@@ -140,9 +140,10 @@ def test_prometheus_scrapes_the_second_gateway_too() -> None:
         for job in yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
     }
     ((pattern,),) = [each["files"] for each in jobs["gateway"]["file_sd_configs"]]
-    ((source, target, _),) = [volume.split(":") for volume in replicas()["prometheus"]["volumes"]]
-    assert Path(target).match(f"/etc/prometheus/{pattern}")
+    [mounted] = replicas()["prometheus"]["configs"]
+    assert Path(mounted["target"]).match(f"/etc/prometheus/{pattern}")
     admin = load(FOLDER / "compose-replica.yaml", []).server.admin
     assert admin is not None
-    assert yaml.safe_load((FOLDER / source).read_text()) == [{"targets": [f"gateway-b:{admin.port}"]}]
+    content = replicas("configs")[mounted["source"]]["content"]
+    assert yaml.safe_load(content) == [{"targets": [f"gateway-b:{admin.port}"]}]
     assert {"gateway", "gateway-b"} <= {*admin.allowed_hosts}

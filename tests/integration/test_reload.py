@@ -69,9 +69,9 @@ async def test_a_mistake_is_named_with_file_line_and_key(
 ) -> None:
     with start_gateway(sections) as gateway:
         await whole_fleet_is_up(gateway, fleet)
-        file = rewritten(tmp_path, "embeddings:\n  cache_bytes: -1\n")
+        file = rewritten(tmp_path, "embeddings:\n  max_batch_items: -1\n")
         line = len(file.read_text().splitlines())
         message = reload(gateway)["error"]["message"]
-        assert f"Nothing was changed. {file}:{line}: embeddings.cache_bytes: " in message
-        rewritten(tmp_path, routing={"policy": "round_robin"}, embeddings={"cache_bytes": 1})
-        assert {each["path"] for each in reload(gateway)["changed"]} == {"routing.policy", "embeddings.cache_bytes"}
+        assert f"Nothing was changed. {file}:{line}: embeddings.max_batch_items: " in message
+        rewritten(tmp_path, routing={"policy": "round_robin"}, embeddings={"max_batch_items": 1})
+        assert {each["path"] for each in reload(gateway)["changed"]} == {"routing.policy", "embeddings.max_batch_items"}

@@ -73,8 +73,6 @@ VALUES: dict[str, list[Any]] = {
     "embeddings.max_batch_items": [64, 2],
     "embeddings.max_batch_tokens": [8192, 100],
     "embeddings.max_delay_seconds": [0.005, 0.0],
-    "embeddings.cache": [True, False],
-    "embeddings.cache_bytes": [0, 1000000, 2000000],
     "batches.max_file_bytes": [209715200, 1000],
     "batches.max_bytes_per_key": [10737418240, 1000],
     "batches.max_lines": [50000, 10],
@@ -115,7 +113,7 @@ VALUES: dict[str, list[Any]] = {
     "models.aliases": [{}, {"gpt": "m"}, {"gpt": {"m": 95, "n": 5}}],
     "models.m": [
         {},
-        {"embeddings": {"coalesce": False, "cache": False}},
+        {"embeddings": {"coalesce": False}},
         {"tokenizer": "folder"},
         {"fallback": ["n", "o"]},
         {"lora": {"base": "n", "path": "/adapters/m"}},

@@ -43,7 +43,7 @@ def sections(engine_port: int, *, changed: bool) -> dict[str, Any]:
         "auth": {"keys": keys(_CHANGED, weight=2, requests_per_minute=1_000_000)},
         "routing": {"policy": "least_loaded", "aging": 0.5, "index_memory_bytes": 1 << 24, "decode_weight": 2},
         "admission": {"kv_headroom": 0.9, "max_queued_requests": 9999, "adaptive": False, "comment_seconds": 5},
-        "embeddings": {"max_batch_items": 16, "cache_bytes": 1 << 24},
+        "embeddings": {"max_batch_items": 16, "max_delay_seconds": 0.01},
         "health": {"slow_start_seconds": 5, "probe_interval_seconds": 3},
         "upstream": {"keep_alive_seconds": 2},
         "models": {"aliases": {f"alias-{number}": "fine" for number in range(100)}},

@@ -21,16 +21,13 @@ def embeddings(
     ] = "base64",
     seconds: Annotated[float, typer.Option(help="Of each measurement.")] = 5.0,
     repetitions: Annotated[int, typer.Option("--reps", min=1, help="Of every measurement.")] = 5,
-    texts: Annotated[
-        int, typer.Option(min=0, help="Different ones, of which some come often; 0 = none comes again.")
-    ] = 0,
     directory: Annotated[Path, typer.Option("--dir", help="Where logs and results are kept.")] = Path(
         ".bench/embeddings"
     ),
 ) -> None:
     """Clients that ask for one embedding each: directly, through the gateway, and with its batches."""
     options = Options(
-        engine, model, tuple(map(int, clients.split(","))), words, encoding, seconds, repetitions, directory, texts
+        engine, model, tuple(map(int, clients.split(","))), words, encoding, seconds, repetitions, directory
     )
     samples = compare(options, lambda line: typer.echo(line, err=True))
     (directory / "results.json").write_text(json.dumps([asdict(sample) for sample in samples], indent=1) + "\n")

@@ -6,7 +6,6 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import accumulate
 from urllib.parse import urlsplit
 
 import uvloop
@@ -34,21 +33,12 @@ class Answers:
         return len(self.latencies) / self.seconds
 
 
-def bodies(model: str, words: int, encoding: str, seed: int, texts: int = 0) -> Iterator[bytes]:
-    """Requests with one text each, without end; no text comes twice but by chance.
-
-    With a number of `texts`, it is these that come, the second half as often as the first, the third a third, ...
-    """
+def bodies(model: str, words: int, encoding: str, seed: int) -> Iterator[bytes]:
+    """Requests with one text each, without end; no text comes twice but by chance."""
     rng = random.Random(seed)
-
-    def text() -> str:
-        return " ".join([str(rng.randrange(10_000)), *rng.choices(_WORDS, k=words - 1)])
-
-    known = [text() for _ in range(texts)]
-    shares = list(accumulate(1 / (rank + 1) for rank in range(texts)))
     while True:
-        given = rng.choices(known, cum_weights=shares)[0] if texts else text()
-        yield json.dumps({"model": model, "input": given, "encoding_format": encoding}).encode()
+        text = " ".join([str(rng.randrange(10_000)), *rng.choices(_WORDS, k=words - 1)])
+        yield json.dumps({"model": model, "input": text, "encoding_format": encoding}).encode()
 
 
 def apply(url: str, requests: Iterator[bytes], clients: int, seconds: float) -> Answers:

@@ -21,7 +21,6 @@ _NAMES = {
     "direct": "direct",
     "not batching": "gateway, coalesce: false",
     "batching": "gateway",
-    "caching": "gateway, cache_bytes",
 }
 
 

@@ -1,7 +1,4 @@
-"""One engine, reached directly, through a gateway that sends each request as it came, and through one that batches.
-
-Where texts repeat: also through one that caches embeddings.
-"""
+"""One engine, reached directly, through a gateway that sends each request as it came, and through one that batches."""
 
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,7 +18,6 @@ from tests.bench.embeddings.load import apply, bodies
 _GATEWAYS: dict[str, dict[str, Any]] = {
     "not batching": {"coalesce": False},
     "batching": {},
-    "caching": {"cache_bytes": 100_000_000},
 }
 ARMS = ("direct", *_GATEWAYS)
 _FIGURES = ("per_second", "p50_ms", "p99_ms", "engine_cpu_ms", "gateway_cpu_ms")
@@ -53,15 +49,9 @@ class Options:
     seconds: float
     repetitions: int
     logs: Path
-    texts: int = 0  # different ones; 0 = none comes again
-
-    @property
-    def gateways(self) -> tuple[str, ...]:
-        """What is compared with the engine alone."""
-        return ("batching", "caching") if self.texts else ("not batching", "batching")
 
     def requests(self, seed: int) -> Iterator[bytes]:
-        return bodies(self.model, self.words, self.encoding, seed, self.texts)
+        return bodies(self.model, self.words, self.encoding, seed)
 
     @property
     def model(self) -> str:
@@ -107,7 +97,7 @@ def compare(options: Options, say: Callable[[str], None]) -> list[Sample]:
     with ExitStack() as stack:
         direct = stack.enter_context(engine(options))
         arms = {"direct": direct}
-        for name in options.gateways:
+        for name in _GATEWAYS:
             arms[name] = stack.enter_context(gateway(options, direct.url, name))
         for arm in arms.values():
             apply(arm.url, options.requests(0), 32, _WARM_UP_SECONDS)

@@ -32,7 +32,6 @@ DEATHS = 240
 SECTIONS: dict[str, Any] = {
     "server": {"max_json_containers": 50_000, "max_json_strings": 50_000},
     "admission": {"tenant_header": "x-tenant"},
-    "embeddings": {"cache_bytes": 1048576},
     "health": {
         "probe_interval_seconds": 0.2,
         "probe_timeout_seconds": 1.0,

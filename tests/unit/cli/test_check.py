@@ -287,10 +287,11 @@ async def test_discovered_backends_are_examined_and_sources_that_fail_are_warned
     assert "No such file" in document["warnings"][0]
 
 
-async def test_a_database_that_cannot_be_used_is_warned_of_without_its_password(tmp_path: Path) -> None:
-    pytest.importorskip("psycopg_pool")
+async def test_a_database_that_cannot_be_used_is_warned_of_without_its_password() -> None:
+    for needed in ("psycopg_pool", "obstore"):
+        pytest.importorskip(needed)
     database = f"postgresql://u:pass@127.0.0.1:{closed_port()}/d"
-    batches = {"path": str(tmp_path), "database": database}
+    batches = {"path": "s3://bucket", "database": database}
     document = await examine(config_for(f"http://127.0.0.1:{closed_port()}", batches=batches))
     [warning] = document["warnings"]
     assert warning.startswith("batches.database cannot be used: connection failed")

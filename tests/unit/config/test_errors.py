@@ -24,11 +24,17 @@ def test_each_error_names_its_key(document: object, lines: list[str]) -> None:
     assert str(caught.value).splitlines() == lines
 
 
+NEEDS_S3 = (
+    "batches: several gateways that share batches need S3: set path to s3://bucket/prefix, or leave out database,"
+    " which a gateway alone does not need"
+)
+
+
 @pytest.mark.parametrize(
     ("batches", "line"),
     [
-        ({"database": "postgresql://u:pass@h/d"},
-         "batches: database needs path: the folder of the files, which all gateways of the database share"),
+        ({"database": "postgresql://u:pass@h/d"}, NEEDS_S3),
+        ({"path": "/mnt/shared", "database": "postgresql://u:pass@h/d"}, NEEDS_S3),
         ({"path": "/b", "database": "mysql://u:pass@h/d"},
          "batches.database: must look like postgresql://user:password@host:5432/name"),
         ({"path": "/b", "database": "postgresql://u:pass@h:0/d"},
@@ -43,7 +49,8 @@ def test_each_error_names_its_key(document: object, lines: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_what_gateways_share_is_refused_without_its_password(batches: dict[str, str], line: str) -> None:
-    pytest.importorskip("psycopg_pool")
+    for needed in ("psycopg_pool", "obstore"):
+        pytest.importorskip(needed)
     with pytest.raises(ConfigError) as caught:
         parse({"backends": [{"url": "http://a:1"}], "batches": batches})
     assert str(caught.value).splitlines() == [line]

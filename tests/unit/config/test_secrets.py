@@ -69,7 +69,7 @@ READ: dict[str, Callable[[str], Any]] = {
         _config("coordination", sentinel_password=secret).sentinel_password
     ),
     "BatchesConfig.database": lambda secret: (
-        _config("batches", path="/b", database=secret.replace("x", "postgresql://u:x@h/n")).database
+        _config("batches", path="s3://bucket", database=secret.replace("x", "postgresql://u:x@h/n")).database
     ),
 }
 

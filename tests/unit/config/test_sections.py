@@ -258,10 +258,9 @@ def test_all_models_that_the_file_names_are_expected() -> None:
     assert config.models.fallbacks == {"m": ("n",), "n": ("o",)}
 
 
-def test_a_model_may_say_otherwise_how_its_embeddings_are_treated() -> None:
-    config = with_section("models", m={"embeddings": {"coalesce": False}}, n={"embeddings": {"cache": False}})
-    found = [[config.embeds(how, name) for name in "mnx"] for how in ("coalesce", "cache")]
-    assert found == [[False, True, True], [True, False, True]]
+def test_a_model_may_say_otherwise_whether_its_embeddings_share_batches() -> None:
+    config = with_section("models", m={"embeddings": {"coalesce": False}}, n={"tokenizer": ""})
+    assert [config.coalesces(name) for name in "mnx"] == [False, True, True]
 
 
 def test_the_schema_has_the_keys_of_a_models_section() -> None:

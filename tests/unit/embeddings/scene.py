@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -19,7 +18,6 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.cache import configured_cache
 from gateway.embeddings.kinds import Coalescer
 from gateway.embeddings.metrics import EmbeddingMetrics
 from gateway.embeddings.wire import inputs_of
@@ -45,9 +43,9 @@ Item = str | list[int]
 Fault = Callable[[str, list[Item]], BackendError | bytes | None]
 
 
-def vector(item: Item, weights: bytes = b"") -> "np.ndarray[Any, np.dtype[np.float32]]":
+def vector(item: Item) -> "np.ndarray[Any, np.dtype[np.float32]]":
     """What engines make of an input."""
-    digest = hashlib.sha256(weights + orjson.dumps(item)).digest()
+    digest = hashlib.sha256(orjson.dumps(item)).digest()
     return (np.frombuffer(digest, "<i4").astype(np.float64) / 2**31).astype("<f4")
 
 
@@ -56,9 +54,9 @@ def tokens(item: Item) -> int:
     return len(item) if isinstance(item, list) else 2 + len(item.split())
 
 
-def answer(name: str, items: list[Item], *, floats: bool, weights: bytes = b"") -> bytes:
+def answer(name: str, items: list[Item], *, floats: bool) -> bytes:
     """What an engine answers to a request of this name."""
-    vectors = [vector(item, weights) for item in items]
+    vectors = [vector(item) for item in items]
     total = sum(map(tokens, items))
     data = [
         {"index": index, "object": "embedding", "embedding": v.tolist() if floats else b64encode(v.tobytes()).decode()}
@@ -123,7 +121,6 @@ class Scene:
         self.tokenizer, numbers = Words(), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
-        self.cache = configured_cache(config, self.fleet, self.counted, b"secret")
         self.batcher = Batcher(
             self.fleet,
             self.dispatcher.dispatch,
@@ -137,7 +134,7 @@ class Scene:
             crowded=self.queue.waiting,
             response_headers=True,
         )
-        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", self.tokenizer, self.cache)
+        self.coalescer = Coalescer(self.batcher, lambda: f"batch-{next(numbers)}", self.tokenizer)
         self.send_documents: Callable[..., Awaitable[UpstreamResult]] | None = None  # rerank requests go there
         self.overhead_seconds, self.item_seconds = 0.010, 0.001
         self.sent: list[Sent] = []
@@ -146,7 +143,6 @@ class Scene:
         self.fault: Fault = lambda _backend, _items: None
         self.records: list[Record] = []
         self._cap = cap
-        self.weights = b""  # of the model
 
     # The relay.
 
@@ -168,7 +164,7 @@ class Scene:
         backend = to.name
         if self.send_documents is not None and request.endpoint != "embeddings":
             return await self.send_documents(request, backend, sink)
-        sent, weights = Sent(backend, request, self.clock()), self.weights
+        sent = Sent(backend, request, self.clock())
         self.sent.append(sent)
         count = min(self._cap, len(sent.items))
         self._running[backend] += count
@@ -188,7 +184,7 @@ class Scene:
             sink.send(400, b"application/json", b"", body)
             return UpstreamResult(400, None, self.clock())
         floats = sent.body.get("encoding_format") != "base64"
-        body = fault if fault is not None else answer(request.request_id, sent.items, floats=floats, weights=weights)
+        body = fault if fault is not None else answer(request.request_id, sent.items, floats=floats)
         sink.send(200, b"application/json", b"", body)
         return UpstreamResult(200, read_usage(body[-4096:]), self.clock())
 
@@ -240,12 +236,6 @@ class Scene:
     def sizes(self) -> list[int]:
         """Items of each request that reached an engine."""
         return [len(sent.items) for sent in self.sent]
-
-    def restart(self, name: str) -> None:
-        """Another process answers there."""
-        backend = self.backend(name)
-        started = (backend.facts.process_start_seconds or 0.0) + 1.0
-        self.fleet.learned(backend, replace(backend.facts, process_start_seconds=started))
 
     async def check_that_nothing_is_left(self) -> None:
         """Everything that was taken is given back."""

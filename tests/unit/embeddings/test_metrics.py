@@ -11,12 +11,8 @@ def test_what_is_counted_is_shown() -> None:
     counted = EmbeddingMetrics(metrics)
     counted.batch_items.observe(("m",), 3)
     counted.flushes.add(("m", "idle"))
-    counted.inputs.add(("m", "cached"), 3)
-    counted.evictions.add((), 2)
     registry = CollectorRegistry()
     registry.register(metrics)
     page = generate_latest(registry).decode()
     assert 'gateway_embedding_batch_items_bucket{le="4.0",model="m"} 1.0' in page
     assert 'gateway_embedding_flushes_total{model="m",reason="idle"} 1.0' in page
-    assert 'gateway_embedding_inputs_total{model="m",source="cached"} 3.0' in page
-    assert "gateway_embedding_cache_evictions_total 2.0" in page

@@ -100,7 +100,7 @@ def test_lines_are_for_people_on_a_terminal_or_if_that_is_wanted(out: io.BytesIO
 
 def test_what_did_not_happen_is_null() -> None:
     document = orjson.loads(line_of(Record("id", "unknown", 1.0), ENDED))
-    for name in ("first_byte_ms", "client", "backend", "actual_hit_tokens", "reused_inputs", "error"):
+    for name in ("first_byte_ms", "client", "backend", "actual_hit_tokens", "error"):
         assert document[name] is None
 
 
