@@ -1,9 +1,8 @@
 """What the ports for operators show: metrics, the backends, the queue and dry runs of routing."""
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -34,26 +33,12 @@ from gateway.scheduling.fair_share import Tenant, Tenants
 from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
-from gateway.threads import Threads
+from gateway.threads import Threads, breather
 from gateway.turns import in_turns
 
-_BREATH_SECONDS = 0.001
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _STATES = ("up", "down", "ejected", "unknown", "draining")
 _MOST_SHOWN = 100  # tenants of a model in the answer
-
-
-def breather(clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> Breathe:
-    """Releases the interpreter lock every millisecond; otherwise the event loop waits 5 ms at every turn."""
-    since = clock()
-
-    def breathe() -> None:
-        nonlocal since
-        if clock() - since >= _BREATH_SECONDS:
-            sleep(_BREATH_SECONDS)
-            since = clock()
-
-    return breathe
 
 
 def _state(backend: Backend) -> str:
@@ -440,25 +425,17 @@ class MetricsPages:
 
 @dataclass
 class AdminPages:
-    """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError.
-
-    The prefix report may take seconds: it is made in a thread, one at a time, by the function that `prepare` returns
-    for the last seconds (None = all samples). If it returns none, the report is disabled: 404.
-    """
+    """Serves these documents. `route` makes a dry run of a body and its endpoint; it may raise a GatewayError."""
 
     backends: Callable[[], dict[str, Any]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
-    prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
-    _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _threads: Threads = field(default_factory=partial(Threads, "prefix_report"))
 
     def routes(self) -> list[web.RouteDef]:
         """What the admin port serves of it."""
         return [
             web.get("/admin/backends", self._backends),
             web.get("/admin/queue", self._queue),
-            web.get("/admin/prefixes", self._prefixes),
             web.post("/admin/route", self._route),
         ]
 
@@ -470,16 +447,3 @@ class AdminPages:
 
     async def _route(self, request: web.Request) -> web.Response:
         return as_json(await self.route(await body_of(request), request.query.get("path", "")))
-
-    async def _prefixes(self, request: web.Request) -> web.Response:
-        try:
-            minutes = float(request.query.get("minutes", "0"))
-        except ValueError:
-            minutes = -1.0
-        if not 0 <= minutes < 1e6:
-            return as_json({"error": "The parameter minutes must be a number of at least 0."}, 400)
-        async with self._reporting:
-            make = self.prepare(minutes * 60 or None)
-            if make is None:
-                return as_json({"error": "The prefix report is disabled: set prefix_report.enabled to true."}, 404)
-            return as_json(await self._threads.run(make, breather()))

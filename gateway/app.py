@@ -1,99 +1,40 @@
-"""The composition root: builds everything from the configuration, and runs it."""
+"""The composition root: builds the core and its features from the configuration, and runs them."""
 
-import math
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from random import Random
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import BinaryIO, TypeVar
 
 import structlog
 from aiohttp import web
 
-from gateway import __version__
-from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, breather, state_reason
-from gateway.admin_http import OperatorPort
 from gateway.backends.backend import Backend
-from gateway.backends.fleet import Fleet, Wanted
-from gateway.backends.membership import Membership
-from gateway.backends.probe import BackendWatches
-from gateway.background import BackgroundResponses
-from gateway.config import Config, RoutingConfig
-from gateway.control import Control
-from gateway.coordination.configured import ReplicaParts, configured_coordinators
-from gateway.discovery.follow import Discovery
-from gateway.dispatch import Dispatcher, RetryBudget
-from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.kinds import Coalescer, RerankSplitter
-from gateway.embeddings.metrics import EmbeddingMetrics
-from gateway.embeddings.reading import COALESCED, SPLIT, work_readers
-from gateway.exact.mode import ExactMode
-from gateway.feedback import CacheState, LimitChanges
-from gateway.front.handler import Handler, LocalApi, request_ids
-from gateway.front.read import FALLBACKS, RequestReader
-from gateway.front.reply import RequestDispatcher
+from gateway.backends.fleet import Wanted
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature, FeatureEntry
+from gateway.features import FEATURES
+from gateway.front.handler import BeginTrace, Handler
+from gateway.front.model_names import ModelNames
+from gateway.front.read import PromptSamples, RequestReader, WorkReader
+from gateway.front.routes import RouteTable
 from gateway.front.server import Server
-from gateway.front.stored_responses import StoredResponses
-from gateway.gauges import add_gauges
 from gateway.handover.snapshot import Knowledge
-from gateway.insights.families import Breathe
-from gateway.insights.report import make_report
-from gateway.insights.samples import PrefixReport
-from gateway.keys.client_keys import ClientKeys
-from gateway.keys.limits import AllLimits
-from gateway.keys.rate_limits import ApiKeys
-from gateway.keys.usage import KeyUsage
-from gateway.keys.usage_page import UsagePage
-from gateway.ledger import RequestLedger
+from gateway.keys.feature import KeysFeature
 from gateway.listeners import NOT_BOUND, Listeners
-from gateway.models.adapter_loader import AdapterLoader
-from gateway.models.aliases import Aliases
-from gateway.models.fallback import Fallbacks
-from gateway.models.settings import models_of
-from gateway.models.sleep import Sleeper
-from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.log import EventLog, unix_seconds
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import RecordBatcher
-from gateway.page.broadcast import Broadcast
-from gateway.page.decisions import Decisions
-from gateway.page.gateway_view import own_gauges
-from gateway.page.live_view import LiveView, Sources
-from gateway.page.recent import RecentRequests
-from gateway.page.routes import STATIC, DashboardPages
-from gateway.page.timeline import Timeline
-from gateway.realtime.sessions import REALTIME, RealtimeSessions
-from gateway.realtime.tunnel import Tunnels
-from gateway.relay.relay import Relay
+from gateway.operate import Operators
 from gateway.reload import Reloads
-from gateway.resources import MemoryBudget, process_use
-from gateway.routing.announced_record import AnnouncedIndex
-from gateway.routing.engine import CostModel
-from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import LeastLoadedPolicy, NotedPolicy, Policy, RoundRobinPolicy
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue
-from gateway.supervisor import Supervisor
-from gateway.tracing.tracing import Tracing
+from gateway.responses.background import BackgroundResponses
+from gateway.responses.feature import ResponsesFeature
 from gateway.turns import Steps, at_once
-from gateway.uploads.audio import UPLOADS, Uploads
 
-if TYPE_CHECKING:
-    from gateway.batches.service import Batches
-    from gateway.coordination.coordinator import Coordinator
-
-_SIZES_SECONDS = 5.0  # between looks at sizes
+SomeFeature = TypeVar("SomeFeature", bound=Feature)
 
 
 class Gateway:
     """Everything, put together; `running` runs it."""
-
-    _is_watched = False  # on the dashboard
-    coordinators: "tuple[Coordinator, ...]" = ()  # one, if this gateway is not alone
 
     def __init__(
         self,
@@ -105,253 +46,113 @@ class Gateway:
         load: Callable[[], Config] | None = None,
         secret: bytes | None = None,
         unix_seconds: Callable[[], float] = unix_seconds,
+        features: Sequence[FeatureEntry] = FEATURES,
     ) -> None:
-        """`secret`: of cache salts, from the process before this one."""
-        self._load = load or (lambda: config)
-        admission = config.admission
-        self._random_secret = secret or secrets.token_bytes(32)
-        random = self.random = random or Random()  # seeded by the system; not for secrets
-        self.config, self.clock, self.log, self._unix_seconds = config, clock, log, unix_seconds
-        supervisor = self.supervisor = Supervisor(clock)
-        self.metrics = Metrics()
-        self.memory = MemoryBudget(config.server.memory_budget_bytes)
+        """`secret`: of cache salts, from the process before this one; `random` is seeded by the system, and not for
+        secrets."""
+        self._load, self.log = load or (lambda: config), log
+        index = None
+        if config.coordination.url:
+            from gateway.coordination.announced_record import AnnouncedIndex
 
-        fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
-        fleet.expect(config.named_models)
-        self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
-        self.membership = Membership(fleet)
-        self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
-        index = AnnouncedIndex() if config.coordination.url else None  # of this gateway and others
-        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index)
-        self.exact = ExactMode(config.models, fleet, cache_state, clock, supervisor)
-
-        queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
-        self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
-        self.adapter_loader = AdapterLoader(fleet, queue.waiting, clock, supervisor)
-        self.adapter_loader.follow(config.models.adapters)
-        calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
-        self._policies: dict[str, Policy] = {
-            "prefix": PrefixPolicy(cache_state.hit_predictor, cache_state.estimates, Affinity()),
-            "least_loaded": LeastLoadedPolicy(),
-            "round_robin": RoundRobinPolicy(),
-        }
-        policy, settings = self._policies[config.routing.policy], _scheduler_settings(config)
-        scheduler = self.scheduler = Scheduler(
-            fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
-        )
-        self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
-        self.relay = Relay(fleet, config.upstream, clock, self.memory, admission.comment_seconds, supervisor)
-
-        self._build_records(log_out)
-        self._build_front()
-        self._build_pages()
-        self._build_dashboard()
-        self._listen_to_fleet()
-        self._add_gauges()
-
-    def _build_records(self, log_out: BinaryIO | None) -> None:
-        """What counts, logs and learns from finished requests."""
-        config, clock, cache_state, report = self.config, self.clock, self.cache_state, self.config.prefix_report
-        self.access_log: AccessLog | None = None
-        if log_out is not None:
-            self.access_log = AccessLog(log_out, clock, self._unix_seconds)
-            self._follow_access_log(config)
-        self.prefix_report = PrefixReport(clock(), self.random, holders=cache_state.holders)
-        self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
-        consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
-        self.tracing = Tracing(config.tracing, __version__, clock, self._unix_seconds, self._url_of)
-        self.usage = KeyUsage(self._unix_seconds)
-        self.recent = RecentRequests(self._offset_seconds)
-        batch_consumers = [
-            self.metrics.finished,
-            self.usage.finished,
-            *([self.access_log.add] if self.access_log else []),
-            *([self.recent.add] if config.server.admin else []),
-            self.tracing.finished,
-        ]
-        self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
-        self.metrics.before_collecting = self.finished.settle
-        counted = self.usage.counted, self.metrics.counted
-        self.ledger = RequestLedger(cache_state.estimates, self.finished.add, counted)
-        self.limits = AllLimits(clock, self._unix_seconds)
-
-    def _offset_seconds(self) -> float:
-        return self._unix_seconds() - self.clock()
-
-    def _policy(self, config: Config) -> Policy:
-        """What is configured; its choices are noted while somebody watches."""
-        policy = self._policies[config.routing.policy]
-        return NotedPolicy(policy, self._decisions.bound) if self._is_watched else policy
-
-    def _url_of(self, name: str) -> str:
-        backend = self.fleet.by_name.get(name)
-        return "" if backend is None else backend.config.url
-
-    def _follow_secret(self, secret: bytes) -> None:
-        """Take over the secret that all gateways of the fleet have in common."""
-        self._random_secret = secret
-        self.follow(self.config)
-
-    def _secret(self, config: Config) -> bytes:
-        return config.auth.cache_salt_secret.encode() or self._random_secret
-
-    def _follow_access_log(self, config: Config) -> None:
-        if self.access_log is not None:
-            hashes = PrefixHashes(self._secret(config)) if config.server.access_log_prefixes else None
-            form = LineForm(config.server.access_log_fields, hashes)
-            self.access_log.follow(form, enabled=config.server.access_log, style=config.log.format)
-
-    def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
-        """A reader of requests; what one for dry runs reads is not in the prefix report."""
-        report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
-        tokenized = self.exact.tokenized
-        secret, estimates = self._secret(config), self.cache_state.estimates
-        names = self.fleet.names
-        return RequestReader(
+            index = AnnouncedIndex()
+        core = self.core = Core(
             config,
-            estimates,
-            self._stored_responses,
-            secret,
-            tokenized,
-            report,
-            self.memory,
-            Aliases.configured(config.models, names.first),
-            names.weights,
-            work_readers(config),
+            clock=clock,
+            unix_seconds=unix_seconds,
+            random=random or Random(),
+            secret=secret,
+            log_out=log_out,
+            index=index,
         )
-
-    def _build_front(self) -> None:
-        """What reads requests, and what answers them: alone, in batches, or in pieces."""
-        config, fleet, clock, exact = self.config, self.fleet, self.clock, self.exact
-        queue, new_id, headers = self.queue, partial(next, request_ids()), config.server.response_headers
-        broker, holds = self.lease_broker, config.admission.hold_without_backend
-        send, retries = self.relay.send, RetryBudget(config.upstream)
-        self.retry_budget = retries
-        over = self.ledger.over
-        background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor, over)
-        dispatcher = self.dispatcher = Dispatcher(
-            fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
-        )
-        counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
-        parts = fleet, dispatcher.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
-        more = retry_after, counted, clock, self.memory
-        batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
-        self.coalescer = Coalescer(batcher, new_id, exact)
-        self.rerank_splitter = RerankSplitter(batcher)
-        self._stored_responses = StoredResponses(background.look)
-        reader = self.reader = self._new_reader(config)
-        fallbacks = Fallbacks(fleet, dispatcher, exact.prompts.complete, self.metrics.fallbacks.add, clock)
-        waits = config.admission.max_wait_seconds
-        uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
-        self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
-        self.dispatchers: dict[str, RequestDispatcher] = {
-            "": dispatcher,
-            COALESCED: self.coalescer,
-            SPLIT: self.rerank_splitter,
-            FALLBACKS: fallbacks,
-            UPLOADS: uploads,
-            REALTIME: self.sessions,
-        }
-        path = config.batches.path
-        self.batches = None if path is None else self._new_batches(path, new_id)
-        self.apis: dict[str, LocalApi] = {} if self.batches is None else {"batches": self.batches}
+        self.features: dict[str, Feature] = {}
+        for entry in features:
+            if entry.is_on(config):
+                feature = self.features[entry.name] = entry.build(core)
+                core.connect(feature)
+        off = [each.off_paths.items() for each in features if each.name not in self.features]
+        core.read_with(self._new_reader(config))
         self.handler = Handler(
             config,
-            fleet,
-            self.dispatchers,
-            reader,
-            self.ledger,
+            core.fleet,
+            core.dispatchers,
+            core.reader,
+            core.ledger,
             clock,
-            new_id,
-            exact.prompts.complete,
-            self.random,
-            self.tracing.begin,
-            {"uploads": uploads, "realtime": self.sessions},
-            self.apis,
+            core.new_id,
+            core.prompts.complete,
+            core.random,
+            self._begin_trace(),
+            core.sources,
+            core.apis,
+            RouteTable(core.routes, dict(each for paths in off for each in paths)),
         )
-        self.client_keys = ClientKeys(config.auth, self._follow_keys)
-        self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
-
-    def _build_pages(self) -> None:
-        """What operators see and change, and what is kept over restarts."""
-        config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
-        state = fleet, self.membership, self.scheduler, queue, cache_state, self.exact
-        self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
-        reloads = self.reloads = Reloads(config, self._read, self.follow_in_steps)
-        self.control = Control(self.membership, self.overview.backend, reloads)
-        self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
-        self._follow_keys()
-        shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
-        self._admin_pages = AdminPages(*shown)
-        self._usage_page = UsagePage(self._usage_now, self.usage.last_days, self._unix_seconds)
-        self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
-        self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
-        self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
-        learned = cache_state, self.calibrations, queue, self.limits, self._stored_responses, self.usage
-        sources, secret = lambda: self.discovery.names, lambda: self._random_secret
-        self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
-
-    def _new_sessions(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
-        config, fleet = self.config, self.fleet
-        headers, holds = config.server.response_headers, config.admission.hold_without_backend
-        self.tunnels = Tunnels(self.relay, config.realtime, self.clock, partial(secrets.token_bytes, 16))
-        opener = self.session_dispatcher = Dispatcher(
-            fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+        core.on_keys.append(self._use_keys)
+        self._use_keys()
+        self.server = Server(config.server, self.handler, clock, core.memory, core.supervisor)
+        self.reloads = Reloads(config, self._read, self.follow_in_steps)
+        self.operators = Operators(
+            core,
+            self.features,
+            self.server,
+            self.handler,
+            self.reloads,
+            self._new_reader(config, is_dry=True),
+            log,
         )
-        return RealtimeSessions(
-            fleet, opener, new_id, self._unix_seconds, self.ledger.spend, config.server.cors_origins
+        core.fleet.on_leave.append(self._left)
+        core.on_secret.append(lambda: self.follow(core.config))
+        for feature in self.features.values():
+            feature.read_with(config, core.reader)
+
+    @property
+    def knowledge(self) -> Knowledge:
+        return self.operators.knowledge
+
+    @property
+    def background(self) -> BackgroundResponses:
+        return self.feature(ResponsesFeature).background
+
+    def feature(self, kind: type[SomeFeature]) -> SomeFeature:
+        """The feature of this class. Raises LookupError if it is off."""
+        for each in self.features.values():
+            if isinstance(each, kind):
+                return each
+        raise LookupError(kind.__name__)
+
+    def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
+        """A reader of requests; what one for dry runs reads is not sampled."""
+        core, features = self.core, self.features.values()
+        names: ModelNames | None = None
+        samples: PromptSamples | None = None
+        works: dict[str, WorkReader] = {}
+        for feature in features:
+            names = feature.names(config) or names
+            samples = feature.samples() or samples
+            works.update(feature.works(config))
+        return RequestReader(
+            config,
+            core.cache_state.estimates,
+            core.store,
+            core.salt_secret,
+            core.prompts.tokenized,
+            None if is_dry else samples,
+            core.memory,
+            names or ModelNames(core.fleet.names.first, config.models.by_name),
+            core.fleet.names.weights,
+            works,
         )
 
-    def _build_dashboard(self) -> None:
-        fleet, clock, dispatcher = self.fleet, self.clock, self.dispatcher
-        self._started_seconds = clock()
-        self.timeline = Timeline(lambda: fleet.backends, lambda backend: state_reason(backend, clock()), clock)
-        decisions = self._decisions = Decisions(dispatcher, self.lease_broker.explain, clock)
+    def _begin_trace(self) -> BeginTrace | None:
+        return next((begin for each in self.features.values() if (begin := each.begin_trace()) is not None), None)
 
-        def watched(is_watched: bool) -> None:
-            self._is_watched = is_watched
-            self.dispatchers[""] = decisions if is_watched else dispatcher
-            self.scheduler.follow(_scheduler_settings(self.config), self._policy(self.config))
-            if not is_watched:
-                decisions.forget()
-
-        self.dashboard_sources = Sources(
-            fleet, self.queue, self.scheduler.offline, self.metrics, self.recent, self.timeline, self.finished.settle,
-            self.overview.describer, self.cache_state.hit_accuracy.share, self.lease_broker.explain,
-            lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
-        )  # fmt: skip
-        self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
-        config, port = lambda: self.config, lambda: self.server.port
-        self._dashboard_pages = DashboardPages(self.dashboard, decisions, config, port, self.reloads.preview)
-
-    def _own_gauges(self) -> dict[str, Any]:
-        parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
-        return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
-
-    def _new_batches(self, path: str, new_id: Callable[[], str]) -> "Batches":
-        """Files and batches. Their modules are imported only where they are used."""
-        from gateway.batches.metrics import BatchMetrics
-        from gateway.batches.sender import LineSender
-        from gateway.batches.service import Batches, BatchSetting
-
-        complete = self.exact.prompts.complete
-        sender = LineSender({**self.dispatchers}, complete, self.ledger, self.clock, self._unix_seconds, new_id)
-        counted = BatchMetrics(self.metrics)
-        parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
-
-        def models_named(name: str) -> Sequence[str]:
-            return models_of(self.config.models.aliases.get(name, name))
-
-        setting = BatchSetting(sender, self.memory, *parts, self.fleet, models_named)
-        batches = Batches(path, self.config, self.reader, setting)
-        counted.watch(batches)
-        return batches
+    def _use_keys(self, *_: object) -> None:
+        self.handler.follow_keys(self.core.check_key)
 
     def _read(self) -> Config:
         """The configuration anew, in a thread. Raises ConfigError."""
         config = self._load()
-        self.client_keys.read_ahead(config.auth)
+        self.feature(KeysFeature).client_keys.read_ahead(config.auth)
         return config
 
     def follow(self, config: Config) -> None:
@@ -360,109 +161,25 @@ class Gateway:
     def follow_in_steps(self, config: Config) -> Steps[None]:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`); many backends change some at a time. Requests
         in flight are not disturbed."""
-        self.finished.settle()  # they ended under the old settings of the logs
-        self.config, admission, server, report = config, config.admission, config.server, config.prefix_report
-        headers, holds = server.response_headers, admission.hold_without_backend
-        self.watches.follow(config.health)
-        self.relay.follow(config.upstream, admission.comment_seconds)
-        self.background.follow(config.upstream)
-        for dispatcher in (self.dispatcher, self.session_dispatcher):
-            dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
-        self.tunnels.follow(config.realtime)
-        self.sessions.follow(server.cors_origins)
-        self.uploads.follow(admission.max_wait_seconds, server.max_buffered_upload_bytes)
-        self.cache_state.follow(config.routing)
-        self.calibrations.follow(_cost_model(config.routing))
-        self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
-        self.scheduler.follow(_scheduler_settings(config), self._policy(config))
-        self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
-        self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
-        self.exact.follow(config.models)
-        self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        self._follow_access_log(config)
+        core = self.core
+        core.apply(config)
+        for feature in self.features.values():
+            feature.apply(config)
         if self.log is not None:
             self.log.follow(config.log.level, config.log.format)
-        self.reader = self._new_reader(config)
-        self.tracing.follow(config.tracing)
-        self.handler.follow(config, self.reader, self.tracing.begin)
-        if self.batches is not None:
-            self.batches.follow(config, self.reader)
-        self.server.follow(server)
-        self.overview.follow(config, self._new_reader(config, is_dry=True))
-        self.client_keys.follow(config.auth)
-        self._follow_keys()
-        self.admin_port.follow(server.admin)
-        self.metrics_port.follow(server.metrics)
-        self.fleet.expect(config.named_models)
-        self.adapter_loader.follow(config.models.adapters)
-        self.fleet.follow_settings(config.health, admission)
-        yield from self.membership.follow("file", [Wanted(backend) for backend in config.backends])
-        self.discovery.follow(config.discovery)
-        self.timeline.reloaded()
-
-    def _follow_keys(self) -> None:
-        keys = self.client_keys
-        replicas = max((each.blocks.live for each in self.coordinators), default=1)
-        divided = [key.divided(replicas) for key in keys.keys]
-        self.limits.follow(divided)
-        self.ledger.follow(self.limits.by_name)
-        self.handler.follow_keys(ApiKeys(divided, self._unix_seconds).check if keys.are_needed else None)
-        self.queue_view.follow(keys.names)
-        self.usage.follow(has_keys=keys.are_needed)
-        if self.batches is not None:
-            self.batches.follow_keys(keys.keys, are_needed=keys.are_needed)
-
-    def _usage_now(self) -> dict[str, Any]:
-        self.finished.settle()
-        return self.usage.state()
-
-    def _listen_to_fleet(self) -> None:
-        changed, restarted = self.fleet.on_change, self.fleet.on_restart
-        changed.extend((self.lease_broker.fleet_changed, self.exact.fleet_changed, self.timeline.look))
-        self.fleet.on_facts.extend((self.cache_state.follow_sizes, self.exact.facts_changed))
-        self.fleet.on_limit.append(self.timeline.limit_moved)
-        restarted.append(self.timeline.restarted)
-        restarted.extend((self.cache_state.forget, self.exact.restarted))
-        self.fleet.on_sleep.append(self.cache_state.forget)
-        restarted.append(lambda _: self.rerank_splitter.forget())
-        self.fleet.on_leave.extend((self.cache_state.left, self.exact.left, self._left))
-        demand = self.fleet, self.queue, self.cache_state.output_lengths, lambda: self.config.admission.kv_headroom
-        caches = self.cache_state.index, self.exact.prompts.covers, self._random_secret, self._follow_secret
-        more = self._follow_keys, partial(secrets.token_hex, 8), self.clock, self.supervisor
-        parts = ReplicaParts(self._stored_responses, *demand, self.lease_broker, *caches, *more)
-        self.coordinators = configured_coordinators(self.config, parts)
+        core.read_with(self._new_reader(config))
+        self.handler.follow(config, core.reader, self._begin_trace())
+        for feature in self.features.values():
+            feature.read_with(config, core.reader)
+        self.server.follow(config.server)
+        self.operators.apply(config, self._new_reader(config, is_dry=True))
+        yield from core.membership.follow("file", [Wanted(backend) for backend in config.backends])
+        self.operators.reloaded()
 
     def _left(self, backend: Backend) -> None:
         structlog.get_logger("gateway").info("backend_left", backend=backend.name, why=backend.draining)
-        if backend.name not in self.fleet.by_name:
-            self.metrics.forget_backend(backend.name)
-
-    def _prepared_report(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
-        if not self.prefix_report.is_enabled:
-            return None
-        self.finished.settle()
-        return partial(make_report, self.prefix_report.snapshot(self.clock(), window_seconds))
-
-    @contextmanager
-    def _looking(self) -> Iterator[None]:
-        looking = self.supervisor.looking
-        with ExitStack() as stack:
-            observe_lag = self.metrics.loop_lag.observe
-            stack.enter_context(looking("loop_lag", lambda: observe_lag((), self.supervisor.late_seconds)))
-            stack.enter_context(looking("settle", self.finished.settle))
-            stack.enter_context(looking("backend_leave", self.fleet.let_go))  # after the records of its last requests
-            stack.enter_context(looking("trim", self.cache_state.index.trim))
-            # Bytes per token have been learned.
-            stack.enter_context(looking("follow_sizes", lambda: self.cache_state.follow_sizes(), _SIZES_SECONDS))
-            stack.enter_context(looking("timeline", self.timeline.look, _SIZES_SECONDS))
-            yield
-
-    def _add_gauges(self) -> None:
-        owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
-        for owner in [*owners, *self.coordinators]:
-            owner.add_gauges(self.metrics)
-        logs = self.access_log, self.log
-        add_gauges(self.metrics, self.fleet, self.calibrations, self.memory, *logs, self.supervisor)
+        if backend.name not in self.core.fleet.by_name:
+            self.core.metrics.forget_backend(backend.name)
 
     @asynccontextmanager
     async def running(
@@ -477,49 +194,13 @@ class Gateway:
         """
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
-            if self.access_log is not None:
-                stack.enter_context(self.access_log)
-            stack.enter_context(self.tracing)
-            stack.callback(self.relay.close_idle)
-            stack.enter_context(self.relay.watching())
-            stack.push_async_callback(self.batcher.stop)
-            stack.push_async_callback(self.background.stop)
-            await enter(self.watches)
-            await enter(self.sleeper.commands)
-            await enter(self.adapter_loader.commands)
-            await enter(self.discovery)
-            await enter(self.supervisor.repeating("keys_file", self.client_keys.step, 1.0))
-            await enter(self.exact.running())
-            stack.callback(self.finished.settle)
-            stack.enter_context(self._looking())
-            for coordinator in self.coordinators:
-                await enter(coordinator.taking_part())
+            await enter(self.core.running())
+            for feature in self.features.values():
+                await enter(feature.running())
             if ready is not None:
                 await ready()
-            for coordinator in self.coordinators:
-                await enter(coordinator.sharing.running())
-            if self.batches is not None:
-                await self.batches.open()
-                stack.push_async_callback(self.batches.stop_last)
-            await enter(self.metrics_port.listening(self._metrics_pages.routes(), listeners.metrics))
-            admin = await enter(self.admin_port.listening([*self.admin_routes(), *routes], listeners.admin))
-            stack.callback(self.dashboard.stop)
+            for feature in self.features.values():
+                await enter(feature.serving())
+            admin = await enter(self.operators.listening(listeners, routes))
             await enter(self.server.listening(listeners.main))
             yield admin
-
-    def admin_routes(self) -> list[web.RouteDef]:
-        """What the admin port serves, but for a restart of the process."""
-        shown = self._metrics_pages, self._admin_pages, self._usage_page, self.control, self._dashboard_pages
-        return [route for pages in shown for route in pages.routes()]
-
-
-def _cost_model(routing: RoutingConfig) -> CostModel:
-    return CostModel(routing.seconds_per_prefill_token, routing.decode_weight)
-
-
-def _scheduler_settings(config: Config) -> SchedulerSettings:
-    routing, admission = config.routing, config.admission
-    window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
-    waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
-    more = window_seconds, admission.itl_objective_seconds
-    return SchedulerSettings(routing.aging, admission.kv_headroom, *waits, *more)

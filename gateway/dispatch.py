@@ -128,22 +128,23 @@ class Dispatcher:
         metrics: Metrics,
         *,
         response_headers: bool,
-        keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None,
         holds: bool = True,
     ) -> None:
-        """`keep` may take over the lease of a request that its engine goes on with after the answer."""
         self._fleet = fleet
         self._lease_broker = lease_broker
         self._send = send
         self._budget = budget
         self._metrics = metrics
-        self._keep = keep
+        self._keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None
         self._response_headers = response_headers
         self._holds = holds
 
-    def follow(self, upstream: UpstreamConfig, *, response_headers: bool, holds: bool) -> None:
+    def keep_with(self, keep: Callable[[InferenceRequest, Lease, Backend, Record], None]) -> None:
+        """Let this take over the leases of requests that their engines go on with after the answer."""
+        self._keep = keep
+
+    def follow(self, *, response_headers: bool, holds: bool) -> None:
         """Take over other settings, for the next attempts of requests in flight, too."""
-        self._budget.follow(upstream)
         self._response_headers, self._holds = response_headers, holds
 
     async def dispatch(self, request: InferenceRequest, reply: Sink, record: Record) -> UpstreamResult:

@@ -5,7 +5,7 @@ owner of the work: the handler when the answer ends, the sender of a batch line,
 the background. Limits and usage count the numbers of the same record, so they agree.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Final, Protocol
 
@@ -83,24 +83,26 @@ class Entry:
 class RequestLedger:
     """Owner of the open entries. `limits`: of keys that have any, by name.
 
-    `finished` gets the record of each request when its answer has ended; `counted` get the one of a response that
-    went on after that.
+    `finished` gets the record of each request when its answer has ended.
     """
 
     def __init__(
         self,
         estimates: Estimates,
         finished: Callable[[Record], None],
-        counted: Sequence[Callable[[Record], None]] = (),
     ) -> None:
         self._estimates = estimates
         self._finished = finished
-        self._counted = counted
+        self._counted: list[Callable[[Record], None]] = []
         self._open: dict[Record, Entry] = {}
         self.limits: Mapping[str, Limits] = MappingProxyType({})
 
     def __len__(self) -> int:
         return len(self._open)
+
+    def count(self, consumer: Callable[[Record], None]) -> None:
+        """This gets the record of each response that went on after its answer."""
+        self._counted.append(consumer)
 
     def follow(self, limits: Mapping[str, Limits]) -> None:
         """Take over the limits of other keys, for the next requests."""

@@ -5,7 +5,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
@@ -14,30 +14,31 @@ from typing import Any, BinaryIO
 import structlog
 import uvloop
 
-from gateway.admin import breather
 from gateway.app import Gateway
 from gateway.config import Config
 from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
+from gateway.feature import FeatureEntry
+from gateway.features import FEATURES
 from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, take_over
 from gateway.handover.ports import Ports
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import SnapshotFolder
-from gateway.handover.succession import Handover, is_known
+from gateway.handover.succession import Handover
 from gateway.handover.systemd import notify_systemd, of_systemd
+from gateway.keys.feature import KeysFeature
 from gateway.listeners import Listeners, bind_all, ports_of
 from gateway.observe.log import EventLog
 from gateway.reload import FileWatch
 from gateway.resources import fitted, raise_limit
 from gateway.supervisor import running
-from gateway.workers.batches import ForwardedBatches
+from gateway.threads import breather
 from gateway.workers.line import LineToParent
 from gateway.workers.place import WorkerPlace
 from gateway.workers.streams import shared, unbuffered
 
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
-_ALIAS_SECONDS = 0.5  # between looks at whether aliases name models
 
 
 class Life:
@@ -66,12 +67,18 @@ class Life:
         try:
             listeners = await bind_all(self._config.server, self._inherited(successor))
             known = await successor.snapshot() if successor else await self._snapshots.load(self._config.state.path)
-            build = partial(Gateway, self._config, out, log=log, load=self._load_config)
-            gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
+            features: Sequence[FeatureEntry] = FEATURES
             if self._parent is not None and (path := self._parent.place.batches_elsewhere):
-                gateway.apis["batches"] = ForwardedBatches(path)
+                from gateway.workers.batches import ForwardedFeature
+
+                features = (
+                    *features,
+                    FeatureEntry("forwarded_batches", partial(ForwardedFeature, path), lambda _: True),
+                )
+            build = partial(Gateway, self._config, out, log=log, load=self._load_config, features=features)
+            gateway = self._with_knowledge(build, known, same_engines=successor is not None) if known else build()
             asyncio.get_running_loop().set_exception_handler(
-                lambda _, context: gateway.supervisor.on_loop_error(context)
+                lambda _, context: gateway.core.supervisor.on_loop_error(context)
             )
             await self._run(gateway, listeners, successor)
         finally:
@@ -117,9 +124,17 @@ class Life:
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
-        ports = Ports(gateway.server, gateway.admin_port, gateway.metrics_port, gateway.dashboard, gateway.batches)
-        lengths = gateway.cache_state.output_lengths
-        sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
+        core, operators = gateway.core, gateway.operators
+        batches = gateway.features.get("batches")
+        ports = Ports(
+            gateway.server,
+            operators.admin_port,
+            operators.metrics_port,
+            operators.dashboard,
+            None if batches is None else batches.exclusive(),
+        )
+        lengths = core.cache_state.output_lengths
+        sharing = SlotSharing(core.fleet, core.queue, lengths, lambda: core.config.admission.kv_headroom)
         predecessor = Predecessor(gateway.knowledge, sharing, ports, addresses, breather())
         handover = Handover(gateway, sharing, predecessor, successor, self._stop)
         restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
@@ -148,13 +163,13 @@ class Life:
                 await gateway.server.drain()
                 await gateway.background.stop()  # so that the snapshot has what they cost
                 await handover.wait_for_before()
-                await self._snapshots.save_last(gateway.config.state.path, gateway.knowledge)
+                await self._snapshots.save_last(gateway.core.config.state.path, gateway.knowledge)
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log
         for warning in config.upstream.warnings:
             log.warning("risky_setting", hint=warning)
-        budgets = [key.name for key in gateway.client_keys.keys if key.has_budget]
+        budgets = [key.name for key in gateway.feature(KeysFeature).client_keys.keys if key.has_budget]
         if budgets and config.state.path is None:
             log.warning("budgets_not_kept", keys=len(budgets), hint="set state.path: else a restart renews all budgets")
         log.info(
@@ -162,21 +177,21 @@ class Life:
             host=config.server.host,
             port=gateway.server.port,
             admin_port=admin_port,
-            backends=[each.name for each in gateway.fleet.backends],
+            backends=[each.name for each in gateway.core.fleet.backends],
             policy=config.routing.policy,
         )
 
     @asynccontextmanager
     async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
         """What is done beside serving, until the process ends or hands over."""
-        repeating = gateway.supervisor.repeating
-        async with running(_warn_of_names(self._config)), running(_warn_of_aliases(gateway)), AsyncExitStack() as stack:
+        repeating = gateway.core.supervisor.repeating
+        async with running(_warn_of_names(self._config)), AsyncExitStack() as stack:
             enter = stack.enter_async_context
             await enter(repeating("reload", partial(gateway.reloads.on_hangup, self._hangups), 1.0))
             if self._file is not None:
-                watch = FileWatch(self._file, self._hangups.set, lambda: gateway.config.config.watch)
+                watch = FileWatch(self._file, self._hangups.set, lambda: gateway.core.config.config.watch)
                 await enter(repeating("config_watch", watch.step, 1.0))
-            save = partial(self._snapshots.save_later, lambda: gateway.config.state.path, gateway.knowledge)
+            save = partial(self._snapshots.save_later, lambda: gateway.core.config.state.path, gateway.knowledge)
             await enter(repeating("snapshot", save, 1.0))
             yield
 
@@ -191,18 +206,6 @@ async def _first(*events: Coroutine[Any, Any, object]) -> None:
 async def _warn_of_names(config: Config) -> None:
     for warning in await several_addresses(config.backends):
         structlog.get_logger("gateway").warning("backend_has_several_addresses", hint=warning)
-
-
-async def _warn_of_aliases(gateway: Gateway) -> None:
-    """Warn of aliases that name no model, once for each, as soon as the models of all backends are known."""
-    warned = set[str]()
-    while True:
-        if gateway.fleet.backends and is_known(gateway.fleet):
-            found = gateway.config.models.unserved([card.id for card in gateway.fleet.models()])
-            for warning in [each for each in found if each not in warned]:
-                structlog.get_logger("gateway").warning("alias_without_model", hint=warning)
-            warned |= {*found}
-        await asyncio.sleep(_ALIAS_SECONDS)
 
 
 def serve(config: Config, load_config: Callable[[], Config], file: Path | None = None) -> None:

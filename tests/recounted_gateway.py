@@ -9,7 +9,7 @@ whenever no request is under way. After the gateway has stopped, the log has wha
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, BinaryIO
 
@@ -18,6 +18,8 @@ import structlog
 from gateway import app, process
 from gateway.__main__ import main as gateway_command
 from gateway.config import Config
+from gateway.feature import FeatureEntry
+from gateway.features import FEATURES
 from gateway.observe.log import EventLog
 from gateway.observe.metrics import Counter
 from tests import live_bytes
@@ -37,22 +39,23 @@ class RecountedGateway(app.Gateway):
     def __init__(
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
         log: EventLog | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
+        features: Sequence[FeatureEntry] = FEATURES,
     ) -> None:  # fmt: skip
-        super().__init__(config, log_out, clock, log, load=load, secret=secret)
+        super().__init__(config, log_out, clock, log, load=load, secret=secret, features=features)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))
-        self.metrics.include(self.violations)
-        settle = self.metrics.before_collecting
+        self.core.metrics.include(self.violations)
+        settle = self.core.metrics.before_collecting
 
         def settle_and_recount() -> None:
             settle()
             self.recount()
 
-        self.metrics.before_collecting = settle_and_recount
+        self.core.metrics.before_collecting = settle_and_recount
 
     def recount(self) -> list[tuple[str, str]]:
         """What differs now, and on which backend."""
-        engines = [engine for backend in self.fleet.backends for engine in backend.all_engines]
-        found = mismatches(engines, self.queue)
+        engines = [engine for backend in self.core.fleet.backends for engine in backend.all_engines]
+        found = mismatches(engines, self.core.queue)
         for what, backend in found:
             self.violations.add((what,))
             structlog.get_logger("gateway").error(LOGGED, what=what, backend=backend)
@@ -63,7 +66,7 @@ class RecountedGateway(app.Gateway):
         """Serve and recount while the block runs; gives the admin port."""
         async with (
             super().running(*start) as admin,
-            self.supervisor.repeating("recount", self._recount_repeatedly, _EVERY_SECONDS),
+            self.core.supervisor.repeating("recount", self._recount_repeatedly, _EVERY_SECONDS),
         ):
             yield admin
         self.recount()
@@ -82,14 +85,14 @@ class CountedBytesGateway(RecountedGateway):
         """Serve and recount while the block runs; gives the admin port."""
         live_bytes.starting()
         total = [((), 0.0)]
-        self.metrics.gauge(LIVE_BYTES, "Bytes in large objects, of requests under way.", (), lambda: total)
-        settle = self.metrics.before_collecting
+        self.core.metrics.gauge(LIVE_BYTES, "Bytes in large objects, of requests under way.", (), lambda: total)
+        settle = self.core.metrics.before_collecting
 
         def settle_and_count() -> None:
             settle()
             total[0] = (), float(sum(map(len, live_bytes.large_bytes())))
 
-        self.metrics.before_collecting = settle_and_count
+        self.core.metrics.before_collecting = settle_and_count
         async with super().running(*start) as admin:
             yield admin
         if left := live_bytes.leak(_SOON_SECONDS):

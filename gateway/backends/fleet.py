@@ -186,6 +186,16 @@ class Fleet:
         """The backend of the engine with this number, while it exists."""
         return self._owners[index]
 
+    @property
+    def is_known(self) -> bool:
+        """Whether every backend has said what it serves, or cannot be reached."""
+        return all(each.health.state == "down" or (each.health.ever_up and each.facts.models) for each in self.backends)
+
+    def url_of(self, name: str) -> str:
+        """The address of a backend; empty = it has left."""
+        backend = self.by_name.get(name)
+        return "" if backend is None else backend.config.url
+
     def serving(self, model: str) -> tuple[Backend, ...] | None:
         """The backends that may be given a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)

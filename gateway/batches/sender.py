@@ -13,12 +13,11 @@ from gateway.batches.partial import PartialAnswer
 from gateway.batches.sink import LineSink
 from gateway.config import Config
 from gateway.errors import BackendError, GatewayError, InternalError, KeyExpired, Unauthorized
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import ClientKey, HttpRequest
 from gateway.front.json_body import SHORT_BYTES, with_fields
 from gateway.front.read import RequestReader
 from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
-from gateway.keys.settings import KeyConfig
 from gateway.ledger import RequestLedger
 from gateway.observe.record import Record
 from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
@@ -117,7 +116,7 @@ class LineSender:
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._new_id = new_id
-        self._keys: dict[str, KeyConfig] = {}
+        self._keys: dict[str, ClientKey] = {}
         self._has_keys = True  # until they are known
         self._idle_only = True
         self._unstreamed: set[str] = set()  # models whose backends answer lines whole, and refuse streams of them
@@ -131,7 +130,7 @@ class LineSender:
         self._unstreamed.clear()
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
-    def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
+    def follow_keys(self, keys: Sequence[ClientKey], *, are_needed: bool) -> None:
         """Take over the keys in effect, for the next lines."""
         self._keys, self._has_keys = {key.name: key for key in keys}, are_needed
 
@@ -230,7 +229,7 @@ class LineSender:
         incoming.arrived(self._clock())
         return incoming
 
-    def _key_of(self, owner: Owner) -> KeyConfig:
+    def _key_of(self, owner: Owner) -> ClientKey:
         key = self._keys.get(owner.key)
         if key is None:
             raise Unauthorized("The API key that the batch was created with does not exist any more.")

@@ -31,10 +31,9 @@ from gateway.batches.sqlite import SqliteStore
 from gateway.batches.store import Store
 from gateway.config import Config
 from gateway.errors import InvalidRequest, RateLimited
-from gateway.front.http_request import HttpRequest
+from gateway.front.http_request import ClientKey, HttpRequest
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse
-from gateway.keys.settings import KeyConfig
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
 
@@ -73,7 +72,7 @@ class BatchSetting:
 class Batches:
     """The API of files and batches, and the batches that run."""
 
-    def __init__(self, path: str, config: Config, reader: RequestReader, setting: BatchSetting) -> None:
+    def __init__(self, path: str, config: Config, setting: BatchSetting) -> None:
         self._setting = setting
         self._store: Store
         self._runner: BatchRunner
@@ -92,7 +91,7 @@ class Batches:
             self._runner = SharedRunner(shared, self._files, bucket, parts, checks)
         self._is_open = False
         self._sweeping: asyncio.Task[None] | None = None
-        self.follow(config, reader)
+        self._lifetime_seconds = config.batches.lifetime_seconds
 
     def _new_parts(self, config: Config, contents: Contents, *, is_shared: bool) -> tuple[RunParts, InputChecks]:
         setting = self._setting
@@ -120,7 +119,7 @@ class Batches:
         self._runner.follow(config)
         self._setting.sender.follow(config, reader)
 
-    def follow_keys(self, keys: Sequence[KeyConfig], *, are_needed: bool) -> None:
+    def follow_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
         """Take over the keys in effect: lines of others get 401."""
         self._setting.sender.follow_keys(keys, are_needed=are_needed)
 

@@ -72,7 +72,7 @@ async def _running(config: Config) -> AsyncIterator[str]:
     """The URL of a gateway whose backends have been asked. Raises BatchFailed if none can serve."""
     gateway = Gateway(config, None)
     async with gateway.running():
-        fleet, loop = gateway.fleet, asyncio.get_running_loop()
+        fleet, loop = gateway.core.fleet, asyncio.get_running_loop()
         until = loop.time() + _KNOWN_SECONDS
         while loop.time() < until:
             known = [each for each in fleet.backends if each.health.state != "unknown"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
 
+from gateway.coordination.announced_record import AnnouncedIndex
 from gateway.coordination.updates import (
     FORMAT,
     Ask,
@@ -29,7 +30,6 @@ from gateway.coordination.updates import (
     split,
     unpack,
 )
-from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.engine import LEAST_SHARE, Engine, OtherLoad
 
 MOST_PEERS: Final = 64

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from gateway.coordination.records import UNREADABLE
 from gateway.coordination.updates import MOST_BYTES
-from gateway.front.stored_responses import Place, StoredResponses
+from gateway.responses.stored import Place, StoredResponses
 
 _FORMAT: Final = "1"
 _MOST_PLACES: Final = 256  # in a message

@@ -13,13 +13,13 @@ from typing import Final
 
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
+from gateway.coordination.announced_record import AnnouncedIndex
 from gateway.coordination.exchange import Exchange
 from gateway.coordination.link import RedisLink
 from gateway.coordination.responses import ResponseExchange
 from gateway.coordination.store import StoreLost
 from gateway.handover.slots import engines_by_key
 from gateway.observe.metrics import Metrics
-from gateway.routing.announced_record import AnnouncedIndex
 from gateway.supervisor import Supervisor
 
 _RETRY_SECONDS: Final = 0.5

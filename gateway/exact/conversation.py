@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 
-class Feature(StrEnum):
+class PromptFeature(StrEnum):
     """A way in which prompts are made; each is compared with the backend separately."""
 
     COMPLETION = "completion"
@@ -123,7 +123,7 @@ _DROPPED_SYSTEM_TEXT: Final = "x-anthropic-billing-header"  # some versions of v
 class Reading(msgspec.Struct, frozen=True):
     """A request, read: a text, or a conversation for the template."""
 
-    features: frozenset[Feature]
+    features: frozenset[PromptFeature]
     add_special_tokens: bool
     text: str | None = None
     messages: list[dict[str, Any]] = []
@@ -144,7 +144,7 @@ def read(endpoint: str, document: dict[str, Any], content_format: str) -> Readin
         if endpoint == "completions":
             request = msgspec.convert(document, _Completion)
             text = request.prompt if isinstance(request.prompt, str) else request.prompt[0]
-            return Reading(frozenset((Feature.COMPLETION,)), request.add_special_tokens, text=text)
+            return Reading(frozenset((PromptFeature.COMPLETION,)), request.add_special_tokens, text=text)
         if endpoint == "chat":
             return _chat(msgspec.convert(document, _Chat), content_format)
     except msgspec.ValidationError as error:
@@ -153,24 +153,24 @@ def read(endpoint: str, document: dict[str, Any], content_format: str) -> Readin
 
 
 def _chat(request: _Chat, content_format: str) -> Reading:
-    features = {Feature.CHAT}
+    features = {PromptFeature.CHAT}
     messages = [_message(turn, content_format, features) for turn in request.messages]
     if request.tools is not None:
-        features.add(Feature.TOOLS)
+        features.add(PromptFeature.TOOLS)
         if request.tool_choice == "none":
             raise NotUnderstood("tools that are not to be used")
     if request.continue_final_message or not request.add_generation_prompt:
-        features.add(Feature.CONTINUED)
+        features.add(PromptFeature.CONTINUED)
     tools = None if request.tools is None else [_tool(tool.function) for tool in request.tools]
     variables, special = _variables(request), request.add_special_tokens
     return Reading(frozenset(features), special, messages=messages, tools=tools, variables=variables)
 
 
-def _message(turn: _User | _Assistant, content_format: str, features: set[Feature]) -> dict[str, Any]:
+def _message(turn: _User | _Assistant, content_format: str, features: set[PromptFeature]) -> dict[str, Any]:
     role = str(turn.__struct_config__.tag)
     texts = [turn.content] if isinstance(turn.content, str) else [part.text for part in turn.content or ()]
     if isinstance(turn.content, list) and len(texts) != 1:
-        features.add(Feature.PARTS)
+        features.add(PromptFeature.PARTS)
     as_parts = content_format == ContentFormat.PARTS
     message: dict[str, Any] = {"role": role}
     if as_parts and role != "tool":
@@ -183,7 +183,7 @@ def _message(turn: _User | _Assistant, content_format: str, features: set[Featur
         case _Assistant():
             message |= _of_assistant(turn, features)
         case _ToolResult():
-            features.add(Feature.TOOLS)
+            features.add(PromptFeature.TOOLS)
             if turn.tool_call_id is not UNSET:
                 message["tool_call_id"] = turn.tool_call_id
     if turn.name is not UNSET:
@@ -191,17 +191,17 @@ def _message(turn: _User | _Assistant, content_format: str, features: set[Featur
     return message
 
 
-def _of_assistant(turn: _Assistant, features: set[Feature]) -> dict[str, Any]:
+def _of_assistant(turn: _Assistant, features: set[PromptFeature]) -> dict[str, Any]:
     if turn.refusal or turn.audio or turn.function_call or turn.annotations:
         raise NotUnderstood("a refusal, sound or function call in a turn")
     fields: dict[str, Any] = {}
     if turn.tool_calls:
         fields["tool_calls"] = [_call(call) for call in turn.tool_calls]
-        features.add(Feature.TOOLS)
+        features.add(PromptFeature.TOOLS)
     reasoning = turn.reasoning_content if turn.reasoning is None else turn.reasoning
     if reasoning is not None:
         fields["reasoning"] = fields["reasoning_content"] = reasoning
-        features.add(Feature.REASONING)
+        features.add(PromptFeature.REASONING)
     return fields
 
 
@@ -270,12 +270,12 @@ EMBEDDED: Final = (
 class Probe(NamedTuple):
     """A request, as clients send it and /tokenize accepts it, and the feature that it tests."""
 
-    feature: Feature
+    feature: PromptFeature
     document: Mapping[str, Any]
 
     @property
     def endpoint(self) -> str:
-        return "completions" if self.feature is Feature.COMPLETION else "chat"
+        return "completions" if self.feature is PromptFeature.COMPLETION else "chat"
 
 
 def _asking(*messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
@@ -283,14 +283,16 @@ def _asking(*messages: Mapping[str, Any], **more: Any) -> dict[str, Any]:
 
 
 PROBES: Final = (
-    Probe(Feature.COMPLETION, {"prompt": _TEXT}),
-    Probe(Feature.COMPLETION, {"prompt": _TEXT * 2, "add_special_tokens": False}),
-    Probe(Feature.CHAT, _asking(_QUESTION)),
-    Probe(Feature.CHAT, _asking(_QUESTION, _ANSWER, {"role": "user", "content": "\tThanks. "})),
-    Probe(Feature.CHAT, _asking(_SYSTEM, _QUESTION)),
-    Probe(Feature.PARTS, _asking({"role": "user", "content": _PARTS})),
-    Probe(Feature.TOOLS, _asking(_QUESTION, tools=_TOOLS)),
-    Probe(Feature.TOOLS, _asking(_QUESTION, _CALLING, _RESULT, tools=_TOOLS)),
-    Probe(Feature.REASONING, _asking(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
-    Probe(Feature.CONTINUED, _asking(_QUESTION, _ANSWER, add_generation_prompt=False, continue_final_message=True)),
+    Probe(PromptFeature.COMPLETION, {"prompt": _TEXT}),
+    Probe(PromptFeature.COMPLETION, {"prompt": _TEXT * 2, "add_special_tokens": False}),
+    Probe(PromptFeature.CHAT, _asking(_QUESTION)),
+    Probe(PromptFeature.CHAT, _asking(_QUESTION, _ANSWER, {"role": "user", "content": "\tThanks. "})),
+    Probe(PromptFeature.CHAT, _asking(_SYSTEM, _QUESTION)),
+    Probe(PromptFeature.PARTS, _asking({"role": "user", "content": _PARTS})),
+    Probe(PromptFeature.TOOLS, _asking(_QUESTION, tools=_TOOLS)),
+    Probe(PromptFeature.TOOLS, _asking(_QUESTION, _CALLING, _RESULT, tools=_TOOLS)),
+    Probe(PromptFeature.REASONING, _asking(_QUESTION, _THOUGHT, {"role": "user", "content": "And cubed?"})),
+    Probe(
+        PromptFeature.CONTINUED, _asking(_QUESTION, _ANSWER, add_generation_prompt=False, continue_final_message=True)
+    ),
 )

@@ -4,7 +4,7 @@ The modules that follow events and run tokenizers are imported then. Most gatewa
 """
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Awaitable, Callable, Container
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from gateway.exact.index import ExactIndex
 from gateway.exact.prompts import RESULTS, ExactPrompts
 from gateway.feedback import CacheState
 from gateway.models.settings import ModelsConfig
+from gateway.request import InferenceRequest
 from gateway.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -128,6 +129,14 @@ class ExactMode:
         """The models whose prompts can be tokenized."""
         parts = self._parts
         return parts.tokenization if parts is not None and parts.tokenization.is_used else ()
+
+    def complete(self, request: InferenceRequest) -> Awaitable[InferenceRequest]:
+        """The request with the keys of its prompt's tokens, and without its document."""
+        return self.prompts.complete(request)
+
+    def covers(self, engine: int) -> bool:
+        """Whether hits on an engine are predicted from its KV events alone."""
+        return self.prompts.covers(engine)
 
     def configured(self, model: str) -> bool:
         """Whether this model has a tokenizer, so that `count` may be called."""

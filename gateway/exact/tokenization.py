@@ -19,7 +19,7 @@ import structlog
 from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.vllm_api import ControlClient, ControlError
-from gateway.exact.conversation import EMBEDDED, PROBES, ContentFormat, Feature, Probe, decisive
+from gateway.exact.conversation import EMBEDDED, PROBES, ContentFormat, Probe, PromptFeature, decisive
 from gateway.exact.prompts import RESULTS
 from gateway.exact.tokenizer import Count, Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 from gateway.models.settings import ModelsConfig
@@ -27,7 +27,7 @@ from gateway.supervisor import Supervisor
 
 LOAD_SECONDS: Final = 600.0  # a hub's files may have to be fetched
 QUESTION_SECONDS: Final = 10.0
-_NEEDED: Final = {"chat": Feature.CHAT, "completions": Feature.COMPLETION}
+_NEEDED: Final = {"chat": PromptFeature.CHAT, "completions": PromptFeature.COMPLETION}
 
 _TOKENIZE_PATH: Final = "/tokenize"
 _EMBEDDINGS_PATH: Final = "/v1/embeddings"
@@ -35,8 +35,8 @@ NOT_COMPARABLE: Final = (200, 404, 405, 501)  # the backend does not expose its 
 _REFUSED: Final = (400, 422)  # the backend cannot render this prompt
 _PASSING: Final = (None, 429, 503)  # ask again
 _HINTS: Final = {
-    Feature.COMPLETION: "the backend uses a different tokenizer, tokenizer revision or tokenizer mode",
-    Feature.CHAT: "the backend uses a different chat template, or one of the flags --chat-template,"
+    PromptFeature.COMPLETION: "the backend uses a different tokenizer, tokenizer revision or tokenizer mode",
+    PromptFeature.CHAT: "the backend uses a different chat template, or one of the flags --chat-template,"
     " --chat-template-content-format, --default-chat-template-kwargs",
 }
 
@@ -112,7 +112,7 @@ class TokenizerVerdict(NamedTuple):
 
     state: Literal["pending", "verified", "refused"] = "pending"
     reason: str = ""
-    features: frozenset[Feature] = frozenset()  # that both sides render alike
+    features: frozenset[PromptFeature] = frozenset()  # that both sides render alike
     counts: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class ModelState:
     failure: str = ""
     content_format: ContentFormat = ContentFormat.STRING
     verdicts: dict[str, TokenizerVerdict] = field(default_factory=dict)
-    features: frozenset[Feature] = frozenset()  # verified on every verified backend
+    features: frozenset[PromptFeature] = frozenset()  # verified on every verified backend
 
     def verdict(self, backend: str) -> TokenizerVerdict:
         return self.verdicts.get(backend, TokenizerVerdict())
@@ -336,7 +336,7 @@ class Tokenization:
         """Compare a model's tokens with this backend's, and keep the verdict; False = to be tried again."""
 
         async def tokenize(probe: Probe, content_format: ContentFormat) -> list[int] | None:
-            job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
+            job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(PromptFeature))
             tokens = (await self._process.ask(job)).tokens
             return None if tokens is None else array("I", tokens).tolist()
 
@@ -421,8 +421,8 @@ def compare(ours: Sequence[list[int] | None], theirs: Sequence[list[int] | None]
 
     A probe that both refuse says nothing (templates may refuse system turns, and some models have no template).
     """
-    rendered: set[Feature] = set()
-    unlike: dict[Feature, str] = {}
+    rendered: set[PromptFeature] = set()
+    unlike: dict[PromptFeature, str] = {}
     for probe, our, their in zip(PROBES, ours, theirs, strict=True):
         if our is None and their is None:
             continue

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import msgspec
 
-from gateway.exact.conversation import PROBES, ContentFormat, Feature, NotUnderstood, Reading, read
+from gateway.exact.conversation import PROBES, ContentFormat, NotUnderstood, PromptFeature, Reading, read
 from gateway.exact.index import TOKEN_BYTES, packed
 
 if TYPE_CHECKING:
@@ -311,7 +311,7 @@ class ModelTokenizer:
         return (before, after) if at >= 0 and at % TOKEN_BYTES == 0 and alike else None
 
     def _sample_prompts(self) -> Iterator[str]:
-        chats = [dict(probe.document) for probe in PROBES if probe.feature is Feature.CHAT]
+        chats = [dict(probe.document) for probe in PROBES if probe.feature is PromptFeature.CHAT]
         for document, content_format in product(chats, ContentFormat):
             with suppress(NotUnderstood):
                 yield self.render(read("chat", document, content_format))

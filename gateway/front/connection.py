@@ -22,6 +22,7 @@ from gateway.front.beginnings import Beginnings
 from gateway.front.body import Body, Upload, body_parser, has_body
 from gateway.front.http_request import MAX_HEADERS, HttpRequest, KeyCheck
 from gateway.front.reply import ClientResponse, Wire
+from gateway.front.routes import RouteTable
 from gateway.resources import Holding, MemoryBudget
 from gateway.turns import Intake
 
@@ -40,6 +41,7 @@ class RequestHandler(Protocol):
 
     known_headers: frozenset[bytes]
     check_key: KeyCheck | None
+    routes: RouteTable
 
     async def serve(self, incoming: HttpRequest, connection: "ClientConnection") -> None: ...
 
@@ -281,7 +283,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         incoming = HttpRequest()
         incoming.take_whole(*whole)
         try:
-            if incoming.admit(handler.check_key, self._host.config):
+            if incoming.admit(handler.check_key, self._host.config, handler.routes):
                 return False
             self._holding.add(incoming.held_bytes)
         except GatewayError:
@@ -371,7 +373,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         incoming.take_head(
             parser.get_method(), self._path, parser.get_http_version(), self._headers, handler.known_headers
         )
-        is_streamed = incoming.admit(handler.check_key, self._host.config)
+        is_streamed = incoming.admit(handler.check_key, self._host.config, handler.routes)
         headers = incoming.headers
         length = int(headers.get(b"content-length", 0))
         if is_streamed:

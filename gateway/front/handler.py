@@ -22,7 +22,6 @@ from gateway.errors import (
     InternalError,
     ModelNotFound,
     NoBackend,
-    RouteNotFound,
 )
 from gateway.front.connection import ClientConnection, RequestHandler
 from gateway.front.http_request import KNOWN_HEADERS, ClientKey, HttpRequest, KeyCheck
@@ -30,7 +29,7 @@ from gateway.front.json_body import SHORT_BYTES
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, PREFLIGHT, USER_AGENT, TrustedProxies, WebPages
 from gateway.front.read import RequestReader
 from gateway.front.reply import JSON, ClientResponse, CountingResponse, RequestDispatcher, error_headers
-from gateway.front.routes import Route, logged_path
+from gateway.front.routes import CORE_ROUTES, Route, RouteTable
 from gateway.ledger import Limits, RequestLedger
 from gateway.observe.record import Record, Trace
 from gateway.request import InferenceRequest
@@ -172,12 +171,14 @@ class Handler(RequestHandler):
         begin_trace: BeginTrace | None = None,
         sources: Mapping[str, RequestSource] = MappingProxyType({}),
         apis: Mapping[str, LocalApi] = MappingProxyType({}),
+        routes: RouteTable = CORE_ROUTES,
     ) -> None:
         """`dispatchers`, `sources`, `apis`: by their names in requests and routes; "" is the plain dispatcher."""
         self._fleet = fleet
         self._dispatchers = dispatchers
         self._sources = sources
         self._apis = apis
+        self.routes = routes
         self._ledger = ledger
         self._clock = clock
         self._new_id = new_id
@@ -241,7 +242,7 @@ class Handler(RequestHandler):
         except GatewayError as error:
             explain(error, self._fleet, self._reader.names.listed, key)
             outcome, message = error.outcome, error.message
-            if error.status < 500 and not incoming.path.startswith(logged_path(incoming.path) or b" "):
+            if error.status < 500 and not incoming.path.startswith(self.routes.logged_path(incoming.path) or b" "):
                 message = error.code or error.type  # its message may quote the path
             self._fail(error, reply)
         except Exception as error:
@@ -264,7 +265,7 @@ class Handler(RequestHandler):
         if self._proxies is not None:
             reply.came_through(self._proxies, headers.get(FORWARDED_FOR, b""))
         if self._begin_trace is not None and not route.local:
-            line, trace = self._begin_trace(headers, incoming.method, logged_path(incoming.path))
+            line, trace = self._begin_trace(headers, incoming.method, self.routes.logged_path(incoming.path))
             incoming.follow_trace(line)
             if trace is not None:
                 record.traced(trace)
@@ -283,10 +284,8 @@ class Handler(RequestHandler):
     ) -> str:
         if route.local:
             if route.answered_by:
-                api = self._apis.get(route.answered_by)
-                if api is None:
-                    raise RouteNotFound(f"{incoming.method.decode('ascii', 'replace')}: {route.when_off}")
-                await api.answer(incoming, self._reader.scheduling.owner(incoming), reply)
+                owner = self._reader.scheduling.owner(incoming)
+                await self._apis[route.answered_by].answer(incoming, owner, reply)
             else:
                 names = self._reader.names.listed
                 answer_local(route, incoming.path, incoming.key, self._fleet, names, self._draining, reply)

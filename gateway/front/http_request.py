@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Protocol
 
 from gateway.config import ServerConfig
@@ -13,7 +14,7 @@ from gateway.errors import (
 )
 from gateway.front.body import Upload, too_large
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
-from gateway.front.routes import PREFLIGHT_ROUTE, Route, find_route
+from gateway.front.routes import CORE_ROUTES, PREFLIGHT_ROUTE, Route, RouteTable
 from gateway.request import Kind, OfflineLine
 from gateway.resources import Holding
 
@@ -55,6 +56,10 @@ class ClientKey(Protocol):
 
     @property
     def priority(self) -> str: ...
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When it becomes invalid; None = never."""
 
     def allows(self, model: str) -> bool:
         """Whether it may use a model, by the name that clients use."""
@@ -135,14 +140,14 @@ class HttpRequest:
     def follow_trace(self, line: bytes) -> None:
         self.trace_line = line
 
-    def admit(self, check_key: KeyCheck | None, config: ServerConfig) -> bool:
+    def admit(self, check_key: KeyCheck | None, config: ServerConfig, routes: RouteTable = CORE_ROUTES) -> bool:
         """Find the route, check the key and the body's length and encoding. True = the body is streamed.
 
         Raises a GatewayError.
         """
         headers = self.headers
         is_preflight = self.method == b"OPTIONS" and config.cors_origins and ORIGIN in headers
-        self.route = route = PREFLIGHT_ROUTE if is_preflight else find_route(self.method, self.path)
+        self.route = route = PREFLIGHT_ROUTE if is_preflight else routes.find(self.method, self.path)
         if check_key is not None and not route.public:
             self.key = check_key(with_protocol_key(headers) if route.upgrades else headers)
         encoding = headers.get(b"content-encoding")

@@ -98,7 +98,8 @@ class ResponseStore(Protocol):
     ) -> Callable[[str, bytes], None]:
         """What gets the backend and the first bytes of a response to this client."""
 
-    def cancelled(self, response_id: str) -> None: ...
+    def cancelled(self, response_id: str) -> None:
+        """The client of this response has cancelled it."""
 
 
 WorkReader = Callable[[str, dict[str, Any], str], tuple[str, object] | None]

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
 from gateway.request import DONE_MARKER, Kind
@@ -30,11 +31,9 @@ class Route:
     upgrades: bool = False  # to a WebSocket
     answered_by: str = ""  # of a local one: the feature that does; empty = the gateway itself
     source: str = ""  # the feature that reads its requests; empty = the gateway itself
-    when_off: str = ""  # what a client is told while that feature is off
 
 
 _MAX_PARAMETERS = 16
-_FILE_BYTES = 1 << 40  # batches.max_file_bytes is checked while the file arrives
 _EMPTY_BODY_BYTES = 64  # some clients send {} where no body is needed
 
 
@@ -64,8 +63,6 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/v1/messages/count_tokens": Route("count_tokens", anthropic=True),
         b"/tokenize": Route("tokenize"),
         b"/detokenize": Route("detokenize"),
-        b"/v1/audio/transcriptions": Route("transcriptions", Kind.UPLOAD, source="uploads", done_marker=DONE_MARKER),
-        b"/v1/audio/translations": Route("translations", Kind.UPLOAD, source="uploads", done_marker=DONE_MARKER),
     }
     ready = Route("readyz", local=True, public=True)
     gets = {
@@ -76,25 +73,9 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
         b"/ping": ready,
         b"/version": Route("version", local=True),
         b"/load": Route("load", local=True),
-        b"/v1/realtime": Route("realtime", Kind.GENERATE, b"/v1/realtime", source="realtime", upgrades=True),
         b"/tokenizer_info": Route("tokenizer_info", target=b"/tokenizer_info", bodiless=True),
     }
-    off = "files and batches are off; set batches.path in the configuration."
-    kept, batch_bytes = Route("batches", local=True, answered_by="batches", when_off=off), 65536
-    uploaded = replace(kept, endpoint="files", kind=Kind.UPLOAD, max_body_bytes=_FILE_BYTES)
-    files_and_batches = {
-        (b"POST", b"/v1/files"): uploaded,
-        (b"GET", b"/v1/files"): replace(kept, endpoint="files"),
-        (b"GET", b"/v1/files/{id}/content"): replace(kept, endpoint="files"),
-        (b"DELETE", b"/v1/files/{id}"): replace(kept, endpoint="files"),
-        (b"GET", b"/v1/files/{id}"): replace(kept, endpoint="files"),
-        (b"POST", b"/v1/batches"): replace(kept, max_body_bytes=batch_bytes),
-        (b"GET", b"/v1/batches"): kept,
-        (b"GET", b"/v1/batches/{id}"): kept,
-        (b"POST", b"/v1/batches/{id}/cancel"): replace(kept, max_body_bytes=_EMPTY_BODY_BYTES),
-    }
     table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
-    table |= files_and_batches
     table |= {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
     table |= {(b"HEAD", path): route for path, route in gets.items() if route.local}
     # HAProxy's checks are OPTIONS unless it is told otherwise.
@@ -103,7 +84,6 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
 
 ROUTES = _table()
 PREFLIGHT_ROUTE = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
-_ALLOWED = {path: b", ".join(method for method, other in ROUTES if other == path).decode() for _, path in ROUTES}
 # Whose fields are in a body for /invocations, in the order in which vLLM tries them.
 _INVOKED: dict[str, bytes] = {
     "messages": b"/v1/chat/completions",
@@ -113,7 +93,8 @@ _INVOKED: dict[str, bytes] = {
     "text_2": b"/v1/score",
 }
 _MODEL = re.compile(rb"/v1/models/([A-Za-z0-9._:@%/+-]{1,512})")
-_KEPT = re.compile(rb"(/v1/(?:files|batches))/[A-Za-z0-9_-]{1,128}(?=/|$)")
+_ID = b"/{id}"  # in paths
+_NO_OFF: Mapping[bytes, str] = MappingProxyType({})
 _RESPONSE = re.compile(rb"/v1/responses/([A-Za-z0-9_-]{1,128})(/cancel)?")
 # The query parameters that reach a backend, and their valid values.
 _BOOLEAN, _PATH_OF_FIELD = re.compile(rb"true|false"), re.compile(rb"[a-z_.]{1,64}")
@@ -133,44 +114,70 @@ def invoked_route(document: Mapping[str, object]) -> Route:
     raise InvalidRequest(f"A body for /invocations needs one of the fields {', '.join(_INVOKED)}.")
 
 
-def logged_path(path: bytes) -> bytes:
-    """The path as it may be logged: without what the client chose, which may be a secret; empty = it is unknown."""
-    path = path.partition(b"?")[0]
-    if path in _ALLOWED:
-        return path
-    return b"/v1/responses/{id}" if _RESPONSE.fullmatch(path) else b""
+class RouteTable:
+    """The endpoints of the core and of features. `off`: by the beginnings of paths, why the feature is off."""
+
+    def __init__(
+        self, more: Mapping[tuple[bytes, bytes], Route] = MappingProxyType({}), off: Mapping[bytes, str] = _NO_OFF
+    ) -> None:
+        self._routes = {**ROUTES, **more}
+        self._off = off
+        self._allowed: dict[bytes, str] = {}
+        for method, path in self._routes:
+            methods = self._allowed.get(path)
+            self._allowed[path] = method.decode() if methods is None else f"{methods}, {method.decode()}"
+        beginnings = sorted({path[: path.index(_ID)] for path in self._allowed if _ID in path})
+        pattern = b"|".join(map(re.escape, beginnings)) or b"(?!)"
+        self._with_id = re.compile(b"(%b)/[A-Za-z0-9_-]{1,128}(?=/|$)" % pattern)
+
+    def logged_path(self, path: bytes) -> bytes:
+        """The path as it may be logged: without what the client chose, which may be a secret; empty = it is unknown."""
+        path = path.partition(b"?")[0]
+        if path in self._allowed:
+            return path
+        return b"/v1/responses/{id}" if _RESPONSE.fullmatch(path) else b""
+
+    def find(self, method: bytes, path: bytes) -> Route:
+        """The route of a request. Only query parameters of stored responses are kept.
+
+        Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
+        """
+        if route := self._routes.get((method, path)):
+            return route
+        path, _, query = path.partition(b"?")
+        pattern = self._with_id.sub(rb"\1/{id}", path)
+        if route := self._routes.get((method, pattern)):
+            return route
+        if method == b"GET" and _MODEL.fullmatch(path):
+            return Route("model", local=True, target=path)
+        if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
+            passed = {} if match[2] else _passed(query)
+            target = path + b"?" + b"&".join(passed.values()) if passed else path
+            return Route(
+                "responses",
+                target=target,
+                stored=True,
+                max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
+                streams=passed.get(b"stream") == b"stream=true",
+            )
+        raise self._missing(method.decode("ascii", "replace"), path, pattern)
+
+    def _missing(self, method: str, path: bytes, pattern: bytes) -> RouteNotFound | MethodNotAllowed:
+        shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
+        if (allow := self._allowed.get(pattern)) is not None:
+            return MethodNotAllowed(f"Method {method} is not allowed for {shown}; use {allow}.", allow=allow)
+        for beginning, why in self._off.items():
+            if path.startswith(beginning):
+                return RouteNotFound(f"{method} {shown}: {why}")
+        return RouteNotFound(f"Unknown request URL: {method} {shown}.")
+
+
+CORE_ROUTES = RouteTable()
 
 
 def find_route(method: bytes, path: bytes) -> Route:
-    """The route of a request. Only query parameters of stored responses are kept.
-
-    Raises RouteNotFound, MethodNotAllowed or InvalidRequest.
-    """
-    if route := ROUTES.get((method, path)):
-        return route
-    path, _, query = path.partition(b"?")
-    pattern = _KEPT.sub(rb"\1/{id}", path)
-    if route := ROUTES.get((method, pattern)):
-        return route
-    if method == b"GET" and _MODEL.fullmatch(path):
-        return Route("model", local=True, target=path)
-    if (match := _RESPONSE.fullmatch(path)) and method == (b"POST" if match[2] else b"GET"):
-        passed = {} if match[2] else _passed(query)
-        target = path + b"?" + b"&".join(passed.values()) if passed else path
-        return Route(
-            "responses",
-            target=target,
-            stored=True,
-            max_body_bytes=_EMPTY_BODY_BYTES if match[2] else 0,
-            streams=passed.get(b"stream") == b"stream=true",
-        )
-    shown = path[:200].decode("ascii", "replace") if path.startswith(b"/") else "(not a path)"
-    if pattern in _ALLOWED:
-        allow = _ALLOWED[pattern]
-        raise MethodNotAllowed(
-            f"Method {method.decode('ascii', 'replace')} is not allowed for {shown}; use {allow}.", allow=allow
-        )
-    raise RouteNotFound(f"Unknown request URL: {method.decode('ascii', 'replace')} {shown}.")
+    """An endpoint of the core, as `RouteTable.find`."""
+    return CORE_ROUTES.find(method, path)
 
 
 def _passed(query: bytes) -> dict[bytes, bytes]:

@@ -20,10 +20,10 @@ from gateway.backends.facts import Facts
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.feedback import CacheState
-from gateway.front.stored_responses import Place, StoredResponses
 from gateway.handover.slots import engines_by_key
 from gateway.keys.limits import AllLimits
 from gateway.keys.usage import KeyUsage
+from gateway.responses.stored import Place, StoredResponses
 from gateway.routing.estimates import Calibrations
 from gateway.scheduling.wait_queue import Queue
 from gateway.threads import Threads

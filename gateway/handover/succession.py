@@ -10,18 +10,14 @@ from typing import Any, Protocol
 
 import structlog
 
-from gateway.backends.fleet import Fleet
-from gateway.backends.membership import Membership
-from gateway.background import BackgroundResponses
-from gateway.config import Config
+from gateway.core import Core
 from gateway.front.server import Server
 from gateway.handover.conversation import Predecessor, Successor, TakeoverRefused
 from gateway.handover.slots import SlotSharing
 from gateway.handover.snapshot import Knowledge
 from gateway.handover.systemd import notify_systemd
-from gateway.keys.limits import AllLimits
-from gateway.observe.record import RecordBatcher
-from gateway.supervisor import Supervisor, running
+from gateway.responses.background import BackgroundResponses
+from gateway.supervisor import running
 
 _KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
 _LOOK_SECONDS = 0.02
@@ -33,15 +29,14 @@ _PARTING_SECONDS = 10.0  # until the process that took over has taken the last c
 class Serving(Protocol):
     """The parts of a gateway that take part in a hand-over."""
 
-    fleet: Fleet
-    membership: Membership
-    limits: AllLimits
-    knowledge: Knowledge
-    supervisor: Supervisor
+    core: Core
     server: Server
-    background: BackgroundResponses
-    finished: RecordBatcher
-    config: Config
+
+    @property
+    def knowledge(self) -> Knowledge: ...
+
+    @property
+    def background(self) -> BackgroundResponses: ...
 
 
 class Handover:
@@ -69,7 +64,7 @@ class Handover:
             return
         gateway, loop = self._gateway, asyncio.get_running_loop()
         until = loop.time() + _KNOWN_SECONDS
-        while not (is_known(gateway.fleet) or self._stop.is_set()):
+        while not (gateway.core.fleet.is_known or self._stop.is_set()):
             if loop.time() > until:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
@@ -77,10 +72,10 @@ class Handover:
             raise TakeoverRefused("this process was told to stop before it took over")
 
         def heard(news: dict[str, Any]) -> None:
-            gateway.limits.run_elsewhere(news["running"])
+            gateway.knowledge.limits.run_elsewhere(news["running"])
             gateway.knowledge.restore_stored(news["stored"])
             if "membership" in news:
-                gateway.membership.restore(news["membership"], ())
+                gateway.core.membership.restore(news["membership"], ())
             if "use" in news:
                 gateway.knowledge.restore_use(news["use"])
 
@@ -89,12 +84,12 @@ class Handover:
     @asynccontextmanager
     async def sharing_slots(self) -> AsyncIterator[None]:
         """Share slots with the process before while the block runs, and take its clients."""
-        async with running(self._follow_before()), self._gateway.supervisor.repeating("sharing", self._share, 1.0):
+        async with running(self._follow_before()), self._gateway.core.supervisor.repeating("sharing", self._share, 1.0):
             yield
 
     async def _follow_before(self) -> None:
         if self._successor is not None:
-            with self._gateway.supervisor.guard("handover"):
+            with self._gateway.core.supervisor.guard("handover"):
                 await self._successor.follow(self._adopt)
         self._before_has_ended.set()
 
@@ -118,7 +113,7 @@ class Handover:
     async def wait_for_before(self) -> None:
         """Wait until the process before has ended its streams: whatever supervises both may end it with this one."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._gateway.config.server.drain_timeout_seconds):
+            async with asyncio.timeout(self._gateway.core.config.server.drain_timeout_seconds):
                 await self._before_has_ended.wait()
 
     async def hand_over(self) -> None:
@@ -134,12 +129,7 @@ class Handover:
             await self._gateway.background.stop()  # so that what the rest has cost is passed on
             await self.wait_for_before()
             with suppress(TimeoutError):
-                self._gateway.finished.settle()
+                self._gateway.core.finished.settle()
                 async with asyncio.timeout(_PARTING_SECONDS):
                     await self._predecessor.part()
                     await following
-
-
-def is_known(fleet: Fleet) -> bool:
-    """Whether every backend has said what it serves, or cannot be reached."""
-    return all(each.health.state == "down" or (each.health.ever_up and each.facts.models) for each in fleet.backends)

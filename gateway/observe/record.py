@@ -191,19 +191,27 @@ class Record:
 
 _BATCH = 64
 _Consumer = Callable[[Record], None]
-_BatchConsumers = Sequence[Callable[[list[Record]], None]]
+_BatchConsumer = Callable[[list[Record]], None]
 
 
 class RecordBatcher:
     """Passes each record to every consumer, 64 at a time or when `settle` is called: done in a row, the same work costs
-    a third. `consumers` get them one by one, `batch_consumers` all that there are.
+    a third.
     """
 
-    def __init__(self, supervisor: Supervisor, *consumers: _Consumer, batch_consumers: _BatchConsumers = ()) -> None:
+    def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
-        self._consumers = consumers
-        self._batch_consumers = batch_consumers
+        self._consumers: list[_Consumer] = []
+        self._batch_consumers: list[_BatchConsumer] = []
         self._records: list[Record] = []
+
+    def consume(self, *consumers: _Consumer) -> None:
+        """These get records one by one."""
+        self._consumers.extend(consumers)
+
+    def consume_all(self, *consumers: _BatchConsumer) -> None:
+        """These get all the records that there are."""
+        self._batch_consumers.extend(consumers)
 
     def add(self, record: Record) -> None:
         self._records.append(record)

@@ -48,6 +48,9 @@ from gateway.routing.prompt_blocks import seed
 
 _KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
 REALTIME: Final = "realtime"
+REALTIME_ROUTES = {
+    (b"GET", b"/v1/realtime"): Route("realtime", Kind.GENERATE, b"/v1/realtime", source=REALTIME, upgrades=True)
+}
 _PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
 _MAX_MODEL_CHARACTERS = 1024
 _FIRST_EVENTS_SECONDS = 10.0

@@ -16,11 +16,18 @@ from gateway.front.read import RequestReader, upstream_headers
 from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
 from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
+from gateway.request import DONE_MARKER, Demand, InferenceRequest, Kind, ModelChoice, UpstreamResult
 from gateway.scheduling.fair_share import Backlog
 from gateway.uploads.forms import FormParser, boundary_of, content_type_of
 
 UPLOADS: Final = "uploads"
+UPLOAD_ROUTES = {
+    (b"POST", path): Route(endpoint, Kind.UPLOAD, path, source=UPLOADS, done_marker=DONE_MARKER, max_body_bytes=None)
+    for endpoint, path in (
+        ("transcriptions", b"/v1/audio/transcriptions"),
+        ("translations", b"/v1/audio/translations"),
+    )
+}
 _SHARE = 4  # uploads that still arrive may hold one slot in four of a model
 _REMEMBERED_SECONDS = 60.0
 _RETRY_AFTER_SECONDS = 1.0

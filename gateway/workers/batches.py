@@ -2,17 +2,22 @@
 them and runs their lines; the others pass requests for them on to it."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from typing import Final
 
 import aiohttp
 from yarl import URL
 
+from gateway.batches.routes import BATCH_ROUTES
+from gateway.core import Core
 from gateway.errors import WorkerUnreachable
+from gateway.feature import Feature
 from gateway.front.body import Upload
+from gateway.front.handler import LocalApi
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import ClientResponse
+from gateway.front.routes import Route
 
 _CONNECT_SECONDS: Final = 2.0
 _PIECE_BYTES: Final = 65536
@@ -76,3 +81,16 @@ class ForwardedBatches:
 async def _pieces(upload: Upload) -> AsyncIterator[bytes]:
     async for piece in upload:
         yield bytes(piece)
+
+
+class ForwardedFeature(Feature):
+    """Files and batches, in a worker that does not keep them."""
+
+    def __init__(self, path: str, _: Core) -> None:
+        self._batches = ForwardedBatches(path)
+
+    def routes(self) -> Mapping[tuple[bytes, bytes], Route]:
+        return BATCH_ROUTES
+
+    def apis(self) -> Mapping[str, LocalApi]:
+        return {"batches": self._batches}

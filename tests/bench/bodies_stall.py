@@ -18,13 +18,13 @@ from gateway.exact.prompts import given_tokens
 from gateway.front.http_request import HttpRequest
 from gateway.front.json_body import MOST_KEYS, JsonLimits
 from gateway.front.read import RequestReader
-from gateway.front.routes import find_route
-from gateway.front.stored_responses import StoredResponses
 from gateway.keys.settings import KeyConfig
 from gateway.models.aliases import Aliases
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest
+from gateway.responses.stored import StoredResponses
 from gateway.routing.estimates import Estimates
+from tests.routes import find_route
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"
 LIMIT_MS = 50.0

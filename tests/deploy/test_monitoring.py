@@ -28,7 +28,7 @@ def metric_names() -> set[str]:
     several = CoordinationConfig(url="redis://127.0.0.1:6379")
     gateway = Gateway(Config(backends=(BackendConfig(url="http://127.0.0.1:8000"),), coordination=several), None)
     names = set()
-    for metric in gateway.metrics:
+    for metric in gateway.core.metrics:
         families = metric.families() if isinstance(metric, ProcessMetrics) else [metric.family()]
         for family in families:
             endings = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}.get(family.type, ("",))

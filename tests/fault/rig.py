@@ -71,7 +71,7 @@ class UnderTest:
         self.complaints: list[str] = []
         self.expects_internal_errors = False
         self._departed: dict[str, int] = {}  # outcomes of requests on backends that have left, with their metrics
-        gateway.fleet.on_leave.insert(0, self._keep_outcomes)
+        gateway.core.fleet.on_leave.insert(0, self._keep_outcomes)
         self.counted = CountedHandler(gateway.handler)
         gateway.server.handler = self.counted
 
@@ -94,21 +94,21 @@ class UnderTest:
     def outcomes(self) -> dict[str, int]:
         """How requests ended."""
         found = dict(self._departed)
-        self.gateway.finished.settle()
-        for labels, count in self.gateway.metrics.requests.values.items():
+        self.gateway.core.finished.settle()
+        for labels, count in self.gateway.core.metrics.requests.values.items():
             found[labels[3]] = found.get(labels[3], 0) + int(count)
         return found
 
     def _keep_outcomes(self, backend: Backend) -> None:
-        if backend.name not in self.gateway.fleet.by_name:
-            for labels, count in self.gateway.metrics.requests.values.items():
+        if backend.name not in self.gateway.core.fleet.by_name:
+            for labels, count in self.gateway.core.metrics.requests.values.items():
                 if labels[2] == backend.name:
                     self._departed[labels[3]] = self._departed.get(labels[3], 0) + int(count)
 
     @property
     def attempts(self) -> dict[tuple[str, ...], float]:
         """Requests sent to backends, by backend and result."""
-        return dict(self.gateway.metrics.attempts.values)
+        return dict(self.gateway.core.metrics.attempts.values)
 
     def state(self, engine: Engine) -> str:
         """What the gateway thinks of a backend."""
@@ -116,29 +116,30 @@ class UnderTest:
 
     def backend(self, engine: Engine) -> Any:
         """What the gateway knows of a backend."""
-        return next(backend for backend in self.gateway.fleet.backends if backend.config.url == engine.url)
+        return next(backend for backend in self.gateway.core.fleet.backends if backend.config.url == engine.url)
 
     @property
     def in_flight(self) -> int:
         """Sequences on all backends."""
-        return sum(backend.in_flight for backend in self.gateway.fleet.backends)
+        return sum(backend.in_flight for backend in self.gateway.core.fleet.backends)
 
     @property
     def busy(self) -> list[str]:
         """What is taken, one line for each thing that is not at rest."""
-        gateway = self.gateway
+        gateway, core = self.gateway, self.gateway.core
+        backlog = core.queue.backlog
         found = {
-            "queued": len(gateway.queue), "backlog": gateway.queue.backlog.requests + gateway.queue.backlog.size_bytes,
-            "waiting": gateway.lease_broker.waiting, "relayed": len(gateway.relay),
-            "sessions": len(gateway.tunnels),
+            "queued": len(core.queue), "backlog": backlog.requests + backlog.size_bytes,
+            "waiting": core.lease_broker.waiting, "relayed": len(core.relay),
+            "sessions": len(gateway.features["realtime"].tunnels),
             "answering": gateway.server.answering, "clients": len(gateway.server._connections),
-            "connections in use": sum(pool.open for pool in gateway.relay._pools.values()),
-            "held bytes": gateway.memory.used_bytes,
-            "batched": gateway.batcher.busy,
-            "ledger": len(gateway.ledger),
+            "connections in use": sum(pool.open for pool in gateway.core.relay._pools.values()),
+            "held bytes": gateway.core.memory.used_bytes,
+            "batched": gateway.features["embeddings"].batcher.busy,
+            "ledger": len(gateway.core.ledger),
             "unanswered": self.counted.accepted - sum(self.outcomes.values()),
         }  # fmt: skip
-        for engine in [engine for backend in gateway.fleet.backends for engine in backend.all_engines]:
+        for engine in [engine for backend in gateway.core.fleet.backends for engine in backend.all_engines]:
             load = engine.load
             for what in ("in_flight", "decoding", "context_tokens", "pending"):
                 found[f"{engine.name}.{what}"] = len(load.pending) if what == "pending" else getattr(load, what)
@@ -193,7 +194,7 @@ async def running(
         under_test.events = events
         async with gateway.running() as under_test.admin_port:
             if wait:
-                backends = gateway.fleet.backends
+                backends = gateway.core.fleet.backends
                 await holds(lambda: all(backend.health.state == "up" for backend in backends), lambda: f"{backends} up")
             yield under_test
             await under_test.comes_to_rest()
@@ -207,7 +208,7 @@ async def running(
 def the_books_add_up(under_test: UnderTest, engines: Sequence[Engine]) -> None:
     """Each request has one outcome, was executed at most twice, and left no secret anywhere."""
     assert not under_test.complaints, under_test.complaints[:3]
-    metrics = under_test.gateway.metrics
+    metrics = under_test.gateway.core.metrics
     outcomes = under_test.outcomes
     assert sum(outcomes.values()) == under_test.counted.accepted, (outcomes, under_test.counted.accepted)
     lines = [orjson.loads(line) for line in under_test.log.getvalue().splitlines()]

@@ -18,8 +18,8 @@ AS_CLIENT = b"authorization: Bearer sk-limited"
 def learned(under_test: UnderTest) -> tuple[Any, ...]:
     """What answers have taught."""
     gateway = under_test.gateway
-    gateway.finished.settle()
-    lengths, estimates = gateway.cache_state.output_lengths, gateway.cache_state.estimates
+    gateway.core.finished.settle()
+    lengths, estimates = gateway.core.cache_state.output_lengths, gateway.core.cache_state.estimates
     return (
         sum(lengths.expected("scripted", "limited", None)), sum(lengths.expected("scripted", "limited", 0)),
         estimates.bytes_per_token("scripted"),
@@ -50,7 +50,7 @@ async def test_one_absurd_usage_teaches_nothing_and_costs_a_key_no_more_than_the
         assert after[2] == before[2]
         backend.plays(*json_answer())
         assert (await under_test.ask(chat(), AS_CLIENT)).status == 200  # its minute is not used up
-        metrics = under_test.gateway.metrics
+        metrics = under_test.gateway.core.metrics
         assert 0 <= metrics.prompt_tokens.values["scripted",] <= 2 * CONTEXT
         assert 0 <= metrics.completion_tokens.values["scripted",] <= 2 * CONTEXT
         assert all(
@@ -86,6 +86,6 @@ async def test_after_absurd_usage_of_embeddings_short_texts_share_batches_again(
         gateway = under_test.gateway
         for number in range(100):
             assert await embed(under_test, f"text {number}") == 200
-        sizes = gateway.batcher.sizes_of(gateway.coalescer, "scripted")
+        sizes = gateway.features["embeddings"].batcher.sizes_of(gateway.features["embeddings"].coalescer, "scripted")
         assert not sizes.may_be_too_long(sizes.tokens_of_texts([1000]))
-        assert 0 <= under_test.gateway.metrics.prompt_tokens.values["scripted",] < 10 * CONTEXT
+        assert 0 <= under_test.gateway.core.metrics.prompt_tokens.values["scripted",] < 10 * CONTEXT

@@ -77,7 +77,7 @@ async def test_while_all_backends_are_down_clients_are_told_at_once_where_nobody
     async with running(backend, sections=AT_ONCE) as under_test:
         await backend.stop()
         await under_test.ask()
-        await holds(lambda: not under_test.gateway.fleet.ready, "nobody can serve")
+        await holds(lambda: not under_test.gateway.core.fleet.ready, "nobody can serve")
         for _ in range(20):
             answer = await under_test.ask()
             assert answer.status == 503
@@ -88,7 +88,7 @@ async def test_while_all_backends_are_down_clients_are_told_at_once_where_nobody
             assert (await under_test.ask(method=method, target=b"/readyz")).status == 503
         assert (await under_test.ask(method=b"GET", target=b"/livez")).status == 200
         await backend.start()
-        await holds(lambda: under_test.gateway.fleet.ready, "it serves again")
+        await holds(lambda: under_test.gateway.core.fleet.ready, "it serves again")
         assert (await under_test.ask()).status == 200
 
 
@@ -100,7 +100,7 @@ async def test_requests_in_line_for_a_backend_that_dies_are_told_where_nobody_is
         first = asyncio.create_task(under_test.ask())
         await holds(lambda: len(backend.ledger) == 1, "the first one runs")
         waiting = [asyncio.create_task(under_test.ask()) for _ in range(5)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 5, "five wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 5, "five wait")
         await backend.stop()
         answers = await asyncio.gather(first, *waiting)
         assert {answer.status for answer in answers} <= {502, 503}
@@ -234,7 +234,9 @@ async def test_a_model_that_a_backend_has_lost_is_had_from_another(
         answers = await many(under_test, 50, at_once=1)
         assert {answer.status for answer in answers} == {200}
         assert len(backend.ledger) <= 1
-        await holds(lambda: backend not in [*(under_test.gateway.fleet.serving("scripted") or ())], "its list is read")
+        await holds(
+            lambda: backend not in [*(under_test.gateway.core.fleet.serving("scripted") or ())], "its list is read"
+        )
 
 
 METRICS = {

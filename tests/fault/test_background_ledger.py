@@ -39,7 +39,7 @@ async def begun(under_test: UnderTest, backend: ScriptedBackend, *, stream: bool
         await client.send(request(body(stream=True), AS_CLIENT, target=PATH))
         assert b"response.created" in await client.read()
         client.reset()
-    await holds(lambda: len(under_test.gateway.background) == 1, "it goes on")
+    await holds(lambda: len(under_test.gateway.responses.background) == 1, "it goes on")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -66,7 +66,7 @@ async def test_it_costs_what_its_end_reports_or_else_what_was_expected(
         assert (minute, day, month) == (EXPECTED, EXPECTED, EXPECTED)
         assert usage == counters == 0
         go_on.set()
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [used] * 5
         for _ in range(2):
             await under_test.ask(b"", AS_CLIENT, method=b"GET", target=PATH + b"/resp_1")
@@ -85,8 +85,8 @@ async def test_one_whose_end_is_not_seen_costs_what_was_expected(
         if how == "its backend is gone":
             await backend.stop()
         elif how == "the gateway stops":
-            await under_test.gateway.background.stop()
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+            await under_test.gateway.responses.background.stop()
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [EXPECTED] * 5
 
 
@@ -98,7 +98,7 @@ async def test_a_stream_that_its_client_reads_to_the_end_costs_its_usage_once(ba
             await client.read()
             client.reset()
         backend.plays(*answer(200, ended("completed", INPUTS)))
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [USED] * 5
 
 
@@ -117,7 +117,7 @@ async def test_an_absurd_usage_costs_what_the_model_can_have_used_at_most(
     backend.plays(*answer(200, ended("completed", {"input_tokens": 7, "output_tokens": tokens})))
     async with keeping_books(backend) as under_test:
         await begun(under_test, backend, stream=False)
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         found = books(under_test)
         assert found == [found[0]] * 5
         assert 7 <= found[0] <= 7 + 8192
@@ -147,7 +147,7 @@ async def test_a_budget_ends_with_the_tokens_that_responses_used(backend: Script
         statuses = []
         for _ in range(6):
             statuses.append((await under_test.ask(body(), AS_CLIENT, target=PATH)).status)
-            await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+            await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert statuses == [200] * 5 + [429]
         assert books(under_test) == [5010 * statuses.count(200)] * 5
         refused = await under_test.ask(body(), AS_CLIENT, target=PATH)

@@ -32,7 +32,7 @@ async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_ba
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
         await under_test.ask()
         assert under_test.outcomes == {"completed": 2}
-        assert under_test.gateway.supervisor.faults == {"finished_requests": 2}
+        assert under_test.gateway.core.supervisor.faults == {"finished_requests": 2}
         assert errors_in(under_test) == ["finished_requests"]
 
 
@@ -46,8 +46,8 @@ async def test_a_fault_in_following_sizes_does_not_end_settling(
             raise RuntimeError
 
         with monkeypatch.context() as patched:
-            patched.setattr(under_test.gateway.cache_state, "follow_sizes", faulty)
-            await holds(lambda: "follow_sizes" in under_test.gateway.supervisor.faults, "the fault")
+            patched.setattr(under_test.gateway.core.cache_state, "follow_sizes", faulty)
+            await holds(lambda: "follow_sizes" in under_test.gateway.core.supervisor.faults, "the fault")
         await under_test.ask()
         await holds(lambda: len(under_test.log.getvalue().splitlines()) == 1, "its line")
         assert errors_in(under_test) == ["follow_sizes"]
@@ -62,7 +62,7 @@ async def test_what_a_listener_of_the_fleet_raises_reaches_no_request(
         def faulty() -> None:
             raise ValueError("two engines have the same engine")
 
-        fleet, heard = under_test.gateway.fleet, list[int]()
+        fleet, heard = under_test.gateway.core.fleet, list[int]()
         fleet.on_change.insert(0, faulty)
         fleet.on_change.append(lambda: heard.append(1))
         backend.plays(reset())
@@ -93,5 +93,5 @@ async def test_a_fault_about_one_answer_leaves_the_others_watched(
             await holds(lambda: bool(poor), "it is watched")
             await other.send(request(chat(stream=True)))
             assert (await other.answer()).error["code"] == "backend_timeout"
-        assert set(under_test.gateway.supervisor.faults) == {"answer_watch"}
+        assert set(under_test.gateway.core.supervisor.faults) == {"answer_watch"}
         assert errors_in(under_test) == ["answer_watch"]

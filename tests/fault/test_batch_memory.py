@@ -65,7 +65,7 @@ async def test_when_a_batch_has_ended_nothing_is_left_of_its_answers(
         assert found["request_counts"]["failed"] == (0 if kind == "whole" else 3)
         assert len(backend.ledger) >= 3
         await holds(lambda: large().keys() <= before.keys(), lambda: f"left: {large()}")
-        gateway.gateway.finished.settle()
+        gateway.gateway.core.finished.settle()
         gateway.counted.accepted = sum(gateway.outcomes.values())
 
 
@@ -86,7 +86,7 @@ async def test_answers_that_wait_for_the_disk_are_in_the_memory_budget(
         "server": {"memory_budget_bytes": 16 * MEBIBYTE},
     }
     async with running(backend, sections=sections, per_backend={"max_in_flight": count}) as gateway:
-        memory = gateway.gateway.memory
+        memory = gateway.gateway.core.memory
         batch = await batch_of(gateway, lines(count))
         await holds(lambda: memory.used_bytes > 14 * MEBIBYTE, "answers fill the budget")
         played = len(backend.ledger)
@@ -94,7 +94,7 @@ async def test_answers_that_wait_for_the_disk_are_in_the_memory_budget(
         may_write.set()
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": count, "completed": count, "failed": 0}, "none is lost"
-        gateway.gateway.finished.settle()
+        gateway.gateway.core.finished.settle()
         gateway.counted.accepted = sum(gateway.outcomes.values())
 
 
@@ -116,7 +116,7 @@ async def test_uploads_that_wait_for_the_disk_or_for_their_clients_are_in_the_me
     count, content = 12, form(lines(1, "x" * 1_900_000))
     sections = {"batches": {"path": str(tmp_path)}, "server": {"memory_budget_bytes": 64 * MEBIBYTE}}
     async with running(backend, sections=sections) as gateway:
-        memory, before = gateway.gateway.memory, large()
+        memory, before = gateway.gateway.core.memory, large()
         clients = [await gateway.client() for _ in range(count)]
         for client in clients:
             await client.send(request(content, FORM, target=FILES)[:-1000])
@@ -136,7 +136,7 @@ async def test_downloads_whose_clients_do_not_read_are_in_the_memory_budget(
 ) -> None:
     sections = {"batches": {"path": str(tmp_path)}, "server": {"memory_budget_bytes": 6 * MEBIBYTE}}
     async with running(backend, sections=sections) as gateway:
-        memory = gateway.gateway.memory
+        memory = gateway.gateway.core.memory
         file = await gateway.ask(form(lines(1, "x" * 3_000_000)), FORM, target=FILES)
         target = f"/v1/files/{file.json['id']}/content".encode()
         clients = [await gateway.client(receive_buffer_bytes=4096) for _ in range(16)]

@@ -67,11 +67,17 @@ async def test_lines_of_a_key_that_is_removed_fail(backend: ScriptedBackend, tmp
         batch = await submit(gateway, 10)
         gateway.counted.accepted += 10
         await holds(lambda: backend.running == 2, "lines run")
-        config = gateway.gateway.config
+        config = gateway.gateway.core.config
         others = parse({**merged(QUICK, made, {"auth": {"keys": KEYS[1:]}}), "backends": [{"url": backend.url}]})
         gateway.gateway.follow(config.model_copy(update={"auth": others.auth}))
         go_on.set()
-        await holds(lambda: gateway.gateway.batches is not None and not gateway.gateway.batches.states(), "it ended")
+        await holds(
+            lambda: (
+                gateway.gateway.features["batches"].batches is not None
+                and not gateway.gateway.features["batches"].batches.states()
+            ),
+            "it ended",
+        )
         gateway.gateway.follow(config)
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": 10, "completed": 2, "failed": 8}
@@ -115,13 +121,13 @@ async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_ra
         assert paused["status"] == "in_progress"
         assert paused["request_counts"]["failed"] == 0
         assert 0 < paused["request_counts"]["completed"] < 120
-        used = gateway.gateway.ledger.spent()["a"]["day"][1]
+        used = gateway.gateway.core.ledger.spent()["a"]["day"][1]
         assert used == paused["usage"]["total_tokens"]
-        rows = totals(gateway.gateway._usage_now(), 0, 1 << 30, by_day=False)
+        rows = totals(gateway.gateway.features["keys"].usage_now(), 0, 1 << 30, by_day=False)
         assert used == sum(counts[1] + counts[3] for *_, counts in rows)
 
         raised = parse({**merged(QUICK, made, budget(1000000)), "backends": [{"url": backend.url}]})
-        gateway.gateway.follow(gateway.gateway.config.model_copy(update={"auth": raised.auth}))
+        gateway.gateway.follow(gateway.gateway.core.config.model_copy(update={"auth": raised.auth}))
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": 120, "completed": 120, "failed": 0}
         assert "paused" not in found

@@ -100,7 +100,10 @@ async def test_the_gateway_knows_the_clients_address(proxy: str, backend: Script
     """Clients without a key whose inputs are refused are distinguished by it."""
     backend.plays(pause(0.1), Embeds())  # so that others wait meanwhile, and share a batch
     async with running(backend, sections=TRUSTED) as under_test, behind(proxy, under_test, tmp_path) as client:
-        quarantine, clock = under_test.gateway.coalescer._quarantine, under_test.gateway.clock
+        quarantine, clock = (
+            under_test.gateway.features["embeddings"].coalescer._quarantine,
+            under_test.gateway.core.clock,
+        )
 
         def kept_apart() -> list[str]:
             return [name for name in (*GOOD, BAD_CLIENT) if quarantine.has(f"address {name}", clock())]

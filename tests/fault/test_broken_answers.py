@@ -155,8 +155,8 @@ async def test_either_kind_of_line_end_passes_and_hides_only_the_usage(
         async with running(backend) as under_test:
             answer = await under_test.ask(chat(stream=True))
             assert answer.body == (event("a") + event("b") + DONE_EVENT).replace(b"\n", newline)
-            under_test.gateway.finished.settle()
-            assert under_test.gateway.metrics.completion_tokens.values == {("scripted",): 3}
+            under_test.gateway.core.finished.settle()
+            assert under_test.gateway.core.metrics.completion_tokens.values == {("scripted",): 3}
 
 
 async def test_long_headers_of_a_backend_go_no_further(backend: ScriptedBackend) -> None:

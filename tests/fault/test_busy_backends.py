@@ -66,7 +66,7 @@ async def test_a_backend_never_has_more_in_flight_than_its_cap(
         each.plays(until(go), *json_answer())
     async with running(backend, other, per_backend={"max_in_flight": 4}) as under_test:
         tasks = [asyncio.create_task(under_test.ask()) for _ in range(50)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 42, "the rest waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 42, "the rest waits")
         assert (backend.running, other.running) == (4, 4)
         go.set()
         assert {answer.status for answer in await asyncio.gather(*tasks)} == {200}
@@ -80,7 +80,7 @@ async def test_a_full_line_and_a_wait_too_long_are_429_with_a_time_to_return(bac
         running_one = asyncio.create_task(under_test.ask())
         await holds(lambda: len(backend.ledger) == 1, "one runs")
         waiting = [asyncio.create_task(under_test.ask()) for _ in range(2)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "two wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 2, "two wait")
         refused = await under_test.ask()
         assert (refused.status, refused.error["code"]) == (429, "queue_full")
         for answer in await asyncio.gather(*waiting):
@@ -100,7 +100,7 @@ async def test_the_line_is_bounded_in_bytes(backend: ScriptedBackend) -> None:
         tasks = [asyncio.create_task(under_test.ask())]
         await holds(lambda: len(backend.ledger) == 1, "one runs")
         tasks += [asyncio.create_task(under_test.ask(chat("x" * 40_000))) for _ in range(2)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "two wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 2, "two wait")
         assert (await under_test.ask(chat("x" * 40_000))).status == 429
         assert {answer.status for answer in await asyncio.gather(*tasks[1:])} == {429}
         tasks[0].cancel()

@@ -78,9 +78,9 @@ async def test_leaving_while_waiting_in_line(backend: ScriptedBackend, leave: Ca
         first = await sent(under_test, backend, STREAM)
         second = await under_test.client()
         await second.send(STREAM)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "one waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "one waits")
         leave(second)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 0, "it left the line")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 0, "it left the line")
         first.close()
         await under_test.comes_to_rest()
         assert len(backend.ledger) == 1  # the one in line was never sent
@@ -182,7 +182,7 @@ async def test_leaving_a_slow_stream_frees_its_slot_for_the_next_in_line(backend
         first = await sent(under_test, backend, STREAM)
         second = await under_test.client()
         await second.send(STREAM)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "one waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "one waits")
         first.close()
         assert (await second.answer(1.0)).is_done
         second.close()

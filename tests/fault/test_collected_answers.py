@@ -220,4 +220,4 @@ async def test_clients_of_one_batch_hear_of_its_wrong_answer_together(backend: S
 
 
 def waiting(under_test: UnderTest) -> int:
-    return under_test.gateway.queue.backlog.requests
+    return under_test.gateway.core.queue.backlog.requests

@@ -38,7 +38,7 @@ async def one_slot(backend: ScriptedBackend, **admission: object) -> AsyncIterat
 async def waited(under_test: UnderTest, body: bytes, go: asyncio.Event) -> Answer:
     """The answer to a request that waits for a while until the slot comes free."""
     asked = asyncio.create_task(under_test.ask(body))
-    await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+    await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits")
     await asyncio.sleep(0.3)
     go.set()
     return await asked
@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_while_it_gets_comments_leaves_nothing(backen
         await asyncio.sleep(0.2)
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 0, "it has left the line")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 0, "it has left the line")
 
 
 @asynccontextmanager
@@ -148,7 +148,7 @@ async def test_openais_sdk_reads_over_comments(backend: ScriptedBackend) -> None
     backend.plays(*stream(3))
     async with one_slot(backend) as (under_test, go), sdk_of(under_test) as sdk:
         events = await sdk.chat.completions.create(model=MODEL, messages=HELLO, stream=True)
-        assert under_test.gateway.lease_broker.waiting == 1  # its head came with the first comment
+        assert under_test.gateway.core.lease_broker.waiting == 1  # its head came with the first comment
         await asyncio.sleep(0.2)
         go.set()
         text = [event.choices[0].delta.content async for event in events if event.choices]

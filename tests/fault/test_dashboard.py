@@ -67,7 +67,7 @@ async def test_watchers_that_never_read_harm_nobody_and_leave_no_trace(backend: 
                 assert refused.status == 429
                 assert "16 pages watch" in await refused.text()
             assert (await under_test.ask(chat())).status == 200
-        stream = under_test.gateway.dashboard
+        stream = under_test.gateway.operators.dashboard
         await holds(lambda: stream.watchers == 0, "nobody watches")
         async with session.get(url) as watched:
             assert await first_event(watched) == "full"

@@ -35,7 +35,7 @@ def discovery(server: NameServer) -> dict[str, Any]:
 
 
 async def serves(under_test: UnderTest, engine: ScriptedBackend) -> None:
-    fleet = under_test.gateway.fleet
+    fleet = under_test.gateway.core.fleet
     await holds(lambda: any(each.config.url == engine.url for each in fleet.backends), "it is found")
     await holds(lambda: under_test.state(engine) == "up", "it is up")
 
@@ -55,7 +55,7 @@ async def test_a_name_in_dns_brings_backends_and_takes_them_away(
             lists(server, backend, other)
             await serves(under_test, other)
             lists(server, other)
-            await holds(lambda: len(under_test.gateway.fleet.backends) == 1, "the first is gone")
+            await holds(lambda: len(under_test.gateway.core.fleet.backends) == 1, "the first is gone")
             assert [(await under_test.ask()).status for _ in range(3)] == [200] * 3
             assert (len(backend.ledger), backend.ledger[-1].peer_left_at) == (2, None)  # its stream goes on
             server.rcode = dns.rcode.SERVFAIL
@@ -80,6 +80,8 @@ async def test_a_watched_file_does_the_same(
         await holds(lambda: any(each["event"] == "discovery_failed" for each in under_test.events), "it is said")
         assert (await under_test.ask()).status == 200
         file.write_text(yaml.safe_dump(entries[1:]))
-        await holds(lambda: [each.config.url for each in under_test.gateway.fleet.backends] == [other.url], "changed")
+        await holds(
+            lambda: [each.config.url for each in under_test.gateway.core.fleet.backends] == [other.url], "changed"
+        )
         assert (await under_test.ask()).status == 200
         assert other.ledger

@@ -147,7 +147,7 @@ async def test_requests_that_wait_for_a_batch_and_those_in_the_queue_are_counted
             await client.send(request(body(f"text {number}"), target=PATH))
             if number < 4:  # the most batches that a replica gets at once
                 await holds(lambda sent=number: len(backend.ledger) > sent, "it is under way")
-        backlog = under_test.gateway.queue.backlog
+        backlog = under_test.gateway.core.queue.backlog
         await holds(lambda: backlog.requests == 2, "two wait for a batch")
         refused = await under_test.ask()
         assert (refused.status, refused.error["code"]) == (429, "queue_full")

@@ -56,7 +56,7 @@ async def test_the_access_log_says_where_requests_come_from_if_it_is_to(backend:
     async with running(backend, sections={"server": {"access_log_fields": FIELDS}}) as under_test:
         plain = await under_test.ask(chat(), *headers)
         streamed = await under_test.ask(chat(stream=True))
-        under_test.gateway.finished.settle()
+        under_test.gateway.core.finished.settle()
         assert (plain.status, streamed.status) == (200, 200)
     first, second = [json.loads(line) for line in under_test.log.getvalue().splitlines()]
     assert (first["address"], first["user_agent"], first["class"]) == ("127.0.0.1", "twice", "batch")

@@ -178,8 +178,8 @@ async def test_the_time_to_the_first_token_is_that_of_the_first_token(backend: S
     backend.plays(*dialect.stream(_at_once, until(go)))
     async with running(backend) as under_test:
         asked = asyncio.create_task(under_test.ask(dialect.body, target=dialect.target))
-        await holds(lambda: bool(under_test.gateway.relay._under_way), "it is sent")
-        [response] = under_test.gateway.relay._under_way
+        await holds(lambda: bool(under_test.gateway.core.relay._under_way), "it is sent")
+        [response] = under_test.gateway.core.relay._under_way
         await holds(lambda: response._opening is not None and bool(response._opening._held), "structure is held")
         [engine] = under_test.backend(backend).all_engines
         assert (engine.load.decoding, len(engine.load.pending)) == (0, 1)  # it is in prefill
@@ -191,7 +191,7 @@ async def test_the_time_to_the_first_token_is_that_of_the_first_token(backend: S
     assert since <= response._output_seconds <= clock()
     [line] = [orjson.loads(line) for line in under_test.log.getvalue().splitlines()]
     assert 0 < line["first_byte_ms"] <= line["duration_ms"]
-    assert under_test.gateway.metrics.first_byte.values
+    assert under_test.gateway.core.metrics.first_byte.values
 
 
 @pytest.mark.parametrize("store", [True, False])
@@ -202,7 +202,7 @@ async def test_the_id_of_a_response_in_the_background_is_passed_on_at_once(
     backend.plays(*dialect.stream(_at_once, until(go)))
     async with running(backend) as under_test, asking(under_test, dialect) as client:
         assert b"resp_1" in await seen(client, dialect.structure[-1])
-        [response] = under_test.gateway.relay._under_way
+        [response] = under_test.gateway.core.relay._under_way
         assert response._output_seconds is None  # which was not its first token
         go.set()
         await seen(client, b"0\r\n\r\n")
@@ -260,8 +260,8 @@ async def test_silence_before_the_first_token_is_no_stall_and_silence_after_it_i
     body, target = _request(dialect)
     async with running(backend, sections={"upstream": {"idle_stream_timeout_seconds": 2}}) as under_test:
         asked = asyncio.create_task(under_test.ask(body, target=target))
-        await holds(lambda: bool(under_test.gateway.relay._under_way), "it is sent")
-        [response] = under_test.gateway.relay._under_way
+        await holds(lambda: bool(under_test.gateway.core.relay._under_way), "it is sent")
+        [response] = under_test.gateway.core.relay._under_way
         if gap == "between tokens":
             answer = await asked
             assert not answer.complete or answer.status == 502

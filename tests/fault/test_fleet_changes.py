@@ -106,7 +106,7 @@ async def test_a_removed_backend_ends_its_streams_and_is_forgotten(
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
-        await holds(lambda: not under_test.gateway.fleet.leaving, "it has left")
+        await holds(lambda: not under_test.gateway.core.fleet.leaving, "it has left")
         assert list(await operator.shown()) == [name_of(backend)]
         await holds(lambda: watches() == 1, "it is not probed any more")
         status, answer = await operator.asks("DELETE", f"/{name_of(other)}")
@@ -120,7 +120,7 @@ async def test_requests_that_wait_for_the_only_backend_go_to_the_one_that_takes_
     async with operated(backend) as (under_test, operator):
         await operator.asks("POST", f"/{name_of(backend)}/drain")
         asked = [asyncio.create_task(under_test.ask()) for _ in range(5)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 5, "all wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 5, "all wait")
         await operator.adds(other)
         await operator.asks("DELETE", f"/{name_of(backend)}")
         assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 5
@@ -146,11 +146,11 @@ async def test_backends_come_and_go_under_traffic_and_no_request_fails(
             await operator.adds(other)
             await holds(lambda sent=sent: len(other.ledger) > sent + 3, "it serves")
             await operator.asks("DELETE", f"/{name_of(other)}")
-            await holds(lambda: not under_test.gateway.fleet.leaving, "it has left")
+            await holds(lambda: not under_test.gateway.core.fleet.leaving, "it has left")
         stopped.set()
         await asyncio.gather(*clients)
         assert set(answers) == {200}
-        assert len(under_test.gateway.relay._pools) == 1
+        assert len(under_test.gateway.core.relay._pools) == 1
 
 
 async def test_what_is_wrong_with_a_change_is_said(backend: ScriptedBackend) -> None:

@@ -9,20 +9,20 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.front.routes import ROUTES
 from gateway.request import Kind
 from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
 from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
 from tests.fault.test_realtime import UPGRADE
 from tests.realtime_engine import RealtimeEngine
+from tests.routes import ROUTES
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, chunk, fin, hang, head, raw, reset, until, whole
 
 MEBIBYTE = 1048576
 WORD = "words "
 WORDS = MEBIBYTE // len(WORD)
-UPLOADS = [path for (_, path), route in ROUTES.items() if route.kind is Kind.UPLOAD and not route.batches]
+UPLOADS = [path for (_, path), route in ROUTES.items() if route.kind is Kind.UPLOAD and route.answered_by != "batches"]
 POSTS = [
     path
     for (method, path), route in ROUTES.items()
@@ -234,7 +234,7 @@ async def test_batches_of_several_clients_whose_backend(backend: ScriptedBackend
         "embeddings": {"max_batch_tokens": 1_000_000, "max_delay_seconds": 30},
     }
     async with running(backend, sections=sections, per_backend={"max_in_flight": 16}) as under_test:
-        backlog, asking = under_test.gateway.queue.backlog, list[asyncio.Task[int]]()
+        backlog, asking = under_test.gateway.core.queue.backlog, list[asyncio.Task[int]]()
         while backlog.requests < 3:
             asking.append(asyncio.create_task(answered(under_test, data)))
             await holds(lambda: len(backend.ledger) + backlog.requests == len(asking), "it is sent or waits")
@@ -284,7 +284,7 @@ async def test_clients_that_leave_in_the_middle_of_a_body(
                 for _ in range(ahead):
                     await client.send(request(orjson.dumps({"model": MODEL, "prompt": "x"}), target=b"/v1/completions"))
                 await client.send(data_for(path)[: MEBIBYTE * 3 // 4])
-                await holds(lambda: under_test.gateway.memory.used_bytes > least, "it has come")
+                await holds(lambda: under_test.gateway.core.memory.used_bytes > least, "it has come")
                 leave(client)
                 await under_test.comes_to_rest() if leave is not Client.half_close else None
             await nothing_is_left(under_test, backend, path)
@@ -303,7 +303,7 @@ async def test_clients_that_wait_in_the_queue(backend: ScriptedBackend, waits: b
                 if waits:
                     assert (await second.answer()).status == 429, path
                 else:
-                    await holds(lambda: under_test.gateway.queue.backlog.requests > 0, f"{path!r} waits")
+                    await holds(lambda: under_test.gateway.core.queue.backlog.requests > 0, f"{path!r} waits")
             await nothing_is_left(under_test, backend, path)
 
 
@@ -357,5 +357,5 @@ async def test_sessions_that_their_client_or_their_engine_ends(
                     await engine.open[0].socket.close()
                 else:
                     leave(client)
-                await holds(lambda: not len(under_test.gateway.tunnels), "the session has ended")
+                await holds(lambda: not len(under_test.gateway.features["realtime"].tunnels), "the session has ended")
             await nothing_is_left(under_test, backend, leave)

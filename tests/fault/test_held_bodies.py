@@ -26,7 +26,7 @@ def upload(size_bytes: int) -> bytes:
 
 
 def held(under_test: UnderTest) -> int:
-    return under_test.gateway.memory.used_bytes
+    return under_test.gateway.core.memory.used_bytes
 
 
 async def refused(client: Client) -> Answer:
@@ -286,7 +286,7 @@ async def test_uploads_that_wait_to_arrive_are_bounded_like_the_queue(backend: S
         clients = [await stack.enter_async_context(await under_test.client()) for _ in range(6)]
         part = upload(4 * MEBIBYTE)[: 2 * MEBIBYTE]
         sending = [asyncio.create_task(client.send(part)) for client in clients]
-        backlog = under_test.gateway.queue.backlog
+        backlog = under_test.gateway.core.queue.backlog
         await holds(lambda: backlog.requests == 3, "one arrives, three wait, two are refused")
         assert 3 * MEBIBYTE <= backlog.size_bytes <= 4 * MEBIBYTE
         answers = [asyncio.create_task(client.answer()) for client in clients]
@@ -333,10 +333,10 @@ async def test_uploads_in_line_count_what_they_hold(backend: ScriptedBackend) ->
         await holds(lambda: len(backend.ledger) == 1, "the first one runs")
         for client in clients[1:3]:
             await client.send(upload(200_000))
-        await holds(lambda: len(under_test.gateway.queue) == 2, "two are in line")
+        await holds(lambda: len(under_test.gateway.core.queue) == 2, "two are in line")
         await clients[3].send(upload(200_000))
         assert (await clients[3].answer()).status == 429
-        assert under_test.gateway.queue.size_bytes > 400_000
+        assert under_test.gateway.core.queue.size_bytes > 400_000
         release.set()
         for client in clients[:3]:
             assert (await client.answer()).status == 200

@@ -19,7 +19,7 @@ def crowd(under_test: UnderTest, count: int) -> list["asyncio.Task[Answer]"]:
 
 
 async def gone(under_test: UnderTest) -> None:
-    await holds(lambda: not under_test.gateway.fleet.ready, "nobody can serve")
+    await holds(lambda: not under_test.gateway.core.fleet.ready, "nobody can serve")
 
 
 async def test_while_all_backends_restart_no_request_fails(backend: ScriptedBackend, other: ScriptedBackend) -> None:
@@ -31,13 +31,13 @@ async def test_while_all_backends_restart_no_request_fails(backend: ScriptedBack
         asked = crowd(under_test, 20)
         await gone(under_test)
         asked += crowd(under_test, 20)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 40, "all wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 40, "all wait")
         assert (await under_test.ask(method=b"GET", target=b"/readyz")).status == 503
         leaving = asked[::4]
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 30, "some have left")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 30, "some have left")
         await other.start()
         answers = await asyncio.gather(*(task for task in asked if task not in leaving))
         assert [answer.status for answer in answers] == [200] * 30
@@ -64,7 +64,7 @@ async def test_requests_in_line_for_a_backend_that_dies_are_held(backend: Script
         first = asyncio.create_task(under_test.ask(STREAM))
         await holds(lambda: len(backend.ledger) == 1, "the first one runs")
         asked = crowd(under_test, 5)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 5, "five wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 5, "five wait")
         backend.plays(*json_answer())
         await backend.stop()
         await gone(under_test)
@@ -79,7 +79,7 @@ async def test_a_gateway_that_starts_before_its_backends_holds_what_comes() -> N
     async with running(backend, wait=False) as under_test:
         asked = crowd(under_test, 4)
         unknown = asyncio.create_task(under_test.ask(chat(model="no-such-model")))
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 5, "all wait: no model is known yet")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 5, "all wait: no model is known yet")
         async with backend:
             assert [answer.status for answer in await asyncio.gather(*asked)] == [200] * 4
             assert (await unknown).error["code"] == "model_not_found"
@@ -110,7 +110,7 @@ async def test_what_is_held_is_bounded_like_the_line(backend: ScriptedBackend) -
         await under_test.ask(method=b"GET", target=b"/v1/models")
         await gone(under_test)
         asked = crowd(under_test, 3)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 3, "three wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 3, "three wait")
         refused = await under_test.ask()
         assert (refused.status, refused.error["code"]) == (503, "no_backend_available")
         assert {answer.status for answer in await asyncio.gather(*asked)} == {503}
@@ -127,7 +127,7 @@ async def test_a_look_up_waits_for_the_backend_that_stores_its_response(
         await place.stop()
         await holds(lambda: under_test.state(place) == "down", "it is out")
         look_up = asyncio.create_task(under_test.ask(method=b"GET", target=b"/v1/responses/resp_1"))
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits")
         assert (await under_test.ask()).status == 200  # the other backend serves the others
         await place.start()
         assert (await look_up).status == 200
@@ -146,7 +146,7 @@ async def test_what_is_held_when_the_gateway_stops_gets_503_with_the_drain(
         await backend.stop()
         async with await Client.connect(under_test.port) as client:
             await client.send(request(body))
-            await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+            await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits")
             await under_test.gateway.server.drain()
             await under_test.gateway.server._cut()
             answer = await client.answer()

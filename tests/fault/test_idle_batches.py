@@ -28,7 +28,7 @@ async def submit(gateway: UnderTest, count: int, window: str = "24h") -> dict[st
 
 
 def lines_by_state(gateway: UnderTest) -> dict[str, float]:
-    lines = next(each for each in gateway.gateway.metrics if each.name == "gateway_batch_lines_total")
+    lines = next(each for each in gateway.gateway.core.metrics if each.name == "gateway_batch_lines_total")
     return {labels[0]: count for labels, count in lines.read()}
 
 
@@ -64,8 +64,8 @@ async def test_a_batch_that_runs_out_of_time_says_that_it_is_promoted(backend: S
         gateway.counted.accepted += 3
         await holds(lambda: backend.running > 0, "lines run")
         assert (await get(gateway, f"/v1/batches/{batch['id']}"))["promoted"] == "batch"
-        assert gateway.gateway.batches is not None
-        assert gateway.gateway.batches.promoted() == {"batch": 1}
+        assert gateway.gateway.features["batches"].batches is not None
+        assert gateway.gateway.features["batches"].batches.promoted() == {"batch": 1}
         go_on.set()
         found = await ended(gateway, batch)
         assert found["status"] == "completed"
@@ -83,8 +83,8 @@ async def test_lines_wait_while_clients_use_all(backend: ScriptedBackend, tmp_pa
         await holds(lambda: backend.running == 1, "the client's request runs")
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
-        await holds(lambda: len(gateway.gateway.scheduler.offline) == 5, "lines wait")
-        assert len(gateway.gateway.queue) == 0
+        await holds(lambda: len(gateway.gateway.core.scheduler.offline) == 5, "lines wait")
+        assert len(gateway.gateway.core.queue) == 0
         go_on.set()
         assert (await client).status == 200
         found = await ended(gateway, batch)
@@ -102,8 +102,8 @@ async def test_without_idle_only_lines_wait_in_the_queue(backend: ScriptedBacken
         await holds(lambda: backend.running == 1, "the client's request runs")
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
-        await holds(lambda: len(gateway.gateway.queue) == 5, "lines wait")
-        assert not gateway.gateway.scheduler.offline
+        await holds(lambda: len(gateway.gateway.core.queue) == 5, "lines wait")
+        assert not gateway.gateway.core.scheduler.offline
         go_on.set()
         assert (await client).status == 200
         assert (await ended(gateway, batch))["status"] == "completed"

@@ -7,10 +7,10 @@ import orjson
 import pytest
 
 from gateway.config import ServerConfig
-from gateway.front.routes import ROUTES
 from gateway.request import Kind
 from tests.clients import Answer, Client, chat, request
 from tests.fault.rig import running
+from tests.routes import ROUTES
 from tests.scripted import ScriptedBackend
 
 START, END = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"x":', b"}"

@@ -40,7 +40,7 @@ async def test_keys_come_and_go_with_their_file_and_requests_in_flight_stay(
             await client.send(request(chat(), AS_ANN))
             await holds(lambda: under_test.in_flight == 1, "a request in flight")
             write(file, {"name": "bob"})
-            await holds(lambda: under_test.gateway.client_keys.names == ["bob"], "the new keys")
+            await holds(lambda: under_test.gateway.features["keys"].client_keys.names == ["bob"], "the new keys")
             assert under_test.in_flight == 1
         backend.plays(*json_answer())
         assert await status(under_test, AS_ANN) == 401
@@ -62,7 +62,7 @@ async def test_a_budget_is_what_usage_reports_and_ends_with_the_period(backend: 
         body = chat(stream=True, max_tokens=3)
         for used in (8, 16, 24):  # usage says 5 + 3
             assert (await under_test.ask(body, AS_CLIENT)).is_done
-            assert f"{used}/28 a day, {used}/1000 a month" in repr(under_test.gateway.ledger.limits["limited"])
+            assert f"{used}/28 a day, {used}/1000 a month" in repr(under_test.gateway.core.ledger.limits["limited"])
         refused = await under_test.ask(chat(max_tokens=10), AS_CLIENT)
         assert (refused.status, refused.error["type"], refused.error["code"]) == (429, *["insufficient_quota"] * 2)
         assert "4 remain" in refused.error["message"]

@@ -42,12 +42,14 @@ async def discovering(server: ApiServer, folder: Path, *names: str, **backend: A
     async with running(sections=sections(server, folder, **backend)) as under_test:
         await lists(under_test, *names)
         await holds(lambda: server.watching == 1, "it watches")
-        await holds(lambda: all(each.health.state == "up" for each in under_test.gateway.fleet.backends), "all are up")
+        await holds(
+            lambda: all(each.health.state == "up" for each in under_test.gateway.core.fleet.backends), "all are up"
+        )
         yield under_test
 
 
 async def lists(under_test: UnderTest, *names: str) -> None:
-    by_name = under_test.gateway.fleet
+    by_name = under_test.gateway.core.fleet
     await holds(lambda: sorted(by_name.by_name) == sorted(names), lambda: f"{sorted(by_name.by_name)} become {names}")
 
 
@@ -81,11 +83,11 @@ async def test_a_pod_that_appears_serves_after_its_first_probe(
     api.put(endpoint_slice("vllm-1"))
     async with discovering(api, tmp_path) as under_test:
         [held] = many(under_test, 1)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits for a backend")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits for a backend")
         api.put(pods(backend, pod("a", zone="zone-b")))
         answer = await held
         assert (answer.status, answer.header("x-gateway-backend"), probes <= 2) == (200, "a", True)
-        [shown] = under_test.gateway.overview.backends()
+        [shown] = under_test.gateway.operators.overview.backends()
         assert (shown["zone"], shown["from"].partition(" ")[0]) == ("zone-b", "kubernetes")
 
 
@@ -104,12 +106,12 @@ async def test_a_pod_that_terminates_ends_its_streams_and_gets_nothing_new(
         await lists(under_test, "b")
         answers = await asyncio.gather(*many(under_test, 6))
         assert {(each.status, each.header("x-gateway-backend")) for each in answers} == {(200, "b")}
-        assert [each.name for each in under_test.gateway.fleet.leaving] == ["a"]
+        assert [each.name for each in under_test.gateway.core.fleet.leaving] == ["a"]
         api.delete(f"vllm-{backend.port}")  # the pod is gone from the API before its streams have ended
         release.set()
         streams = await asyncio.gather(*asked)
         assert [(each.status, each.is_done, b"late" in each.body) for each in streams] == [(200, True, True)] * 3
-        await holds(lambda: under_test.gateway.fleet.leaving == (), "it has left")
+        await holds(lambda: under_test.gateway.core.fleet.leaving == (), "it has left")
         assert len(backend.ledger) == 3
         assert under_test.outcomes == {"completed": 9}
 
@@ -123,10 +125,10 @@ async def test_requests_that_wait_for_a_pod_that_terminates_go_to_another(
     api.put(pods(backend, pod("a")))
     async with discovering(api, tmp_path, "a", max_in_flight=1) as under_test:
         asked = many(under_test, 5, STREAM)
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 4, "one runs and four wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 4, "one runs and four wait")
         api.put(pods(backend, pod("a", terminating=True, ready=False)))
         await lists(under_test)
-        assert under_test.gateway.lease_broker.waiting == 4  # they are held, though no backend is there
+        assert under_test.gateway.core.lease_broker.waiting == 4  # they are held, though no backend is there
         api.put(pods(other, pod("b")))
         await holds(lambda: len(other.ledger) == 4, "they are served")
         release.set()
@@ -176,7 +178,7 @@ async def test_a_pod_that_is_not_ready_for_a_while_keeps_what_is_known_of_it(
         api.put(pods(each, pod(f"pod-{each.port}")))
     names = [f"pod-{each.port}" for each in (backend, other)]
     async with discovering(api, tmp_path, *names) as under_test:
-        known = under_test.gateway.fleet.by_name[names[0]]
+        known = under_test.gateway.core.fleet.by_name[names[0]]
         api.put(pods(backend, pod(names[0], ready=False)))
         await holds(lambda: known.draining == "not ready", "it drains")
         answers = await asyncio.gather(*many(under_test, 4))
@@ -185,7 +187,7 @@ async def test_a_pod_that_is_not_ready_for_a_while_keeps_what_is_known_of_it(
         await holds(lambda: not known.draining, "it is back")
         answers = await asyncio.gather(*many(under_test, 4))
         assert {each.header("x-gateway-backend") for each in answers} == set(names)
-        assert under_test.gateway.fleet.by_name[names[0]] is known
+        assert under_test.gateway.core.fleet.by_name[names[0]] is known
 
 
 async def test_another_pod_at_the_same_address_is_another_backend(
@@ -196,16 +198,16 @@ async def test_another_pod_at_the_same_address_is_another_backend(
     async with discovering(api, tmp_path, "a") as under_test:
         [asked] = many(under_test, 1, STREAM)
         await holds(lambda: len(backend.ledger) == 1, "it runs")
-        old = under_test.gateway.fleet.by_name["a"]
+        old = under_test.gateway.core.fleet.by_name["a"]
         backend.plays(*json_answer())
         api.put(pods(backend, pod("a", ready=False, terminating=True), pod("b")))
         await lists(under_test, "b")
-        new = under_test.gateway.fleet.by_name["b"]
-        assert (under_test.gateway.fleet.leaving, new.config.url) == ((old,), old.config.url)
+        new = under_test.gateway.core.fleet.by_name["b"]
+        assert (under_test.gateway.core.fleet.leaving, new.config.url) == ((old,), old.config.url)
         assert (await under_test.ask()).header("x-gateway-backend") == "b"
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
-        await holds(lambda: under_test.gateway.fleet.leaving == (), "it has left")
+        await holds(lambda: under_test.gateway.core.fleet.leaving == (), "it has left")
 
 
 async def test_backends_stay_while_the_api_server_is_away_and_changes_are_caught_up_with(
@@ -240,7 +242,7 @@ async def test_an_api_server_that_refuses_takes_no_backend_away(
         api.cut()
         await holds(lambda: any(str(code) in each for each in failures(under_test)), "it is said")
         assert (await under_test.ask()).status == 200
-        assert list(under_test.gateway.fleet.by_name) == ["a"]
+        assert list(under_test.gateway.core.fleet.by_name) == ["a"]
 
 
 async def test_a_check_examines_the_pods_that_are_ready(

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import orjson
 import pytest
 
-from gateway.front.routes import ROUTES
 from gateway.keys.usage import totals
 from tests.clients import Answer, request
 from tests.fault.rig import UnderTest, holds, merged, running
 from tests.fault.test_embedding_batches import Embeds
 from tests.fault.test_rate_limits import AS_CLIENT, AS_FORM, FORM, limited
+from tests.routes import ROUTES
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import Step, answer, chunk, fin, hang, head, last_chunk, raw, whole
 
@@ -95,8 +95,8 @@ LIMITS = {"tokens_per_minute": 60_000, "tokens_per_day": 100_000, "tokens_per_mo
 def books(under_test: UnderTest) -> list[int]:
     """Tokens by the rate, by each budget, by the usage page and by the counters of models."""
     gateway = under_test.gateway
-    limits, metrics = gateway.ledger.limits["limited"], gateway.metrics
-    rows = totals(gateway._usage_now(), 0, 1 << 30, by_day=False)
+    limits, metrics = gateway.core.ledger.limits["limited"], gateway.core.metrics
+    rows = totals(gateway.features["keys"].usage_now(), 0, 1 << 30, by_day=False)
     usage = sum(counts[1] + counts[3] for *_, counts in rows)
     counters = sum(metrics.prompt_tokens.values.values()) + sum(metrics.completion_tokens.values.values())
     budgets = [used for _, used in limits.spent().values()]
@@ -109,7 +109,7 @@ async def keeping_books(*engines: Any, sections: dict[str, Any] | None = None, *
     made = merged(limited(**LIMITS), {"admission": {"hold_without_backend": False}}, sections or {})
     async with running(*engines, sections=made, **options) as under_test:
         now = under_test.gateway.clock()
-        for limits in under_test.gateway.ledger.limits.values():
+        for limits in under_test.gateway.core.ledger.limits.values():
             limits._clock = lambda: now
         yield under_test
 
@@ -175,7 +175,7 @@ async def test_a_stream_that_is_cut_costs_its_prompt_and_what_came(
         await client.send(asked(path, stream=True))
         await client.read()
         client.close()
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         found = books(under_test)
         assert found == [found[0]] * 5
         assert 2 <= found[0] <= 110
@@ -199,7 +199,7 @@ async def test_what_is_not_reported_costs_what_was_expected_however_it_ends(
         await client.send(asked(path))
         await holds(lambda: len(backend.ledger) > seen and backend.ledger[-1].whole, "it is at the backend")
         client.close()
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [2 * each for each in expected]
 
 
@@ -228,7 +228,7 @@ async def test_a_stored_response_costs_nothing_more_however_often_it_is_read(bac
         async with await under_test.client() as client:
             await client.send(request(b"", AS_CLIENT, method=b"GET", target=target))
             await client.read()
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [USED] * 5
 
 

@@ -110,9 +110,9 @@ async def test_while_a_models_backend_is_down_its_fallback_answers(backend: Scri
             assert (answer.header("x-gateway-model"), answer.header("x-gateway-fallback-from")) == (SPARE, MODEL)
             assert orjson.loads(answer.body)["model"] == (SPARE if model == MODEL else "gpt-4o")
         assert [orjson.loads(seen.body)["model"] for seen in spare.ledger] == [SPARE] * 3
-        assert sum(under_test.gateway.metrics.fallbacks.values.values()) == 3
+        assert sum(under_test.gateway.core.metrics.fallbacks.values.values()) == 3
         await backend.start()
-        await holds(lambda: bool(under_test.gateway.fleet.serving(MODEL)), "its own backend is back")
+        await holds(lambda: bool(under_test.gateway.core.fleet.serving(MODEL)), "its own backend is back")
         assert (await under_test.ask(chat(model=model))).header("x-gateway-fallback-from") is None
     last_but_one = orjson.loads(under_test.log.getvalue().splitlines()[-2])
     assert (last_but_one["model"], last_but_one["fell_back_from"]) == (SPARE, MODEL)
@@ -122,7 +122,7 @@ async def test_a_client_that_refuses_fallbacks_waits(backend: ScriptedBackend) -
     async with ScriptedBackend(SPARE) as spare, running(backend, spare, sections=FALLBACK) as under_test:
         await backend.stop()
         asked = asyncio.create_task(under_test.ask(chat(), b"x-gateway-fallback: none"))
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits")
         await backend.start()
         answer = await asked
         assert (answer.status, answer.header("x-gateway-model")) == (200, None)
@@ -138,7 +138,7 @@ async def test_requests_that_wait_fall_back_when_the_last_backend_is_lost(backen
     ):
         spare.plays(*stream(3))
         asked = [asyncio.create_task(under_test.ask(chat(stream=True))) for _ in range(4)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "two run, two wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 2, "two run, two wait")
         await backend.stop()
         answers = await asyncio.gather(*asked)
         assert [answer.status for answer in answers] == [200] * 4
@@ -154,11 +154,11 @@ async def test_a_full_queue_sends_what_is_more_to_the_fallback(backend: Scripted
     ):
         spare.plays(*json(named("spare")))
         asked = [asyncio.create_task(under_test.ask(chat())) for _ in range(2)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "one runs, one waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "one runs, one waits")
         answer = await under_test.ask(chat())
         assert (answer.status, answer.header("x-gateway-fallback-from")) == (200, MODEL)
         assert (await under_test.ask(chat(), b"x-gateway-fallback: none")).status == 429
-        assert list(under_test.gateway.metrics.fallbacks.values) == [(MODEL, SPARE, "queue_full")]
+        assert list(under_test.gateway.core.metrics.fallbacks.values) == [(MODEL, SPARE, "queue_full")]
         for task in asked:
             task.cancel()
         await asyncio.gather(*asked, return_exceptions=True)
@@ -207,7 +207,7 @@ async def test_a_key_that_may_not_use_the_fallback_waits_for_its_own_model(backe
         ann, bob = (b"authorization: Bearer sk-%b" % name for name in (b"ann", b"bob"))
         await backend.stop()
         waits = asyncio.create_task(under_test.ask(chat(model="gpt-4o"), ann))
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 1, "it waits")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 1, "it waits")
         assert (await under_test.ask(chat(model="gpt-4o"), bob)).header("x-gateway-model") == SPARE
         await backend.start()
         assert (await waits).header("x-gateway-model") == MODEL

@@ -138,7 +138,7 @@ def places(under_test: UnderTest) -> int:
 async def test_answers_of_every_path_that_are_not_read_are_given_up(backend: ScriptedBackend) -> None:
     async with running(backend, sections=ADMIN) as under_test:
         assert under_test.admin_port is not None
-        paths = {route.path for route in under_test.gateway.admin_routes() if route.method == "GET"}
+        paths = {route.path for route in under_test.gateway.operators.admin_routes() if route.method == "GET"}
         assert {"/metrics", "/admin/usage", "/admin/dashboard/stream", "/"} <= paths
         for path in sorted(paths - {"/admin/dashboard/stream"}):  # which is one answer of a few bytes a second
             ask = b"GET %b HTTP/1.1\r\nhost: localhost\r\n\r\n" % path.encode()
@@ -148,7 +148,7 @@ async def test_answers_of_every_path_that_are_not_read_are_given_up(backend: Scr
                 await holds(lambda: places(under_test) == 0, f"{path.decode() if isinstance(path, bytes) else path}")
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
-        assert under_test.gateway.dashboard.watchers == 0
+        assert under_test.gateway.operators.dashboard.watchers == 0
 
 
 @pytest.mark.usefixtures("quick")
@@ -169,7 +169,7 @@ async def test_watchers_that_do_not_read_lose_their_places(
                 client = await Client.connect(under_test.admin_port, receive_buffer_bytes=4096)
                 stack.callback(client.close)
                 await client.send(STREAM)
-            dashboard = under_test.gateway.dashboard
+            dashboard = under_test.gateway.operators.dashboard
             await holds(lambda: names.count("full") == broadcast.MOST_WATCHERS, "all have watched")
             await holds(lambda: dashboard.watchers == 0, "their places are free")
             async with await Client.connect(under_test.admin_port) as operator:

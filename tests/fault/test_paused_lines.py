@@ -63,7 +63,7 @@ async def a_client_takes_the_slot(gateway: UnderTest, backend: ScriptedBackend) 
 
 
 def held(gateway: UnderTest) -> list[Any]:
-    return [engine for backend in gateway.gateway.fleet.backends for engine in backend.all_engines]
+    return [engine for backend in gateway.gateway.core.fleet.backends for engine in backend.all_engines]
 
 
 async def test_a_line_goes_on_from_the_tokens_that_it_had(backend: ScriptedBackend, tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ async def test_a_line_with_more_text_than_is_kept_starts_anew(backend: ScriptedB
     backend.plays_once(*spoken(PROMPT, {3: "Hel", 4: "lo"}, ends=True))
     async with running(backend, sections=sections(tmp_path), per_backend={"max_in_flight": 1}) as gateway:
         batch = await submit(gateway)
-        await holds(lambda: gateway.gateway.memory.used_bytes > 10_000_000, "all text has come")
+        await holds(lambda: gateway.gateway.core.memory.used_bytes > 10_000_000, "all text has come")
         await a_client_takes_the_slot(gateway, backend)
         [body] = await results(gateway, batch)
         gateway.counted.accepted += 2

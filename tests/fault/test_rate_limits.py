@@ -25,7 +25,7 @@ def limited(**limits: Any) -> dict[str, Any]:
 
 
 def left(under_test: UnderTest) -> str:
-    return repr(under_test.gateway.ledger.limits["limited"])
+    return repr(under_test.gateway.core.ledger.limits["limited"])
 
 
 async def test_requests_a_minute_are_limited_and_every_answer_tells_where_the_key_stands(
@@ -88,7 +88,7 @@ async def test_requests_at_once_are_limited_and_clients_that_leave_give_theirs_b
     sections = limited(max_concurrent_requests=3, requests_per_minute=100)
     async with running(backend, sections=sections, per_backend={"max_in_flight": 1}) as under_test:
         asked = [asyncio.create_task(under_test.ask(STREAM, AS_CLIENT)) for _ in range(3)]
-        await holds(lambda: under_test.gateway.lease_broker.waiting == 2, "one runs, two wait")
+        await holds(lambda: under_test.gateway.core.lease_broker.waiting == 2, "one runs, two wait")
         refused = await under_test.ask(STREAM, AS_CLIENT)
         assert (refused.status, refused.error["code"]) == (429, "rate_limit_exceeded")
         for task in asked:
@@ -151,7 +151,7 @@ async def test_an_upload_whose_usage_tells_no_tokens_is_charged_by_its_size(back
         assert re.search(r" 59\d/1000", left(under_test)), left(under_test)
         client = await under_test.client()
         head = b"POST %b HTTP/1.1\r\nhost: a\r\n%b\r\n%b\r\ntransfer-encoding: chunked\r\n\r\n"
-        under_test.gateway.ledger.limits["limited"]._buckets["tokens"]._level = 1000.0
+        under_test.gateway.core.ledger.limits["limited"]._buckets["tokens"]._level = 1000.0
         await client.send(head % (AUDIO, AS_CLIENT, AS_FORM), b"%x\r\n%b\r\n0\r\n\r\n" % (len(form), form))
         assert (await client.answer()).status == 200
         client.close()

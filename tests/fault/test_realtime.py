@@ -218,7 +218,7 @@ async def test_a_slow_backend_slows_the_client_down() -> None:
             flood = asyncio.create_task(send_for_ever(session))
             await holds(lambda: session.transport.get_write_buffer_size() > 0, "the client cannot send more")
             await asyncio.sleep(0.2)
-            assert under_test.gateway.memory.used_bytes < 1048576
+            assert under_test.gateway.core.memory.used_bytes < 1048576
             flood.cancel()
             peer = session.transport.get_extra_info("socket")
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a client that crashes

@@ -18,7 +18,7 @@ EXPECTED = 201  # tokens that a session is charged when it opens
 
 
 def spent(under_test: UnderTest) -> int:
-    return int(under_test.gateway.ledger.limits["limited"].spent()["day"][1])
+    return int(under_test.gateway.core.ledger.limits["limited"].spent()["day"][1])
 
 
 async def transcribe(session: Any) -> dict[str, Any]:
@@ -32,7 +32,7 @@ async def test_a_session_costs_what_is_reported_of_all_its_transcriptions() -> N
             for number in range(1, 8):
                 assert (await transcribe(session))["usage"] == USAGE
                 assert spent(under_test) == max(EXPECTED, 43 * number)
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [7 * 43] * 5
 
 
@@ -41,7 +41,7 @@ async def test_a_session_whose_audio_is_too_short_for_a_token_costs_its_text() -
         async with speaking(under_test, **KEY) as session:
             await session.send(json.dumps({"type": "input_audio_buffer.append", "audio": "AAAA"}))
             await event(session)
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [3] * 5  # two events, and 80 ms of audio
 
 
@@ -56,7 +56,7 @@ async def test_a_session_without_reports_costs_an_estimate_of_its_audio_and_its_
                 assert (await event(session))["type"] == "transcription.delta"
             tokens = seconds * 12.5 + seconds // 30
             assert spent(under_test) >= max(EXPECTED, 0.99 * tokens)
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         found = books(under_test)
         assert found == [found[0]] * 5
         assert tokens * 0.99 <= found[0] <= tokens * 1.02
@@ -103,7 +103,7 @@ async def test_a_session_that_breaks_off_costs_what_it_used_until_then() -> None
                 await transcribe(session)
             engine.cut(engine.sessions[0])
             assert await close_code(session) == 1011
-        await holds(lambda: not len(under_test.gateway.ledger), "its entry is closed")
+        await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [6 * 43] * 5
 
 

@@ -56,11 +56,11 @@ async def test_requests_that_wait_are_served_under_the_new_settings(
     backend.plays(until(release), *json_answer())
     async with running(backend, per_backend=ONE_SLOT) as under_test:
         asking = [asyncio.create_task(ask(under_test)) for _ in range(5)]
-        await holds(lambda: len(under_test.gateway.queue) == 4, "four wait")
+        await holds(lambda: len(under_test.gateway.core.queue) == 4, "four wait")
         follows(under_test, sections, **per_backend)
         slots = per_backend["max_in_flight"]
         await holds(lambda: len(backend.ledger) == slots, "the new slots are used")
-        assert len(under_test.gateway.queue) == 5 - slots
+        assert len(under_test.gateway.core.queue) == 5 - slots
         await asyncio.sleep(0.05)  # a new queue timeout is not theirs
         release.set()
         assert [(await each).status for each in asking] == [200] * 5
@@ -71,10 +71,10 @@ async def test_a_lower_limit_of_the_queue_refuses_new_requests_only(backend: Scr
     backend.plays(until(release), *json_answer())
     async with running(backend, per_backend=ONE_SLOT) as under_test:
         asking = [asyncio.create_task(ask(under_test)) for _ in range(4)]
-        await holds(lambda: len(under_test.gateway.queue) == 3, "three wait")
+        await holds(lambda: len(under_test.gateway.core.queue) == 3, "three wait")
         follows(under_test, {"admission": {"max_queued_requests": 1}})
         assert (await ask(under_test)).status == 429
-        assert len(under_test.gateway.queue) == 3
+        assert len(under_test.gateway.core.queue) == 3
         release.set()
         assert [(await each).status for each in asking] == [200] * 4
 
@@ -127,9 +127,9 @@ async def test_a_held_request_gets_503_once_requests_are_not_held_any_more(backe
     backend.plays(*json_answer())
     async with running(backend) as under_test:
         await backend.stop()
-        await holds(lambda: not under_test.gateway.fleet.ready, "it is gone")
+        await holds(lambda: not under_test.gateway.core.fleet.ready, "it is gone")
         asking = asyncio.create_task(ask(under_test))
-        await holds(lambda: len(under_test.gateway.queue) == 1, "it is held")
+        await holds(lambda: len(under_test.gateway.core.queue) == 1, "it is held")
         follows(under_test, {"admission": {"hold_without_backend": False}})
         assert (await asking).status == 503
 

@@ -103,9 +103,9 @@ async def test_names_wait_in_one_line_for_the_same_engines(backend: ScriptedBack
         for client, name in zip(clients, (*NAMES, *NAMES), strict=True):
             await client.send(request(chat(model=name)))
         async with asyncio.timeout(20):
-            while len(under_test.gateway.queue) < 5:
+            while len(under_test.gateway.core.queue) < 5:
                 await asyncio.sleep(0.01)
-        assert {ticket.demand.model for ticket in under_test.gateway.queue} == {"a"}
+        assert {ticket.demand.model for ticket in under_test.gateway.core.queue} == {"a"}
         for _ in clients:
             allowed.release()
         assert [(await client.answer()).json["model"] for client in clients] == [*NAMES, *NAMES]

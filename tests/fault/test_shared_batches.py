@@ -35,7 +35,7 @@ async def gateways(batches: dict[str, Any], *backends: ScriptedBackend) -> Async
         found = [await stack.enter_async_context(running(each, sections={"batches": batches})) for each in backends]
         yield found
         for gateway in found:
-            await gateway.gateway.batches.stop()
+            await gateway.gateway.features["batches"].batches.stop()
             gateway.counted.accepted = sum(gateway.outcomes.values())
 
 
@@ -135,7 +135,7 @@ async def test_a_gateway_that_stops_leaves_its_lines_to_the_others(
     async with gateways(batches, backend, other) as (one, two):
         batch = await batch_of(one, lines(400))
         await holds(lambda: len(backend.ledger) >= 8, "lines are in flight")
-        await one.gateway.batches.stop()
+        await one.gateway.features["batches"].batches.stop()
         batch = await ended(two, batch)
         assert batch["request_counts"] == {"total": 400, "completed": 400, "failed": 0}
         assert await answers(two, batch["output_file_id"]) == [*range(400)]
@@ -175,8 +175,8 @@ async def test_a_batch_expires_on_all_gateways(
             each.plays_once(*echo())
         each.plays(until(asyncio.Event()), *echo())
     async with gateways(batches, backend, other) as (one, two):
-        store, owner = one.gateway.batches._store, Owner("", "")
-        file, now = (await upload(one, lines(500))).json["id"], int(one.gateway._unix_seconds())
+        store, owner = one.gateway.features["batches"].batches._store, Owner("", "")
+        file, now = (await upload(one, lines(500))).json["id"], int(one.gateway.core.unix_seconds())
         batch = Batch("batch_1", owner, CHAT, file, "1h", None, 0, now, now + 4, "out", "err")
         await store.put_batch(batch)
         found = await ended(two, batch.document())
@@ -203,7 +203,7 @@ async def test_the_files_of_a_key_are_counted_over_all_gateways(
     async with gateways(batches, backend, other) as (one, two):
         await batch_of(one, lines(10))
         await batch_of(two, b"{}")
-        assert two.gateway.batches.used_bytes == len(lines(10)) + 2
+        assert two.gateway.features["batches"].batches.used_bytes == len(lines(10)) + 2
 
 
 async def test_a_database_that_is_down_stops_no_lines(

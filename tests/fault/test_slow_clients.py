@@ -50,7 +50,7 @@ async def test_clients_that_do_not_read_take_little_memory_each(backend: Scripte
             await client.send(STREAM)
         await holds(lambda: blocked(under_test) == count, "all clients are blocked")
         buffers = [c._transport.get_write_buffer_size() for c in under_test.gateway.server._connections]  # type: ignore[union-attr]
-        pools = under_test.gateway.relay._under_way
+        pools = under_test.gateway.core.relay._under_way
         await holds(lambda: all(each._connection._intake.is_held for each in pools), "backends are read no more")
         assert max(buffers) <= MEBIBYTE // 4
         async with await under_test.client() as other:  # somebody else is served meanwhile

@@ -35,7 +35,7 @@ def resident_bytes() -> int:
 
 def open_files(under_test: UnderTest) -> int:
     """File descriptors of this process, but for idle connections to engines: both ends of each are here."""
-    idle = sum(len(pool._idle) for pool in under_test.gateway.relay._pools.values())
+    idle = sum(len(pool._idle) for pool in under_test.gateway.core.relay._pools.values())
     return len(os.listdir("/proc/self/fd")) - 2 * idle
 
 
@@ -105,5 +105,5 @@ async def test_nothing_is_left_of_15000_mixed_requests_whose_clients_leave_and_e
 def page_of(under_test: UnderTest) -> dict[str, float]:
     """The samples of /metrics."""
     registry = CollectorRegistry()
-    registry.register(under_test.gateway.metrics)
+    registry.register(under_test.gateway.core.metrics)
     return read_metrics(generate_latest(registry).decode())

@@ -64,9 +64,9 @@ async def checked(url: str, trusted: Path | None) -> str:
 async def test_the_reason_of_a_tls_failure_is_logged_and_shown(tmp_path: Path) -> None:
     file = certificate(tmp_path, name="IP:127.0.0.1", days=1)
     async with listening(file) as port, running(Place(f"https://127.0.0.1:{port}"), wait=False) as under_test:
-        [backend] = under_test.gateway.fleet.backends
+        [backend] = under_test.gateway.core.fleet.backends
         await holds(lambda: backend.health.state == "down", "it is down")
-        [shown] = under_test.gateway.overview.backends()
+        [shown] = under_test.gateway.operators.overview.backends()
         told = [event["reason"] for event in under_test.events if event["event"] == "backend_state"]
     assert shown["probe_error"] == "TLS: self-signed certificate"
     assert told == ["TLS: self-signed certificate"]
@@ -78,7 +78,7 @@ async def test_another_reason_is_logged_when_it_comes(tmp_path: Path) -> None:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
     async with running(Place(f"https://127.0.0.1:{port}"), wait=False) as under_test:
-        [backend] = under_test.gateway.fleet.backends
+        [backend] = under_test.gateway.core.fleet.backends
         await holds(lambda: backend.health.probe_error == "connection refused", "it refuses")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(file)
@@ -127,7 +127,7 @@ async def test_a_backend_is_trusted_by_its_own_ca_and_name_and_shown_a_client_ce
     async with listening(engine, client_ca=client) as port:
         place = Place(f"https://127.0.0.1:{port}")
         async with running(place, per_backend={"tls": tls}) as under_test:  # its probes succeed
-            pool = under_test.gateway.relay._pools[under_test.gateway.fleet.backends[0]]
+            pool = under_test.gateway.core.relay._pools[under_test.gateway.core.fleet.backends[0]]
             connection = await pool.take_new()
             assert connection.transport is not None
             assert connection.transport.get_extra_info("ssl_object").getpeercert()["subjectAltName"] == (
@@ -136,7 +136,7 @@ async def test_a_backend_is_trusted_by_its_own_ca_and_name_and_shown_a_client_ce
             pool.give_back(connection)
             pool.close()
         async with running(place, per_backend={"tls": {"ca": str(engine)}}, wait=False) as under_test:
-            [backend] = under_test.gateway.fleet.backends
+            [backend] = under_test.gateway.core.fleet.backends
             await holds(
                 lambda: "TLS: IP address mismatch" in str(backend.health.probe_error),
                 lambda: repr(backend.health.probe_error),
@@ -151,7 +151,7 @@ async def test_a_renewed_ca_counts_from_the_next_connection_on(tmp_path: Path) -
     async with listening(new) as port:
         per_backend = {"tls": {"ca": str(trusted)}}
         async with running(Place(f"https://127.0.0.1:{port}"), per_backend=per_backend, wait=False) as under_test:
-            [backend] = under_test.gateway.fleet.backends
+            [backend] = under_test.gateway.core.fleet.backends
             await holds(lambda: backend.health.probe_error == "TLS: self-signed certificate", "it is not trusted")
             trusted.write_bytes(new.read_bytes())
             await holds(lambda: backend.health.state == "up", "it is trusted")

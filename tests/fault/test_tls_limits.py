@@ -231,7 +231,10 @@ async def test_clients_that_do_not_read_take_little_memory_each(
                 for _ in range(count):
                     client = stack.enter_context(await asyncio.to_thread(connect))
                     await asyncio.to_thread(client.sendall, request(chat(stream=True)))
-                connections, exchanges = under_test.gateway.server._connections, under_test.gateway.relay._under_way
+                connections, exchanges = (
+                    under_test.gateway.server._connections,
+                    under_test.gateway.core.relay._under_way,
+                )
                 await holds(lambda: sum(each.blocked for each in connections) == count, "all clients are blocked")
                 await holds(lambda: held_back(backend) == count, "the backend can send no more")
                 assert all(each._connection._intake.is_held for each in exchanges)

@@ -44,7 +44,7 @@ def settings_of(receiver: Receiver, **more: Any) -> dict[str, Any]:
 
 async def received(under_test: UnderTest, receiver: Receiver, requests: int = 1) -> list[Span]:
     """The spans, once those of so many requests are there; the first is the request's own."""
-    under_test.gateway.finished.settle()
+    under_test.gateway.core.finished.settle()
     await holds(lambda: len([span for span in receiver.spans if span.kind == SERVER]) >= requests, "spans arrive")
     return sorted(receiver.spans, key=lambda span: (span.start, span.kind != SERVER))
 
@@ -139,7 +139,7 @@ async def test_the_time_in_the_queue_has_a_span(backend: ScriptedBackend) -> Non
     backend.plays(until(go), *json_answer())
     async with traced(backend, max_in_flight=1) as (under_test, receiver):
         tasks = [asyncio.create_task(under_test.ask()) for _ in range(2)]
-        await holds(lambda: len(under_test.gateway.queue) == 1, "one waits")
+        await holds(lambda: len(under_test.gateway.core.queue) == 1, "one waits")
         await asyncio.sleep(0.05)
         go.set()
         await asyncio.gather(*tasks)
@@ -187,7 +187,7 @@ async def test_spans_have_neither_prompts_nor_keys(backend: ScriptedBackend) -> 
 
 async def test_traces_that_cannot_be_kept_are_counted(backend: ScriptedBackend) -> None:
     async with traced(backend) as (under_test, _):
-        tracing, record = under_test.gateway.tracing, Record("id", "chat", 0.0)
+        tracing, record = under_test.gateway.features["tracing"].tracing, Record("id", "chat", 0.0)
         tracer = tracing.tracer
         assert tracer is not None
         _, trace = tracer.begin({}, b"POST", b"/v1/chat/completions")
@@ -202,7 +202,7 @@ async def test_few_traces_wait_for_the_interval_and_many_do_not(backend: Scripte
     async with traced(backend, sections=rarely) as (under_test, receiver):
         for _ in range(EXPORTED_AT_ONCE - 1):
             assert (await under_test.ask()).status == 200
-        under_test.gateway.finished.settle()
+        under_test.gateway.core.finished.settle()
         assert receiver.requests == 0
         await under_test.ask()
         await received(under_test, receiver, EXPORTED_AT_ONCE)
@@ -223,14 +223,19 @@ async def test_a_receiver_that_refuses_costs_traces_and_no_request(backend: Scri
     async with traced(backend) as (under_test, receiver):
         receiver.refuses = True
         assert (await under_test.ask()).status == 200
-        under_test.gateway.finished.settle()
-        await holds(lambda: under_test.gateway.tracing.totals["dropped"] == 1, "the trace is dropped")
+        under_test.gateway.core.finished.settle()
+        await holds(
+            lambda: under_test.gateway.features["tracing"].tracing.totals["dropped"] == 1, "the trace is dropped"
+        )
         [dropped] = [each for each in under_test.events if each["event"] == "traces_dropped"]
         assert "400" in dropped["reason"]
         receiver.refuses = False
         assert (await under_test.ask()).status == 200
         await received(under_test, receiver)
-        await holds(lambda: under_test.gateway.tracing.totals == {"exported": 1, "dropped": 1}, "both are counted")
+        await holds(
+            lambda: under_test.gateway.features["tracing"].tracing.totals == {"exported": 1, "dropped": 1},
+            "both are counted",
+        )
 
 
 async def test_a_reload_begins_and_ends_tracing(backend: ScriptedBackend) -> None:

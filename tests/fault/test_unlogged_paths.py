@@ -37,11 +37,11 @@ async def test_what_is_in_paths_and_queries_is_written_nowhere(backend: Scripted
                     await client.send(request(b"", method=method, target=target.format(SECRET).encode()))
                     assert (await client.read()).startswith(b"HTTP/1.1 "), (method, target)
         assert (await under_test.ask(chat(), b"x-request-id: the-last")).status == 200
-        under_test.gateway.finished.settle()
+        under_test.gateway.core.finished.settle()
         await holds(lambda: "the-last" in repr(receiver.spans), "the spans arrive")
         registry = CollectorRegistry()
-        registry.register(under_test.gateway.metrics)
-        recent = under_test.gateway.recent
+        registry.register(under_test.gateway.core.metrics)
+        recent = under_test.gateway.operators.recent
         shown = {
             "access log": under_test.log.getvalue().decode(),
             "log": repr(under_test.events),

@@ -47,8 +47,8 @@ def plays(events: Events, separators: tuple[str, str], line_end: bytes) -> list[
 
 def counted(under_test: UnderTest) -> tuple[float, float]:
     """Tokens of prompts and answers."""
-    under_test.gateway.finished.settle()
-    metrics = under_test.gateway.metrics
+    under_test.gateway.core.finished.settle()
+    metrics = under_test.gateway.core.metrics
     return sum(metrics.prompt_tokens.values.values()), sum(metrics.completion_tokens.values.values())
 
 

@@ -56,7 +56,7 @@ async def test_clients_behind_proxies_are_told_apart_by_the_address_that_the_las
     sections = {"server": trusted, "embeddings": {"max_delay_seconds": 30}}
     lines = b"x-forwarded-for: 203.0.113.9", b"x-forwarded-for: 192.0.2.7", b"x-forwarded-for: 10.0.0.9"
     async with running(backend, sections=sections) as under_test:
-        backlog, asking = under_test.gateway.queue.backlog, list[asyncio.Task[Answer]]()
+        backlog, asking = under_test.gateway.core.queue.backlog, list[asyncio.Task[Answer]]()
         async with asyncio.TaskGroup() as group:
 
             async def ask(text: str, *given: bytes) -> None:
@@ -69,6 +69,6 @@ async def test_clients_behind_proxies_are_told_apart_by_the_address_that_the_las
             release.set()
         answers = [each.result() for each in asking]
         assert [answer.status for answer in answers] == [200] * (len(asking) - 1) + [400]
-        quarantine, now = under_test.gateway.coalescer._quarantine, under_test.gateway.clock()
+        quarantine, now = under_test.gateway.features["embeddings"].coalescer._quarantine, under_test.gateway.clock()
         found = [address for address in ADDRESSES if quarantine.has(f"address {address}", now)]
         assert found == ["192.0.2.7"]

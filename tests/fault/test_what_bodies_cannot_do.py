@@ -60,7 +60,7 @@ async def test_no_field_of_a_body_reaches_into_an_engine(backend: ScriptedBacken
 
 async def test_the_event_loop_turns_between_the_steps_of_reading_a_large_body(backend: ScriptedBackend) -> None:
     async with running(backend) as under_test:
-        reader, log = under_test.gateway.reader, list[str]()
+        reader, log = under_test.gateway.core.reader, list[str]()
         read = reader.read_in_steps
 
         def logged(*args: Any) -> Steps[InferenceRequest]:

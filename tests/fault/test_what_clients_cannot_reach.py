@@ -376,8 +376,8 @@ async def test_names_of_models_inject_nothing(backend: ScriptedBackend) -> None:
             assert answer.header("set-cookie") is None
             path = b"/v1/models/" + "".join(f"%{byte:02x}" for byte in model.encode("utf-8", "replace")).encode()
             assert (await under_test.ask(b"", method=b"GET", target=path[:500])).status == 404
-        under_test.gateway.finished.settle()
-        labels = {label for labels in under_test.gateway.metrics.requests.values for label in labels}
+        under_test.gateway.core.finished.settle()
+        labels = {label for labels in under_test.gateway.core.metrics.requests.values for label in labels}
         assert labels <= {"chat", "model", "models", "unknown", "", "rejected", "completed", *labels & {"other"}}
 
 
@@ -386,8 +386,8 @@ async def test_models_that_clients_make_up_do_not_grow_the_metrics(backend: Scri
         for number in range(1500):
             await client.send(request(chat(model=f"made-up-{number}")))
             assert (await client.answer()).status == 404
-        under_test.gateway.finished.settle()
-        assert len(under_test.gateway.metrics.requests.values) < 5
+        under_test.gateway.core.finished.settle()
+        assert len(under_test.gateway.core.metrics.requests.values) < 5
 
 
 async def test_a_prompt_is_never_told_to_logs_or_errors(backend: ScriptedBackend) -> None:

@@ -5,12 +5,12 @@ import re
 import pytest
 from openai import APIStatusError, AsyncOpenAI, NotFoundError
 
-from gateway.front.routes import ROUTES
 from tests.integration.api_calls import BOTH, OTHER_CALLS, PEER, REAL, SDK_CALLS, SIMULATED, Call, Scene
 from tests.integration.api_refusals import REFUSALS, Refusal, call, methods_of, refused_methods
 from tests.integration.conftest import StartGateway, engine_kind
 from tests.integration.fleet import Fleet
 from tests.integration.gateway_process import Gateway
+from tests.routes import ROUTES
 
 RUNS_ON = {"sim": (BOTH, SIMULATED, PEER), "vllm": (BOTH, REAL, PEER)}
 

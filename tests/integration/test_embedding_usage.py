@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from gateway.exact.conversation import Feature
+from gateway.exact.conversation import PromptFeature
 from gateway.exact.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import EMBEDDING_MODEL, MODELS, Fleet
@@ -48,7 +48,9 @@ class Answers:
     def _ids(self, given: Any, special: bool = True) -> list[list[int]]:
         texts = [given] if isinstance(given, str) else given
         documents = [{"prompt": text, "add_special_tokens": special} for text in texts]
-        told = [self._model.tokens("completions", document, "string", [Feature.COMPLETION]) for document in documents]
+        told = [
+            self._model.tokens("completions", document, "string", [PromptFeature.COMPLETION]) for document in documents
+        ]
         return [array("I", tokens).tolist() for tokens in told]
 
     async def tokenize(self, request: web.Request) -> web.StreamResponse:

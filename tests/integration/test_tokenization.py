@@ -17,7 +17,7 @@ from gateway.backends.fleet import Fleet as Backends
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
-from gateway.exact.conversation import Feature
+from gateway.exact.conversation import PromptFeature
 from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
 from gateway.exact.tokenizer import ModelTokenizer
 from gateway.models.settings import ModelConfig, ModelsConfig
@@ -89,7 +89,7 @@ async def test_vllm_makes_the_tokens_that_are_told(fleet: Fleet, request: pytest
         pytest.skip("simulated engines have no model's tokenizer")
     async with tokenizing(fleet, str(MODELS / CHAT_MODEL)) as (tokenization, backends, client):
         assert set(states(tokenization).values()) == {"verified"}
-        assert tokenization._models[CHAT_MODEL].features == set(Feature)
+        assert tokenization._models[CHAT_MODEL].features == set(PromptFeature)
         for document in conversations(Random(20), 25):
             told = await tokenization.token_bytes(CHAT_MODEL, document, "chat", 10000)
             assert told is not None, tokenization.totals
@@ -126,5 +126,5 @@ def test_a_real_tokenizers_pieces_add_up_to_the_whole(model: str, request: pytes
     for _ in range(300):
         text = "".join(random.choice([*PIECES, chr(random.randrange(32, 70000))]) for _ in range(60))
         text = text.encode("utf-8", "ignore").decode()
-        told = tokenizer.tokens("completions", {"prompt": text}, "string", list(Feature))
+        told = tokenizer.tokens("completions", {"prompt": text}, "string", list(PromptFeature))
         assert array("I", told).tolist() == tokenizer._tokenizer(text)["input_ids"]

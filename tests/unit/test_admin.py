@@ -31,31 +31,31 @@ class Scene:
         self.now = 1000.0
         config = parse({"backends": backends, "routing": {"policy": policy}})
         self.gateway = Gateway(config, None, clock=lambda: self.now)
-        self.a, self.b = self.gateway.fleet.backends
+        self.a, self.b = self.gateway.core.fleet.backends
         for backend, count in ((self.a, 1), (self.b, engines)):
             cards = (ModelCard("m"), ModelCard("embeds"))
             facts = Facts(version="0.33.0", models=cards, engines=count, kv_cache_tokens=100_000, kv_event_sources=())
-            self.gateway.fleet.learned(backend, facts)
-            self.gateway.fleet.probed(backend, ProbeResult.OK)
-            self.gateway.fleet.probed(backend, ProbeResult.OK)
+            self.gateway.core.fleet.learned(backend, facts)
+            self.gateway.core.fleet.probed(backend, ProbeResult.OK)
+            self.gateway.core.fleet.probed(backend, ProbeResult.OK)
 
     def route(self, document: Any = CHAT, path: str = "") -> dict[str, Any]:
         body = document if isinstance(document, bytes) else orjson.dumps(document)
-        return asyncio.run(self.gateway.overview.route(body, path))
+        return asyncio.run(self.gateway.operators.overview.route(body, path))
 
     def read(self, document: Any) -> Demand:
         """What the gateway makes of a chat request that a client sends."""
         incoming = Sent(b"/v1/chat/completions", orjson.dumps(document)).incoming()
         assert incoming.route is not None
-        return self.gateway.reader.read(incoming, incoming.route, "id", lambda: None).demand
+        return self.gateway.core.reader.read(incoming, incoming.route, "id", lambda: None).demand
 
     def place(self, ask: Demand = SHORT) -> Lease:
-        placed = self.gateway.scheduler.place(ask, self.now)
+        placed = self.gateway.core.scheduler.place(ask, self.now)
         assert isinstance(placed, Lease)
         return placed
 
     def gauge(self, name: str, *labels: str) -> float:
-        [found] = [live for live in self.gateway.metrics if live.name == name]
+        [found] = [live for live in self.gateway.core.metrics if live.name == name]
         values = {tuple(sample.labels.values()): sample.value for sample in found.family().samples}
         return float(values[labels])
 
@@ -79,11 +79,13 @@ def test_a_dry_run_has_the_cost_of_each_engine() -> None:
 
 def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
     scene = Scene()
-    before, cache_state = scene.route(), scene.gateway.cache_state
+    before, cache_state = scene.route(), scene.gateway.core.cache_state
     assert scene.route() == before
     assert cache_state.index.used_bytes(0) + cache_state.index.used_bytes(1) == 0
-    cache_state.hit_predictor.placed(scene.read(CHAT), scene.gateway.fleet.engines()[1])
-    assert report_of(scene.gateway.prefix_report, scene.now)["samples"]["kept"] == 1  # that one was no dry run
+    cache_state.hit_predictor.placed(scene.read(CHAT), scene.gateway.core.fleet.engines()[1])
+    assert (
+        report_of(scene.gateway.features["insights"].report, scene.now)["samples"]["kept"] == 1
+    )  # that one was no dry run
     answer = scene.route()
     assert [(each["backend"], each["hit_tokens"] > 1000) for each in answer["backends"]] == [("b", True), ("a", False)]
     assert answer["chosen"] == "b"
@@ -93,7 +95,7 @@ def test_a_dry_run_sees_the_hit_and_changes_nothing() -> None:
 def test_a_dry_run_of_token_ids_sees_the_engines_own_blocks() -> None:
     scene, ids = Scene(), list(range(100, 1000))
     keys = token_keys(packed(ids), 16, token_seed())
-    caches = scene.gateway.exact.build().caches
+    caches = scene.gateway.features["exact"].mode.build().caches
     for engine, blocks in enumerate((20, 40)):
         caches.changed(engine, keys[:blocks], (), 16 * blocks)
         caches.state(engine, True, True)
@@ -118,10 +120,10 @@ def test_the_other_policy_chooses_among_what_is_open() -> None:
 def test_a_policy_that_does_not_wait_chooses_the_first_open_engine(policy: str) -> None:
     scene = Scene(policy, max_in_flight=1)
     if policy == "round_robin":
-        scene.gateway.scheduler.release(scene.place(), scene.now)
+        scene.gateway.core.scheduler.release(scene.place(), scene.now)
     held = scene.place().engine.name
     if policy == "round_robin":
-        scene.gateway.scheduler.release(scene.place(), scene.now)  # the turn is with the one that is taken
+        scene.gateway.core.scheduler.release(scene.place(), scene.now)  # the turn is with the one that is taken
     answer = scene.route()
     assert answer["policy"] == policy
     assert (answer["chosen"], answer["waits"]) == ("a" if held == "b" else "b", False)
@@ -132,7 +134,7 @@ def test_a_dry_run_shows_that_the_request_would_wait_for_the_best() -> None:
     scene = Scene(max_in_flight=1)
     short = CHAT | {"max_tokens": 1}
     held = scene.place(scene.read(short))
-    scene.gateway.scheduler.first_token(held, scene.now)
+    scene.gateway.core.scheduler.first_token(held, scene.now)
     answer = scene.route(short)
     assert (answer["chosen"], answer["backends"][0]["open"], answer["waits"]) == (held.engine.name, False, True)
 
@@ -179,7 +181,7 @@ def test_a_dry_run_without_a_backend_fails() -> None:
     scene = Scene()
     for backend in (scene.a, scene.b):
         for _ in range(3):
-            scene.gateway.fleet.probed(backend, ProbeResult.REFUSED)
+            scene.gateway.core.fleet.probed(backend, ProbeResult.REFUSED)
     with pytest.raises(NoBackend):
         scene.route()
 
@@ -187,7 +189,7 @@ def test_a_dry_run_without_a_backend_fails() -> None:
 def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
     scene = Scene(engines=2)
     held = scene.place()
-    shown = {each["name"]: each for each in scene.gateway.overview.backends()}
+    shown = {each["name"]: each for each in scene.gateway.operators.overview.backends()}
     assert set(shown) == {"a", "b"}
     assert (shown["a"]["engines"], shown["b"]["engines"]) == (1, 2)
     for each in shown.values():
@@ -201,7 +203,7 @@ def test_the_backends_are_shown_with_what_is_known_and_running() -> None:
         assert each["in_flight"] == (held.engine.name == each["name"])
         assert each["kv_tokens_limit"] == 100_000
     assert shown[held.engine.name]["kv_tokens_reserved"] == 16 + 16 + 32  # of a chat template
-    assert orjson.dumps(scene.gateway.overview.backends())
+    assert orjson.dumps(scene.gateway.operators.overview.backends())
 
 
 def test_gauges_follow_what_runs() -> None:
@@ -213,33 +215,33 @@ def test_gauges_follow_what_runs() -> None:
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 16 + 16 + 32  # of a chat template
     assert scene.gauge("gateway_backend_in_flight_limit", other) == 4
     assert scene.gauge("gateway_backend_kv_tokens_limit", other) == 100_000
-    scene.gateway.scheduler.release(held, scene.now)
+    scene.gateway.core.scheduler.release(held, scene.now)
     assert scene.gauge("gateway_backend_in_flight", name) == 0
     assert scene.gauge("gateway_backend_kv_tokens_reserved", name) == 0
     assert scene.gauge("gateway_backend_up", "a") == 1
     assert scene.gauge("gateway_backend_relative_cost", "a") == 1
-    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
-    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
-    scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.core.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.core.fleet.probed(scene.a, ProbeResult.REFUSED)
+    scene.gateway.core.fleet.probed(scene.a, ProbeResult.REFUSED)
     assert scene.gauge("gateway_backend_up", "a") == 0
     assert scene.gauge("gateway_backend_unreachable", "a", "refused") == 1
     states = {state: scene.gauge("gateway_backend_state", "a", state) for state in ("up", "down", "draining")}
     assert states == {"up": 0, "down": 1, "draining": 0}
     assert scene.gauge("gateway_queued_requests", "m") == 0
-    scene.gateway.fleet.learned(scene.b, Facts())
-    scene.gateway.fleet.expect({"not listed yet"})
-    scene.gateway.scheduler.place(Demand("not listed yet"), scene.now)
+    scene.gateway.core.fleet.learned(scene.b, Facts())
+    scene.gateway.core.fleet.expect({"not listed yet"})
+    scene.gateway.core.scheduler.place(Demand("not listed yet"), scene.now)
     assert scene.gauge("gateway_queued_requests", "unknown") == 1
     assert scene.gauge("gateway_tokenizer_prompts_total", "encoded") == 0
 
 
 def test_ejections_and_what_engines_report_are_shown() -> None:
     scene = Scene()
-    scene.gateway.fleet.measured(scene.a, Telemetry(0.0, running=3, waiting=2, preemptions=0.0, kv_usage=0.5))
+    scene.gateway.core.fleet.measured(scene.a, Telemetry(0.0, running=3, waiting=2, preemptions=0.0, kv_usage=0.5))
     shown = [scene.gauge(f"gateway_backend_reported_{name}", "a") for name in ("running", "waiting", "kv_usage")]
     assert shown == [3, 2, 0.5]
     assert scene.gauge("gateway_backend_ejections_total", "a") == 0
-    scene.gateway.fleet.failed(scene.a, EngineDead("The engine is dead."), "someone")
+    scene.gateway.core.fleet.failed(scene.a, EngineDead("The engine is dead."), "someone")
     assert scene.gauge("gateway_backend_ejections_total", "a") == 1
     assert scene.gauge("gateway_backend_state", "a", "ejected") == 1
 
@@ -248,22 +250,22 @@ def test_the_trust_in_a_backend_is_that_in_its_least_trusted_engine() -> None:
     scene = Scene(engines=2)
     engine = scene.b.engines[1].index
     for _ in range(5):
-        scene.gateway.cache_state.hit_accuracy.observed(engine, 1000, 100)
-    share = scene.gateway.cache_state.hit_accuracy.share(engine)
+        scene.gateway.core.cache_state.hit_accuracy.observed(engine, 1000, 100)
+    share = scene.gateway.core.cache_state.hit_accuracy.share(engine)
     assert share < 0.5
     assert scene.gauge("gateway_backend_prefix_trust", "b") == share
     assert scene.gauge("gateway_backend_prefix_trust", "a") == 1.0
-    shown = {each["name"]: each["prefix_trust"] for each in scene.gateway.overview.backends()}
+    shown = {each["name"]: each["prefix_trust"] for each in scene.gateway.operators.overview.backends()}
     assert shown == {"a": 1.0, "b": share}
 
 
 def test_a_backend_that_is_down_is_shown_with_the_reason_and_since_when() -> None:
     scene = Scene()
-    assert "publishes no KV events" in scene.gateway.overview.backend(scene.a)["kv_events_problem"]
+    assert "publishes no KV events" in scene.gateway.operators.overview.backend(scene.a)["kv_events_problem"]
     for _ in range(3):
-        scene.gateway.fleet.probed(scene.a, ProbeResult.REFUSED, "connection refused")
+        scene.gateway.core.fleet.probed(scene.a, ProbeResult.REFUSED, "connection refused")
     scene.now += 7
-    shown = scene.gateway.overview.backend(scene.a)
+    shown = scene.gateway.operators.overview.backend(scene.a)
     assert (shown["state"], shown["state_reason"], shown["state_seconds"]) == ("down", "connection refused", 7.0)
     assert shown["kv_events_problem"] is None  # being down is the problem
 
@@ -272,12 +274,12 @@ async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
     scene = Scene()
     source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", None, "")
     scene.a.learn(Facts(models=(ModelCard("m"),), kv_event_sources=(source,)))
-    scene.gateway.exact.facts_changed()
-    async with scene.gateway.exact.running():
+    scene.gateway.features["exact"].mode.facts_changed()
+    async with scene.gateway.features["exact"].mode.running():
         async with asyncio.timeout(5):
-            while not scene.gateway.exact.streams():  # the reader's thread takes it up
+            while not scene.gateway.features["exact"].mode.streams():  # the reader's thread takes it up
                 await asyncio.sleep(0.01)
-        shown = {each["name"]: each for each in scene.gateway.overview.backends()}
+        shown = {each["name"]: each for each in scene.gateway.operators.overview.backends()}
         assert [stream["state"] for stream in shown["a"]["kv_events"]] == ["connecting"]
         assert shown["a"]["kv_events_problem"] is None
         assert shown["b"]["kv_events"] == []

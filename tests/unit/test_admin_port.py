@@ -14,6 +14,7 @@ from gateway.admin import AdminPages, MetricsPages, breather
 from gateway.admin_http import OperatorPort, is_own_host, own_hosts
 from gateway.config import AdminConfig, Listen, MetricsConfig
 from gateway.errors import ModelNotFound, NoBackend
+from gateway.insights.page import PrefixPage
 from gateway.observe.metrics import Breathe, Metrics
 
 NAMES = {"gateway.svc"}
@@ -37,7 +38,8 @@ async def admin_port(
 ) -> AsyncIterator[int | None]:
     """A port with all pages."""
     pages = MetricsPages(snapshot or Metrics().snapshot, lambda: None).routes()
-    pages += AdminPages(backends, route, three_wait, prepare).routes()
+    pages += AdminPages(backends, route, three_wait).routes()
+    pages += PrefixPage(prepare).routes()
     async with OperatorPort("server.admin", listen or Listen(port=0)).listening(pages) as port:
         yield port
 

@@ -31,8 +31,9 @@ class Books:
         self.usage, self.metrics = KeyUsage(self.unix), Metrics()
         self.usage.follow(has_keys=True)
         self.records: list[Record] = []
-        counted = self.usage.counted, self.metrics.counted
-        self.ledger = RequestLedger(Estimates(), self.records.append, counted)
+        self.ledger = RequestLedger(Estimates(), self.records.append)
+        for consumer in (self.usage.counted, self.metrics.counted):
+            self.ledger.count(consumer)
         self.all_limits = AllLimits(self.clock, self.unix)
         self.follow(**limits)
         self._made = 0

@@ -25,21 +25,21 @@ class Scene:
             {"backends": [{"url": "http://10.0.0.1:1", "name": "a"}], "admission": {"itl_objective_seconds": 0.05}}
         )
         self.gateway = Gateway(config, None, clock=lambda: self.now)
-        self.fleet = self.gateway.fleet
+        self.fleet = self.gateway.core.fleet
         self.fleet.learned(self.backend, Facts(models=(ModelCard("m"),), max_num_seqs=16))
         self.fleet.probed(self.backend, ProbeResult.OK)
 
     @property
     def backend(self) -> Backend:
-        return self.gateway.fleet.backends[0]
+        return self.gateway.core.fleet.backends[0]
 
     def fill(self) -> list[Lease]:
         """Take every place."""
         taken = []
-        while isinstance(placed := self.gateway.scheduler.place(WISH, self.now), Lease):
-            self.gateway.scheduler.first_token(placed, self.now)
+        while isinstance(placed := self.gateway.core.scheduler.place(WISH, self.now), Lease):
+            self.gateway.core.scheduler.first_token(placed, self.now)
             taken.append(placed)
-        self.gateway.queue.leave(placed)
+        self.gateway.core.queue.leave(placed)
         return taken
 
     def look(self, preempted: int = 0) -> None:
@@ -49,7 +49,7 @@ class Scene:
         self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, self.preemptions, kv_usage))
 
     def moves(self, reason: str) -> float:
-        return self.gateway.metrics.limit_moves.values.get(("a", reason), 0.0)
+        return self.gateway.core.metrics.limit_moves.values.get(("a", reason), 0.0)
 
     def stream(self, tokens: int = 101, seconds: float = 10.0, **changes: object) -> None:
         record = Record("id", "chat", self.now - seconds - 1)
@@ -58,14 +58,14 @@ class Scene:
         record.ended_seconds = self.now
         for name, value in changes.items():
             setattr(record, name, value)
-        self.gateway.finished.add(record)
-        self.gateway.finished.settle()
+        self.gateway.core.finished.add(record)
+        self.gateway.core.finished.settle()
 
 
 def test_a_falling_limit_holds_at_once_and_a_growing_one_admits_waiting_requests() -> None:
     async def main() -> None:
         scene = Scene()
-        lease_broker = scene.gateway.lease_broker
+        lease_broker = scene.gateway.core.lease_broker
         taken = scene.fill()
         assert len(taken) == 16
         waiting = asyncio.get_running_loop().create_task(lease_broker.lease(WISH))
@@ -89,7 +89,7 @@ def test_a_falling_limit_holds_at_once_and_a_growing_one_admits_waiting_requests
 def test_the_limiter_gets_the_counts_sent_and_in_flight() -> None:
     scene = Scene()
     taken = scene.fill()
-    scene.gateway.scheduler.release(taken[0], scene.now)
+    scene.gateway.core.scheduler.release(taken[0], scene.now)
     assert (scene.backend.in_flight, sum(engine.placed for engine in scene.backend.all_engines)) == (15, 16)
 
 
@@ -140,7 +140,7 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
             taken = scene.fill()
             scene.look(preempted=4)
             for lease in taken:
-                scene.gateway.scheduler.release(lease, scene.now)
+                scene.gateway.core.scheduler.release(lease, scene.now)
             scene.look()
     assert scene.moves("preemptions") > 3
     falls = [line for line in lines if line["event"] == "limit_fell"]
@@ -157,12 +157,12 @@ def test_a_fall_is_logged_once_a_minute_and_a_rise_is_not() -> None:
 
 def test_the_overview_has_the_limit_its_bound_and_its_last_change() -> None:
     scene = Scene()
-    [shown] = scene.gateway.overview.backends()
+    [shown] = scene.gateway.operators.overview.backends()
     assert (shown["limit"], shown["limit_upper"], shown["limit_moved"]) == (16, 16, None)
     scene.fill()
     scene.look()
     scene.look(preempted=4)
     scene.now += 5.0
-    [shown] = scene.gateway.overview.backends()
+    [shown] = scene.gateway.operators.overview.backends()
     assert (shown["limit"], shown["limit_upper"]) == (15, 16)
     assert shown["limit_moved"] == {"reason": "preemptions", "before": 16, "after": 15, "seconds_ago": 5.0}

@@ -161,9 +161,9 @@ def test_every_engine_is_recounted() -> None:
 
 def test_a_gateway_under_test_counts_and_logs_what_differs_when_its_metrics_are_collected() -> None:
     gateway = RecountedGateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
-    gateway.queue.requests += 1
+    gateway.core.queue.requests += 1
     with capture_logs() as logs:
-        samples = [sample for family in gateway.metrics.collect() for sample in family.samples]
+        samples = [sample for family in gateway.core.metrics.collect() for sample in family.samples]
     assert [(each.labels, each.value) for each in samples if each.name == VIOLATIONS] == [
         ({"what": "queued_requests"}, 1)
     ]

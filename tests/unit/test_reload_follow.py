@@ -166,7 +166,7 @@ def config_of(values: dict[str, Any], backends: Any = ()) -> Config:
 def gateway_of(config: Config) -> Gateway:
     with patch("secrets.token_bytes", lambda size: bytes(size)):
         gateway = Gateway(config, io.BytesIO(), clock=lambda: 1.0, random=Random(1))
-    gateway.exact.build()  # which otherwise is there once it was needed
+    gateway.features["exact"].mode.build()  # which otherwise is there once it was needed
     return gateway
 
 
@@ -223,11 +223,11 @@ def test_every_key_is_tried() -> None:
 def test_a_salt_secret_that_is_not_configured_stays_the_same() -> None:
     async def main() -> None:
         gateway = Gateway(config_of({}), None)
-        first = gateway.reader._salt_secret
+        first = gateway.core.reader._salt_secret
         gateway.follow(config_of({"auth.cache_salt_secret": "x"}))
-        assert gateway.reader._salt_secret == b"x"
+        assert gateway.core.reader._salt_secret == b"x"
         gateway.follow(config_of({"routing.aging": 1.0}))
-        assert gateway.reader._salt_secret == first
+        assert gateway.core.reader._salt_secret == first
 
     asyncio.run(main())
 
@@ -240,6 +240,6 @@ def test_many_backends_are_followed_in_steps() -> None:
         gateway = Gateway(config_of({}), None)
         grows, shrinks = (len([*gateway.follow_in_steps(config_of({}, of))]) for of in (many, many[:1]))
         assert (grows, shrinks) == (3, 3)
-        assert [backend.config.url for backend in gateway.fleet.backends] == ["http://10.0.0.1:1"]
+        assert [backend.config.url for backend in gateway.core.fleet.backends] == ["http://10.0.0.1:1"]
 
     asyncio.run(main())

@@ -75,7 +75,7 @@ def test_what_a_part_may_not_import_is_found_at_any_depth() -> None:
     assert together(rules.crosses_layers, inner, tester, new) == [
         "gateway/routing/a.py: routing may not import gateway.app",
         "gateway/routing/b.py: routing may not import loadtest.drive",
-        "gateway/brand_new/a.py: brand_new has no entry in LAYERS",
+        "gateway/brand_new/a.py: brand_new is in no table of tests/rules/layers.py",
     ]
 
 

@@ -9,11 +9,11 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import Config
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.read import RequestReader
-from gateway.front.routes import find_route
-from gateway.front.stored_responses import StoredResponses
 from gateway.request import Demand, InferenceRequest
+from gateway.responses.stored import StoredResponses
 from gateway.routing.estimates import Estimates
 from tests.bench.bodies import chats
+from tests.routes import find_route
 
 MODEL = "mock"
 _SIZES_BYTES = (16_384, 28_672, 40_960, 53_248, 65_536)

@@ -191,12 +191,12 @@ def clients(
         loop = asyncio.get_running_loop()
         assert isinstance(loop, Loop)
         gateway = Gateway(config, out, loop.time, random=Random(1))
-        assert gateway.access_log is not None
-        for backend in gateway.fleet.backends:
-            gateway.fleet.learned(backend, _FACTS)
+        assert gateway.core.access_log is not None
+        for backend in gateway.core.fleet.backends:
+            gateway.core.fleet.learned(backend, _FACTS)
             for _ in range(_PROBES):
-                gateway.fleet.probed(backend, ProbeResult.OK)
-        with gateway.access_log:
+                gateway.core.fleet.probed(backend, ProbeResult.OK)
+        with gateway.core.access_log:
             connected = [Client(gateway, end) for _ in range(count)]
             yield gateway, connected
             for client in connected:

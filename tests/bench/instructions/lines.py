@@ -120,7 +120,7 @@ def asked(counter: Counter, units: int, *, streams: bool, through: bool = True) 
                 left = iter(part)
                 await _stepped(asyncio.gather(*[work(client, left) for client in each]))
                 if gateway is not None:
-                    gateway.finished.settle()
+                    gateway.core.finished.settle()
 
             await all_of(bodies[:_WARM_UPS])
             counter.begin()
@@ -137,7 +137,7 @@ def batched(counter: Counter, units: int, *, streams: bool) -> None:
     async def run(folder: Path) -> None:
         settings = {"path": str(folder), "lines_in_flight": _LINES_IN_FLIGHT}
         with clients(3, b"", _SLOTS, batches=settings) as (gateway, (client, *uploading)):
-            batches = gateway.batches
+            batches = gateway.features["batches"].batches
             assert batches is not None
             await batches.open()
             documents = _documents(_WARM_UPS + units, streams=streams)
@@ -150,7 +150,7 @@ def batched(counter: Counter, units: int, *, streams: bool) -> None:
                 while batches.states():
                     for _ in range(_STEPS):
                         await _step()
-                gateway.finished.settle()
+                gateway.core.finished.settle()
 
             await of(files[0])
             counter.begin()

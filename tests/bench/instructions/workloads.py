@@ -107,8 +107,8 @@ def exported(counter: Counter, units: int) -> None:
     async def ask() -> None:
         with clients(1, b'"total_tokens": 310}}', tracing=_traces(1.0, url)) as (gateway, (client,)):
             await _one_after_another(client, bodies)
-            gateway.finished.settle()
-            finished = gateway.tracing.take(units)
+            gateway.core.finished.settle()
+            finished = gateway.features["tracing"].tracing.take(units)
             config, version, clock = gateway.config.tracing, "1.0", asyncio.get_running_loop().time
             exporter = Exporter(config, version, lambda _: False, clock)
             assert not exporter.export(finished[:EXPORTED_AT_ONCE])
@@ -153,7 +153,7 @@ def embedded(counter: Counter, units: int) -> None:
                 coroutines = asking(connected, _WARM_UPS + turn)
                 with counter.counting():
                     await asyncio.gather(*coroutines)
-            await gateway.batcher.stop()
+            await gateway.features["embeddings"].batcher.stop()
 
     def asking(connected: list[Client], turn: int) -> list[Coroutine[None, None, None]]:
         texts = [f"{_TEXT.decode()} about thing number {turn * together + at}." for at in range(together)]
@@ -174,7 +174,7 @@ def _ask(
 ) -> None:
     async def ask() -> None:
         with clients(1, end, **sections or {}) if through else unrouted(1, end) as (gateway, (client,)):
-            settle = gateway.finished.settle if gateway else _nothing
+            settle = gateway.core.finished.settle if gateway else _nothing
             await _one_after_another(client, bodies[:-units])
             settle()
             counter.begin()

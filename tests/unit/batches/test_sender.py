@@ -70,7 +70,7 @@ class Desk:
         plain = cast(Any, backend)
         numbers = iter(range(100))
         self.memory = MemoryBudget(1 << 20)
-        ledger = RequestLedger(Estimates(), self.finished, [self.finished])
+        ledger = RequestLedger(Estimates(), self.finished)
         self.sender = LineSender(
             defaultdict(lambda: plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
             lambda: f"line-{next(numbers)}",

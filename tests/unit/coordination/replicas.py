@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from random import Random
 
+from gateway.coordination.announced_record import AnnouncedIndex
 from gateway.coordination.exchange import Exchange
-from gateway.routing.announced_record import AnnouncedIndex
 from gateway.routing.engine import Engine
 
 STEP_SECONDS = 0.05

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gateway.coordination.responses import ResponseExchange
-from gateway.front.stored_responses import Place, StoredResponses
+from gateway.responses.stored import Place, StoredResponses
 
 ANN, BOB = ("ann", "team"), ("bob", "team")
 PLACE = Place("a", "m", ANN, "alias")

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.exact.conversation import DECISIVE, Feature, NotUnderstood, Reading, decisive, read
+from gateway.exact.conversation import DECISIVE, NotUnderstood, PromptFeature, Reading, decisive, read
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": [2]}'}}
@@ -18,7 +18,7 @@ def content(turn: dict[str, Any], content_format: str) -> Any:
 
 
 def test_a_completion_is_its_text_with_special_tokens() -> None:
-    expected = Reading(frozenset((Feature.COMPLETION,)), True, text="Hi")
+    expected = Reading(frozenset((PromptFeature.COMPLETION,)), True, text="Hi")
     assert read("completions", {"prompt": "Hi"}, "string") == expected
     assert read("completions", {"prompt": ["Hi"]}, "string") == expected
     assert not read("completions", {"prompt": "Hi", "add_special_tokens": False}, "string").add_special_tokens
@@ -28,7 +28,7 @@ def test_a_conversation_asks_for_an_answer_and_adds_no_special_tokens() -> None:
     reading = chat(USER)
     assert reading.messages == [USER]
     assert reading.variables == {"add_generation_prompt": True, "continue_final_message": False}
-    assert (reading.features, reading.tools, reading.add_special_tokens) == ({Feature.CHAT}, None, False)
+    assert (reading.features, reading.tools, reading.add_special_tokens) == ({PromptFeature.CHAT}, None, False)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_tool_calls_arguments_are_an_object_for_the_template() -> None:
     ]
     assert list(reading.messages[1]["tool_calls"][0]) == ["id", "function", "type"], "templates print it as it is"
     assert reading.messages[2] == {"role": "tool", "content": "x", "tool_call_id": "c1"}
-    assert Feature.TOOLS in reading.features
+    assert PromptFeature.TOOLS in reading.features
     assert turn["tool_calls"] == [CALL], "the request stays as it is"
 
 
@@ -94,7 +94,7 @@ def test_reasoning_has_both_its_names(name: str) -> None:
     assert reading.messages[0] == {
         "role": "assistant", "content": "x", "reasoning": "why", "reasoning_content": "why",
     }  # fmt: skip
-    assert Feature.REASONING in reading.features
+    assert PromptFeature.REASONING in reading.features
 
 
 @pytest.mark.parametrize(
@@ -118,10 +118,10 @@ def test_variables_reach_the_template_as_vllm_gives_them(fields: dict[str, Any],
 
 def test_each_way_of_making_a_prompt_is_a_feature_of_its_own() -> None:
     parts = {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}] * 2}
-    assert chat(parts).features == {Feature.CHAT, Feature.PARTS}
-    assert chat(USER, tools=[TOOL]).features == {Feature.CHAT, Feature.TOOLS}
+    assert chat(parts).features == {PromptFeature.CHAT, PromptFeature.PARTS}
+    assert chat(USER, tools=[TOOL]).features == {PromptFeature.CHAT, PromptFeature.TOOLS}
     flags = {"add_generation_prompt": False, "continue_final_message": True}
-    assert chat(USER, **flags).features == {Feature.CHAT, Feature.CONTINUED}
+    assert chat(USER, **flags).features == {PromptFeature.CHAT, PromptFeature.CONTINUED}
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,11 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.config.file import parse
 
 gateway = Gateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
+fleet = gateway.core.fleet
 for sources in (None, ()):
-    gateway.fleet.learned(gateway.fleet.backends[0], Facts(models=(ModelCard("m"),), kv_event_sources=sources))
-gateway.overview.document()
-face = {"gateway.exact", *(f"gateway.exact.{name}" for name in ("endpoints", "index", "mode", "prompts"))}
+    fleet.learned(fleet.backends[0], Facts(models=(ModelCard("m"),), kv_event_sources=sources))
+gateway.operators.overview.document()
+face = {"gateway.exact", *(f"gateway.exact.{name}" for name in ("endpoints", "feature", "index", "mode", "prompts"))}
 found = {name for name in sys.modules if name.startswith("gateway.exact")} - face
 assert not found, found
 assert "zmq" not in sys.modules

@@ -10,7 +10,7 @@ from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.exact.conversation import Feature
+from gateway.exact.conversation import PromptFeature
 from gateway.exact.index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
 from gateway.exact.prompts import ExactPrompts, given_tokens
 from gateway.exact.tokenization import Tokenization, TokenizerVerdict
@@ -29,7 +29,7 @@ class FixedTokens(Tokenization):
         super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, lambda: 0.0)
         self._tokens = tokens
         for backend in accepted:
-            self._models["m"].judged(backend, TokenizerVerdict("verified", features=frozenset((Feature.CHAT,))))
+            self._models["m"].judged(backend, TokenizerVerdict("verified", features=frozenset((PromptFeature.CHAT,))))
         self.asked: list[tuple[str, str, int]] = []
 
     async def token_bytes(self, model: str, document: dict[str, Any], endpoint: str, size_bytes: int) -> bytes | None:

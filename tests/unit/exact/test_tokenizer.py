@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.exact.conversation import Feature, NotUnderstood
+from gateway.exact.conversation import NotUnderstood, PromptFeature
 from gateway.exact.tokenizer import CannotLoad, ModelTokenizer
 from tests.unit.exact.models import END, START
 
-EVERY = [feature.value for feature in Feature]
+EVERY = [feature.value for feature in PromptFeature]
 CACHE_BYTES = 1 << 20
 KINDS = ["bytes", "parts", "pieces", "left", "bare"]
 TEXTS = st.lists(
@@ -124,7 +124,7 @@ def test_without_a_template_only_texts_are_tokenized(loaded: dict[str, ModelToke
 def test_a_feature_that_is_not_verified_is_refused(folder: str) -> None:
     model = ModelTokenizer(folder, CACHE_BYTES)
     with pytest.raises(NotUnderstood, match="completion"):
-        model.tokens("completions", {"prompt": "Hi"}, "string", [Feature.CHAT])
+        model.tokens("completions", {"prompt": "Hi"}, "string", [PromptFeature.CHAT])
 
 
 @pytest.mark.parametrize("broken", [None, "{}", "not json"])

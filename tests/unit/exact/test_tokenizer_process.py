@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exact.conversation import Feature
+from gateway.exact.conversation import PromptFeature
 from gateway.exact.tokenizer import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 from tests.unit.exact.fake_worker import COMMAND, DIES, HANGS
 
-EVERY = [feature.value for feature in Feature]
+EVERY = [feature.value for feature in PromptFeature]
 PATIENT_SECONDS = 30.0
 
 

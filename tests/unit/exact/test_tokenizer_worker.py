@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.exact.conversation import Feature
+from gateway.exact.conversation import PromptFeature
 from gateway.exact.tokenizer import (
     LENGTH_BYTES,
     Count,
@@ -23,7 +23,7 @@ from gateway.exact.tokenizer import (
 )
 from tests.unit.exact.fake_worker import Letters
 
-EVERY = [feature.value for feature in Feature]
+EVERY = [feature.value for feature in PromptFeature]
 
 
 def worker() -> Worker:

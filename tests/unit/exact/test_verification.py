@@ -7,7 +7,7 @@ from gateway.backends.backend import Backend
 from gateway.backends.settings import BackendConfig
 from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import HealthConfig
-from gateway.exact.conversation import EMBEDDED, ContentFormat, Feature, Probe
+from gateway.exact.conversation import EMBEDDED, ContentFormat, Probe, PromptFeature
 from gateway.exact.tokenization import NOT_COMPARABLE, TokenizerVerdict, best_format, compared, counted_alike
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer
 from tests.unit.exact.backends import embeds, tokenizes
@@ -32,7 +32,7 @@ async def compared_with(answer: Answer | None) -> dict[ContentFormat, TokenizerV
 async def test_the_format_that_the_backend_uses_is_found(content_format: ContentFormat) -> None:
     verdicts = await compared_with(tokenizes(content_format))
     assert best_format(verdicts) is content_format
-    assert verdicts[content_format].features == frozenset(Feature)
+    assert verdicts[content_format].features == frozenset(PromptFeature)
 
 
 async def test_a_backend_with_other_tokens_is_like_none_of_the_formats() -> None:
@@ -42,7 +42,7 @@ async def test_a_backend_with_other_tokens_is_like_none_of_the_formats() -> None
 
 async def test_a_prompt_that_the_backend_refuses_differs_in_its_feature_alone() -> None:
     verdicts = await compared_with(tokenizes(without=("tools",)))
-    assert verdicts[ContentFormat.STRING].features == frozenset(Feature) - {Feature.TOOLS}
+    assert verdicts[ContentFormat.STRING].features == frozenset(PromptFeature) - {PromptFeature.TOOLS}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ async def test_a_backend_that_does_not_answer_now_may_be_asked_again(answer: Ans
 
 
 def test_of_two_formats_that_do_alike_the_first_is_taken() -> None:
-    alike = TokenizerVerdict("verified", features=frozenset((Feature.CHAT,)))
+    alike = TokenizerVerdict("verified", features=frozenset((PromptFeature.CHAT,)))
     assert best_format(dict.fromkeys(ContentFormat, alike)) is ContentFormat.STRING
     differs = TokenizerVerdict("refused", "otherwise")
     assert best_format({ContentFormat.STRING: differs, ContentFormat.PARTS: alike}) is ContentFormat.PARTS

@@ -5,8 +5,8 @@ from typing import Any
 from gateway.config import Config
 from gateway.embeddings.reading import work_readers
 from gateway.front.read import RequestReader
-from gateway.front.stored_responses import StoredResponses
 from gateway.models.aliases import Aliases
+from gateway.responses.stored import StoredResponses
 from gateway.routing.estimates import Estimates
 
 

@@ -76,7 +76,7 @@ class Scene:
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         self.server_config = whole.server
         self.unix_clock = Clock(1_790_000_000.0)
-        ledger = RequestLedger(Estimates(), self.records.append, [self.records.append])
+        ledger = RequestLedger(Estimates(), self.records.append)
         sessions = RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ())
         uploads = Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock())
         self.handler = Handler(

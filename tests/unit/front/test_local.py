@@ -12,8 +12,8 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.errors import Draining, ModelNotFound, NoBackend
 from gateway.front.handler import answer_local, explain
-from gateway.front.routes import find_route
 from gateway.keys.settings import KeyConfig
+from tests.routes import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 
 FLEET = fleet_of(ModelCard("org/m", raw={"created": 7, "owned_by": "us"}), ModelCard("n"))

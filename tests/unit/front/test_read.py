@@ -8,10 +8,10 @@ from gateway.config import Config, EmbeddingsConfig, ServerConfig
 from gateway.embeddings.inputs import Pairs
 from gateway.errors import InvalidRequest, PreviousResponseNotFound
 from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
-from gateway.front.stored_responses import Place, StoredResponses
 from gateway.keys.settings import KeyConfig
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest, Kind
+from gateway.responses.stored import Place, StoredResponses
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent
 

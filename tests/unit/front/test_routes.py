@@ -1,8 +1,8 @@
 import pytest
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
-from gateway.front.routes import ROUTES, find_route
 from gateway.request import Kind
+from tests.routes import ROUTES, find_route
 
 POSTS = {
     "/v1/chat/completions": Kind.GENERATE,

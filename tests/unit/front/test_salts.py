@@ -9,9 +9,10 @@ import orjson
 import pytest
 
 from gateway.embeddings.inputs import EmbeddingInputs, Pairs
-from gateway.front.routes import ROUTES, Route
+from gateway.front.routes import Route
 from gateway.keys.settings import KeyConfig
 from gateway.request import InferenceRequest
+from tests.routes import ROUTES
 from tests.unit.front.test_read import read
 
 ANN, BOB = (KeyConfig(name=name, key=name, isolate_cache=True) for name in ("ann", "bob"))

@@ -11,7 +11,8 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.front.http_request import HttpRequest
 from gateway.front.reply import ClientResponse
-from gateway.front.routes import Route, find_route
+from gateway.front.routes import Route
+from tests.routes import find_route
 
 
 @dataclass

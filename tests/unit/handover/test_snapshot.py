@@ -12,9 +12,9 @@ from gateway.app import Gateway
 from gateway.backends.facts import Facts, KvEventSource, ModelCard
 from gateway.backends.settings import BackendConfig
 from gateway.config.file import parse
-from gateway.front.stored_responses import Place
 from gateway.handover.snapshot import FILE_NAME, FORMAT, SnapshotError, load, read, save, write
 from gateway.request import Demand, Usage
+from gateway.responses.stored import Place
 
 A, B = "http://a:1", "http://b:1"
 KEYS = [
@@ -60,29 +60,29 @@ def demand(keys: tuple[int, ...], tenant: str = "t") -> Demand:
 def experienced(*prompts: tuple[int, ...]) -> Gateway:
     """A gateway that has served these prompts."""
     made = gateway()
-    for backend in made.fleet.backends:
-        made.fleet.learned(backend, facts())
+    for backend in made.core.fleet.backends:
+        made.core.fleet.learned(backend, facts())
     for number, keys in enumerate(prompts):
-        asked, engine = demand(keys, f"t{number % 3}"), made.fleet.engines()[number % 2]
-        made.cache_state.index.record(engine.index, asked.keys, asked.edges)
-        made.cache_state.estimates.learn("m", 4000, 1000 + number, 30)
-        made.cache_state.estimates.remember(keys[-1], 1000, 30)
-        made.cache_state.output_lengths.answered(asked, Usage(1000, 30 + number))
-        made.cache_state.hit_accuracy.observed(engine.index, 1000, 300)
-        made.calibrations.learning("m").first_token(1000, 0.1, 0.2)
+        asked, engine = demand(keys, f"t{number % 3}"), made.core.fleet.engines()[number % 2]
+        made.core.cache_state.index.record(engine.index, asked.keys, asked.edges)
+        made.core.cache_state.estimates.learn("m", 4000, 1000 + number, 30)
+        made.core.cache_state.estimates.remember(keys[-1], 1000, 30)
+        made.core.cache_state.output_lengths.answered(asked, Usage(1000, 30 + number))
+        made.core.cache_state.hit_accuracy.observed(engine.index, 1000, 300)
+        made.core.calibrations.learning("m").first_token(1000, 0.1, 0.2)
         engine.on_pace(0.7)
-        tenants = made.queue.tenants("m")
+        tenants = made.core.queue.tenants("m")
         tenants.bound(tenants.arrived(asked, 100.0), asked, 1, 500.0, at_once=True)
         made.knowledge.stored.restore([(f"resp_{number}", Place("a:1", "m", ("alice", f"t{number}")))])
-    made.limits.by_name["alice"].charge(50)
-    made.fleet.backends[0].limiter.start_from(6, 8)
+    made.knowledge.limits.by_name["alice"].charge(50)
+    made.core.fleet.backends[0].limiter.start_from(6, 8)
     return made
 
 
 def changed_by_hand(made: Gateway) -> Gateway:
-    made.membership.add(BackendConfig(url="http://c:1", name="c", api_key="sk-c"))
-    made.membership.remove("b:1")
-    made.membership.drain("a:1")
+    made.core.membership.add(BackendConfig(url="http://c:1", name="c", api_key="sk-c"))
+    made.core.membership.remove("b:1")
+    made.core.membership.drain("a:1")
     return made
 
 
@@ -109,17 +109,17 @@ async def test_hits_are_predicted_as_before() -> None:
     new = gateway()
     new.knowledge.restore(passed_on(await old.knowledge.take()), same_engines=True)
     for keys in ((1, 2, 3, 4), (1, 2, 9), (5,), (7,)):
-        assert new.cache_state.index.depths(keys)[:2] == old.cache_state.index.depths(keys)[:2]
+        assert new.core.cache_state.index.depths(keys)[:2] == old.core.cache_state.index.depths(keys)[:2]
 
 
 async def test_changes_by_hand_and_rate_limits_go_on() -> None:
     new = gateway()
     new.knowledge.restore(passed_on(await changed_by_hand(experienced()).knowledge.take()), same_engines=True)
-    assert {name: backend.draining for name, backend in new.fleet.by_name.items()} == {"a:1": "by hand", "c": ""}
-    assert new.fleet.by_name["c"].config.api_key == "sk-c"
-    assert new.membership.removed == ["b:1"]
-    assert new.limits.accounts() == {"alice": {"requests": 1.0, "tokens": 50.0}, "bob": {}}
-    assert new.limits.spent() == {"alice": {"month": [0, 50]}}
+    assert {name: backend.draining for name, backend in new.core.fleet.by_name.items()} == {"a:1": "by hand", "c": ""}
+    assert new.core.fleet.by_name["c"].config.api_key == "sk-c"
+    assert new.core.membership.removed == ["b:1"]
+    assert new.knowledge.limits.accounts() == {"alice": {"requests": 1.0, "tokens": 50.0}, "bob": {}}
+    assert new.knowledge.limits.spent() == {"alice": {"month": [0, 50]}}
 
 
 async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_version_has_none() -> None:
@@ -127,7 +127,7 @@ async def test_budgets_of_a_month_that_is_over_are_renewed_and_an_earlier_versio
     new = gateway()
     sections["spent"] = {"alice": {"month": [31, 50], "day": [0, 50]}, "carol": {"day": [0, 50]}}
     new.knowledge.restore(sections, same_engines=True)
-    assert new.limits.spent() == {"alice": {"month": [0, 0]}}
+    assert new.knowledge.limits.spent() == {"alice": {"month": [0, 0]}}
     del sections["spent"]
     gateway().knowledge.restore(sections, same_engines=True)
 
@@ -136,47 +136,47 @@ async def test_what_keys_used_after_the_snapshot_is_passed_on() -> None:
     old, new = experienced(), gateway()
     sections, moment = passed_on(await old.knowledge.take()), old.knowledge.use()
     new.knowledge.restore(sections, same_engines=True)
-    alice = old.limits.by_name["alice"]
+    alice = old.knowledge.limits.by_name["alice"]
     alice.charge(100)
     alice.correct(50, 20, counts=True)  # the request of before the snapshot
     new.knowledge.restore_use(passed_on({"use": old.knowledge.use_since(moment), "records": {}})["use"])
-    assert new.limits.spent() == old.limits.spent() == {"alice": {"month": [0, 120]}}
+    assert new.knowledge.limits.spent() == old.knowledge.limits.spent() == {"alice": {"month": [0, 120]}}
     assert old.knowledge.use_since(old.knowledge.use())["spent"] == {"alice": {"month": [0, 0]}}
     whole = gateway()
     whole.knowledge.restore_use(old.knowledge.use_since({}))
-    assert whole.limits.spent() == old.limits.spent()
+    assert whole.knowledge.limits.spent() == old.knowledge.limits.spent()
 
 
 async def test_what_keys_used_long_ago_is_forgotten() -> None:
     sections, new = passed_on(await experienced().knowledge.take()), gateway()
     new.knowledge.__dict__["unix_seconds"] = lambda: 1003.0
     new.knowledge.restore(sections, same_engines=False)
-    assert new.limits.accounts()["alice"] == {"requests": 0.0, "tokens": 20.0}
+    assert new.knowledge.limits.accounts()["alice"] == {"requests": 0.0, "tokens": 20.0}
 
 
 async def test_a_cache_that_may_have_been_lost_meanwhile_is_not_taken_over() -> None:
     old = experienced((1, 2), (3, 4))
-    old.fleet.learned(old.fleet.backends[0], facts(start_seconds=None))
+    old.core.fleet.learned(old.core.fleet.backends[0], facts(start_seconds=None))
     sections = passed_on(await old.knowledge.take())
     warm, cold = gateway(), gateway()
     warm.knowledge.restore(sections, same_engines=True)
     cold.knowledge.restore(sections, same_engines=False)
-    assert warm.cache_state.index.depths((1, 2))[0] == 2
-    assert cold.cache_state.index.depths((1, 2))[0] == 0
+    assert warm.core.cache_state.index.depths((1, 2))[0] == 2
+    assert cold.core.cache_state.index.depths((1, 2))[0] == 0
 
 
 async def test_another_process_at_the_address_of_an_engine_voids_its_record() -> None:
     new = gateway()
     new.knowledge.restore(passed_on(await experienced((1, 2), (3, 4)).knowledge.take()), same_engines=False)
-    assert new.cache_state.index.depths((1, 2))[0] == 2
-    new.fleet.learned(new.fleet.backends[0], facts(start_seconds=6.0))
-    assert new.cache_state.index.depths((1, 2))[0] == 0
+    assert new.core.cache_state.index.depths((1, 2))[0] == 2
+    new.core.fleet.learned(new.core.fleet.backends[0], facts(start_seconds=6.0))
+    assert new.core.cache_state.index.depths((1, 2))[0] == 0
 
 
 async def test_backends_that_are_configured_no_more_are_left_out() -> None:
     new = gateway("http://d:1")
     new.knowledge.restore(passed_on(await changed_by_hand(experienced((1, 2))).knowledge.take()), same_engines=True)
-    assert sorted(new.fleet.by_name) == ["c", "d:1"]
+    assert sorted(new.core.fleet.by_name) == ["c", "d:1"]
 
 
 async def test_a_snapshot_on_disk_is_private_and_replaced_as_a_whole(tmp_path: Path) -> None:

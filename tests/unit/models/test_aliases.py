@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from gateway.errors import InvalidRequest
 from gateway.front.read import RequestReader
-from gateway.front.stored_responses import Place, StoredResponses
 from gateway.keys.settings import KeyConfig
 from gateway.models.aliases import Aliases, Canary, opening_of
 from gateway.models.settings import ModelsConfig
 from gateway.request import InferenceRequest, Kind, ModelChoice
+from gateway.responses.stored import Place, StoredResponses
 from gateway.turns import at_once
 from tests.unit.front.test_read import ISOLATED, SHARED, read, reader_of
 

@@ -33,15 +33,15 @@ class House:
             for number in range(backends)
         ]
         self.gateway = Gateway(parse({"backends": listed, **sections}), None, clock=lambda: self.now)
-        for backend in self.gateway.fleet.backends:
+        for backend in self.gateway.core.fleet.backends:
             facts = Facts(
                 version="0.33.0", kv_cache_tokens=10_000, kv_event_sources=(), models=tuple(map(ModelCard, served))
             )
-            self.gateway.fleet.learned(backend, facts)
-            self.gateway.fleet.probed(backend, ProbeResult.OK)
+            self.gateway.core.fleet.learned(backend, facts)
+            self.gateway.core.fleet.probed(backend, ProbeResult.OK)
 
     def place(self, count: int = 1, **ask: Any) -> None:
         """So many requests arrive; they are bound, or wait."""
         for _ in range(count):
             demand = Demand(**({"model": "m", "prompt_tokens": 100, "streams": True, "size_bytes": 10} | ask))
-            self.gateway.scheduler.place(demand, self.now)
+            self.gateway.core.scheduler.place(demand, self.now)

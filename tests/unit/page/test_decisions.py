@@ -36,7 +36,7 @@ class Scene:
     def __init__(self, engines: int = 2) -> None:
         self.house, self.inner = House(engines), Inner()
         self.now = 0.0
-        self.decisions = Decisions(self.inner, self.house.gateway.lease_broker.explain, lambda: self.now)
+        self.decisions = Decisions(self.inner, self.house.gateway.core.lease_broker.explain, lambda: self.now)
 
     def send(self, request_id: str, **ask: Any) -> UpstreamResult:
         demand = Demand(**({"model": "m", "prompt_tokens": 100, "streams": True} | ask))
@@ -107,19 +107,19 @@ def test_the_choice_is_kept_as_the_scheduler_made_it() -> None:
     scene, now = Scene(), 1000.0
     gateway = scene.house.gateway
     noted = NotedPolicy(LeastLoadedPolicy(), scene.decisions.bound)
-    gateway.scheduler.follow(SchedulerSettings(), noted)
+    gateway.core.scheduler.follow(SchedulerSettings(), noted)
     scene.house.place(8)  # all slots are taken
     demand = Demand("m", prompt_tokens=100, streams=True)
     request = InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", demand, "r")
     asyncio.run(scene.sent(request, Record("r", "chat", 0.0)))
-    ticket = gateway.scheduler.place(demand, now)
+    ticket = gateway.core.scheduler.place(demand, now)
     assert isinstance(ticket, Ticket)
     assert (scene.decisions.of("r") or {})["bound"] is None
-    released = next(iter(gateway.fleet.engines()[1].load.pending))
+    released = next(iter(gateway.core.fleet.engines()[1].load.pending))
     assert isinstance(released, Lease)
-    gateway.scheduler.release(released, now)
+    gateway.core.scheduler.release(released, now)
     scene.now = 0.25
-    [(granted, _)] = gateway.scheduler.scan_queue("m", now)
+    [(granted, _)] = gateway.core.scheduler.scan_queue("m", now)
     assert granted is ticket
     bound = (scene.decisions.of("r") or {})["bound"]
     assert bound["after_ms"] == 250.0
@@ -128,7 +128,7 @@ def test_the_choice_is_kept_as_the_scheduler_made_it() -> None:
 
 def test_an_engine_that_is_kept_for_a_starving_request_has_no_cost() -> None:
     scene = Scene(1)
-    demand, [engine] = Demand("m"), scene.house.gateway.fleet.engines()
+    demand, [engine] = Demand("m"), scene.house.gateway.core.fleet.engines()
     decision = Decision("r", demand, 0.0)
     decision.bind(Options([engine], [math.inf]), engine, 1.0)
     document = decision.bound_document()

@@ -10,8 +10,8 @@ from tests.unit.page.builders import House
 
 def view(house: House, hit_rates: HitRates | None = None) -> dict[str, Any]:
     gateway = house.gateway
-    describe, trust = gateway.overview.describer(), gateway.cache_state.hit_accuracy.share
-    return fleet_view(gateway.fleet.backends, describe, hit_rates or HitRates(), trust, house.now)
+    describe, trust = gateway.operators.overview.describer(), gateway.core.cache_state.hit_accuracy.share
+    return fleet_view(gateway.core.fleet.backends, describe, hit_rates or HitRates(), trust, house.now)
 
 
 def test_a_tile_has_slots_kv_tokens_and_state_of_an_engine() -> None:

@@ -55,14 +55,16 @@ class Dashboard:
 
     def finish(self, count: int, **what: Any) -> None:
         for number in range(count):
-            self.house.gateway.finished.add(record(f"r{self.house.gateway.recent.count}-{number}", **what))
+            self.house.gateway.core.finished.add(
+                record(f"r{self.house.gateway.operators.recent.count}-{number}", **what)
+            )
 
 
 @asynccontextmanager
 async def dashboard(house: House, folder: Path, token: str = "") -> AsyncIterator[Dashboard]:
     gateway = house.gateway
     port = OperatorPort("server.admin", AdminConfig(port=0, token=token), STATIC.keys())
-    async with port.listening(gateway.admin_routes()) as number, browser_page(folder) as page:
+    async with port.listening(gateway.operators.admin_routes()) as number, browser_page(folder) as page:
         url = f"http://127.0.0.1:{number}/"
         await page.open(url)
         if not token:
@@ -70,7 +72,7 @@ async def dashboard(house: House, folder: Path, token: str = "") -> AsyncIterato
         try:
             yield Dashboard(page, house, url)
         finally:
-            gateway.dashboard.stop()
+            gateway.operators.dashboard.stop()
 
 
 def busy_house(backends: int = 3, models: tuple[str, ...] = ("m",)) -> House:
@@ -107,7 +109,7 @@ async def test_saved_work_names_prefixes_applications_and_what_keeps_caches_cold
     prose, clock = Prose(random), times(random)
     system = prose.text(6000)
     requests = [read(chat(f"Now: {next(clock)}\n{system}", prose.text(200))) for _ in range(30)]
-    send(house.gateway.prefix_report, requests, client=lambda _: HOSTILE)
+    send(house.gateway.features["insights"].report, requests, client=lambda _: HOSTILE)
     async with dashboard(house, tmp_path) as shown:
         await shown.show("saved", "document.body.innerText.includes('timestamp in messages[0] (system)')")
         text = await shown.page.text()
@@ -130,7 +132,9 @@ async def test_what_is_shown_follows_the_gateway(tmp_path: Path) -> None:
             "[...document.querySelectorAll('.engine dd')].some((one) => one.innerText === '2 / 4 / 4')"
         )
         for _ in range(5):
-            house.gateway.fleet.probed(house.gateway.fleet.backends[0], ProbeResult.REFUSED, "connection refused")
+            house.gateway.core.fleet.probed(
+                house.gateway.core.fleet.backends[0], ProbeResult.REFUSED, "connection refused"
+            )
         await shown.page.until("document.querySelector('[data-engine=gpu-0]').className === 'engine down'")
         assert "connection refused" in await shown.page.text("[data-engine=gpu-0]")
         await shown.page.until("document.title === '(1) Gateway'")
@@ -294,5 +298,5 @@ async def test_a_lost_connection_is_shown_and_made_again(tmp_path: Path) -> None
             "window.states = []; window.lamp = document.querySelector('#connection');"
             " new MutationObserver(() => states.push(lamp.className)).observe(lamp, {attributes: true})"
         )
-        shown.house.gateway.dashboard.end_streams()
+        shown.house.gateway.operators.dashboard.end_streams()
         await shown.page.until("states.includes('lost') && states.at(-1) === 'live'")

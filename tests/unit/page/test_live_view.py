@@ -14,7 +14,7 @@ class Scene:
 
     def __init__(self, backends: int = 2, **sections: Any) -> None:
         self.house = House(backends, **sections)
-        self.view = LiveView(self.house.gateway.dashboard_sources)
+        self.view = LiveView(self.house.gateway.operators.dashboard_sources)
         self.view.begin()
 
     def full(self) -> Any:
@@ -26,7 +26,7 @@ class Scene:
 
     def finish(self, count: int, **what: Any) -> None:
         for number in range(count):
-            self.house.gateway.finished.add(record(f"r{number}", **what))
+            self.house.gateway.core.finished.add(record(f"r{number}", **what))
 
 
 def test_who_begins_to_watch_gets_everything() -> None:

@@ -13,7 +13,9 @@ RULES = QueueRules(4096, 1.0, 0.1, 30.0)
 
 def view(house: House) -> dict[str, Any]:
     gateway = house.gateway
-    return queue_view(gateway.queue, gateway.lease_broker.explain, gateway.fleet.why_none, RULES, house.now)
+    return queue_view(
+        gateway.core.queue, gateway.core.lease_broker.explain, gateway.core.fleet.why_none, RULES, house.now
+    )
 
 
 def test_an_empty_queue_has_no_models() -> None:
@@ -44,7 +46,7 @@ def test_the_last_slots_are_kept_for_others_and_that_is_said() -> None:
     house.place(1, tenant="b")
     house.place(2, tenant="a")
     house.place(1, tenant="a")  # it would take the last slot
-    assert house.gateway.fleet.engines()[0].load.in_flight == 3
+    assert house.gateway.core.fleet.engines()[0].load.in_flight == 3
     house.place(1, tenant="c", batch=True)
     [model] = view(house)["models"]
     whys = {head["tenant"]: head["engines"][0]["why"] for head in model["head"]}
@@ -59,7 +61,7 @@ def test_requests_of_a_model_without_a_backend_say_why_none_serves_it() -> None:
     house.place(4)
     house.place(1)
     for _ in range(5):
-        house.gateway.fleet.probed(house.gateway.fleet.backends[0], ProbeResult.REFUSED, "connection refused")
+        house.gateway.core.fleet.probed(house.gateway.core.fleet.backends[0], ProbeResult.REFUSED, "connection refused")
     [model] = view(house)["models"]
     assert model["head"][0]["why"] == "gpu-0: connection refused"
     assert model["head"][0]["engines"] == []

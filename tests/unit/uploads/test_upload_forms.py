@@ -18,11 +18,11 @@ from gateway.errors import GatewayError, InvalidRequest, MemoryFull, ModelNotAll
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
-from gateway.front.routes import find_route
 from gateway.request import InferenceRequest, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.scheduling.fair_share import Backlog
 from gateway.uploads.audio import Uploads
+from tests.routes import find_route
 from tests.unit.front.clients import Scene as Host
 from tests.unit.front.clients import echo
 from tests.unit.front.readers import request_reader

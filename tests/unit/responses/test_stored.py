@@ -1,4 +1,4 @@
-from gateway.front.stored_responses import Place, StoredResponses
+from gateway.responses.stored import Place, StoredResponses
 
 ANN, BOB = ("ann", "ann"), ("bob", "bob")
 PLACE = Place("a", "m", ANN)

@@ -1,0 +1,68 @@
+"""Files and batches: offline work on idle capacity."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from gateway.batches.metrics import BatchMetrics
+from gateway.batches.routes import BATCH_ROUTES
+from gateway.batches.sender import LineSender
+from gateway.batches.service import Batches, BatchSetting
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.front.handler import LocalApi
+from gateway.front.read import RequestReader
+from gateway.front.routes import Route
+from gateway.threads import breather
+
+
+class BatchesFeature(Feature):
+    """Owner of the API of files and batches; on where `batches.path` is set."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        config = core.config
+        assert config.batches.path is not None
+        sender = LineSender(
+            core.dispatchers, core.prompts.complete, core.ledger, core.clock, core.unix_seconds, core.new_id
+        )
+        metrics = BatchMetrics(core.metrics)
+        setting = BatchSetting(
+            sender=sender,
+            memory=core.memory,
+            metrics=metrics,
+            supervisor=core.supervisor,
+            unix_seconds=core.unix_seconds,
+            new_id=core.new_id,
+            random=core.random,
+            breather=breather,
+            fleet=core.fleet,
+            models_named=self._models_named,
+        )
+        self.batches = Batches(config.batches.path, config, setting)
+        metrics.watch(self.batches)
+        core.on_keys.append(self.batches.follow_keys)
+        self.batches.follow_keys(core.keys, are_needed=core.check_key is not None)
+
+    def routes(self) -> Mapping[tuple[bytes, bytes], Route]:
+        return BATCH_ROUTES
+
+    def apis(self) -> Mapping[str, LocalApi]:
+        return {"batches": self.batches}
+
+    def read_with(self, config: Config, reader: RequestReader) -> None:
+        self.batches.follow(config, reader)
+
+    def exclusive(self) -> Batches:
+        return self.batches
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        await self.batches.open()
+        try:
+            yield
+        finally:
+            await self.batches.stop_last()
+
+    def _models_named(self, name: str) -> Sequence[str]:
+        return self._core.reader.names.listed.get(name, (name,))

@@ -1,0 +1,53 @@
+"""Several gateways in front of one fleet: replicas share the engines through Redis or Valkey."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+
+from gateway.coordination.announced_record import AnnouncedIndex
+from gateway.coordination.coordinator import Coordinator
+from gateway.coordination.demand import Demands
+from gateway.coordination.link import RedisLink
+from gateway.coordination.replica import ReplicaBlocks
+from gateway.coordination.responses import ResponseExchange
+from gateway.coordination.sharing import CacheSharing
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.observe.metrics import Metrics
+from gateway.responses.stored import StoredResponses
+
+_NAME_BYTES = 8
+
+
+class CoordinationFeature(Feature):
+    """This gateway among others; on where `coordination.url` is set."""
+
+    def __init__(self, core: Core) -> None:
+        config, fleet, index, stored = core.config, core.fleet, core.cache_state.index, core.store
+        assert isinstance(index, AnnouncedIndex)
+        assert isinstance(stored, StoredResponses)
+        new_name = partial(secrets.token_hex, _NAME_BYTES)
+        link = RedisLink(config.coordination, new_name(), core.supervisor)
+        blocks = ReplicaBlocks(link.replica, config.coordination.expected_replicas, new_name)
+        follow_secret = None if config.auth.cache_salt_secret else core.share_secret
+        sharing = CacheSharing(
+            link, fleet, index, core.prompts.covers, ResponseExchange(stored), core.clock, core.supervisor,
+            core.random_secret, follow_secret=follow_secret,
+        )  # fmt: skip
+        demands = Demands(fleet, core.queue, core.cache_state.output_lengths, lambda: core.config.admission.kv_headroom)
+        self.coordinator = Coordinator(
+            link, blocks, sharing, fleet, demands, core.lease_broker, core.replicas_changed, core.clock, core.supervisor
+        )
+        core.count_replicas(lambda: blocks.live)
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        self.coordinator.add_gauges(metrics)
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        return self.coordinator.taking_part()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with self.coordinator.sharing.running():
+            yield

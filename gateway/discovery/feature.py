@@ -1,0 +1,21 @@
+"""Backends that are found: in a file, by DNS, or in Kubernetes."""
+
+from contextlib import AbstractAsyncContextManager
+
+from gateway.config import Config
+from gateway.core import Core
+from gateway.discovery.follow import Discovery
+from gateway.feature import Feature
+
+
+class DiscoveryFeature(Feature):
+    """Follows the configured sources, of which there may be none."""
+
+    def __init__(self, core: Core) -> None:
+        self.discovery = Discovery(core.config.discovery, core.membership, core.supervisor, core.random)
+
+    def apply(self, config: Config) -> None:
+        self.discovery.follow(config.discovery)
+
+    def running(self) -> AbstractAsyncContextManager[Discovery]:
+        return self.discovery

@@ -1,0 +1,68 @@
+"""API keys: who may call, how much, and what each has used."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.keys.client_keys import ClientKeys
+from gateway.keys.limits import AllLimits
+from gateway.keys.rate_limits import ApiKeys
+from gateway.keys.usage import KeyUsage
+from gateway.keys.usage_page import UsagePage
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
+
+_STEP_SECONDS = 1.0  # between looks at the keys file
+
+
+class KeysFeature(Feature):
+    """Owner of the keys in effect, of their limits, and of their usage."""
+
+    def __init__(self, core: Core) -> None:
+        """Raises ConfigError if the keys file cannot be used."""
+        self._core = core
+        self.client_keys = ClientKeys(core.config.auth, self.follow)
+        self.limits = AllLimits(core.clock, core.unix_seconds)
+        self.usage = KeyUsage(core.unix_seconds)
+        self._page = UsagePage(self.usage_now, self.usage.last_days, core.unix_seconds)
+        core.ledger.count(self.usage.counted)
+        core.on_replicas.append(self.follow)
+        self.follow()
+
+    def follow(self) -> None:
+        """Take over the keys in effect. Each of several gateways has an equal part of their limits."""
+        core, keys = self._core, self.client_keys
+        replicas = core.replicas()
+        divided = [key.divided(replicas) for key in keys.keys]
+        self.limits.follow(divided)
+        core.ledger.follow(self.limits.by_name)
+        self.usage.follow(has_keys=keys.are_needed)
+        check = ApiKeys(divided, core.unix_seconds).check if keys.are_needed else None
+        core.use_keys(keys.keys, check)
+
+    def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
+        return (self.usage.finished,)
+
+    def admin_routes(self) -> Iterable[web.RouteDef]:
+        return self._page.routes()
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        self.usage.add_gauges(metrics)
+
+    def apply(self, config: Config) -> None:
+        self.client_keys.follow(config.auth)
+        self.follow()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with self._core.supervisor.repeating("keys_file", self.client_keys.step, _STEP_SECONDS):
+            yield
+
+    def usage_now(self) -> dict[str, Any]:
+        self._core.finished.settle()
+        return self.usage.state()

@@ -1,0 +1,67 @@
+"""Aliases, canaries, fallback models, LoRA adapters that are loaded, and engines that sleep."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import structlog
+
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.front.model_names import ModelNames
+from gateway.front.read import FALLBACKS
+from gateway.front.reply import RequestDispatcher
+from gateway.models.adapter_loader import AdapterLoader
+from gateway.models.aliases import Aliases
+from gateway.models.fallback import Fallbacks
+from gateway.models.sleep import Sleeper
+from gateway.supervisor import running
+
+_LOOK_SECONDS = 0.5  # between looks at whether aliases name models
+
+
+class ModelsFeature(Feature):
+    """What the section `models` of the configuration says, but for tokenizers."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        fleet, waiting = core.fleet, core.queue.waiting
+        self._sleeper = Sleeper(fleet, waiting, core.clock, core.supervisor)
+        self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, core.supervisor)
+        self._adapter_loader.follow(core.config.models.adapters)
+        self._fallbacks = Fallbacks(
+            fleet, core.dispatcher, core.prompts.complete, core.metrics.fallbacks.add, core.clock
+        )
+
+    def names(self, config: Config) -> ModelNames:
+        return Aliases.configured(config.models, self._core.fleet.names.first)
+
+    def dispatchers(self) -> Mapping[str, RequestDispatcher]:
+        return {FALLBACKS: self._fallbacks}
+
+    def apply(self, config: Config) -> None:
+        self._adapter_loader.follow(config.models.adapters)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._sleeper.commands)
+            await stack.enter_async_context(self._adapter_loader.commands)
+            yield
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        async with running(self._warn_of_aliases()):
+            yield
+
+    async def _warn_of_aliases(self) -> None:
+        """Warn of aliases that name no model, once for each, as soon as the models of all backends are known."""
+        core, warned = self._core, set[str]()
+        while True:
+            if core.fleet.backends and core.fleet.is_known:
+                found = core.config.models.unserved([card.id for card in core.fleet.models()])
+                for warning in [each for each in found if each not in warned]:
+                    structlog.get_logger("gateway").warning("alias_without_model", hint=warning)
+                warned |= {*found}
+            await asyncio.sleep(_LOOK_SECONDS)

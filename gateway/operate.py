@@ -1,0 +1,169 @@
+"""What operators see and change: the admin port, the metrics port and the dashboard; and what restarts keep."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from gateway.admin import AdminPages, MetricsPages, Overview, QueueView, state_reason
+from gateway.admin_http import OperatorPort
+from gateway.config import Config
+from gateway.control import Control
+from gateway.core import Core
+from gateway.discovery.feature import DiscoveryFeature
+from gateway.exact.feature import ExactFeature
+from gateway.feature import Feature
+from gateway.front.handler import Handler
+from gateway.front.read import RequestReader
+from gateway.front.server import Server
+from gateway.gauges import add_gauges
+from gateway.handover.snapshot import Knowledge
+from gateway.keys.feature import KeysFeature
+from gateway.listeners import Listeners
+from gateway.observe.log import EventLog
+from gateway.page.broadcast import Broadcast
+from gateway.page.decisions import Decisions
+from gateway.page.gateway_view import own_gauges
+from gateway.page.live_view import LiveView, Sources
+from gateway.page.recent import RecentRequests
+from gateway.page.routes import STATIC, DashboardPages
+from gateway.page.timeline import Timeline
+from gateway.reload import Reloads
+from gateway.resources import process_use
+from gateway.responses.feature import ResponsesFeature
+from gateway.routing.policy import NotedPolicy
+
+_LOOK_SECONDS = 5.0
+
+
+class Operators:
+    """Reads the owners of state; changes what operators order."""
+
+    def __init__(
+        self,
+        core: Core,
+        features: Mapping[str, Feature],
+        server: Server,
+        handler: Handler,
+        reloads: Reloads,
+        reader: RequestReader,
+        log: EventLog | None,
+    ) -> None:
+        self._core, self._features, self._server, self._log = core, features, server, log
+        config, fleet, clock, queue, cache_state = core.config, core.fleet, core.clock, core.queue, core.cache_state
+        exact, keys, responses, discovery = (features[name] for name in ("exact", "keys", "responses", "discovery"))
+        assert isinstance(exact, ExactFeature)
+        assert isinstance(keys, KeysFeature)
+        assert isinstance(responses, ResponsesFeature)
+        assert isinstance(discovery, DiscoveryFeature)
+        self._keys = keys
+        self.overview = Overview(
+            config, fleet, core.membership, core.scheduler, queue, cache_state, exact.mode, reader, clock
+        )
+        self.queue_view = QueueView(queue, core.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
+        core.on_keys.append(self._know_tenants)
+        self._know_tenants()
+        self.control = Control(core.membership, self.overview.backend, reloads)
+        self._admin_pages = AdminPages(self.overview.document, self.overview.route, self.queue_view.document)
+        self._metrics_pages = MetricsPages(core.metrics.snapshot, handler.check_ready)
+        self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
+        self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
+        self.knowledge = Knowledge(
+            fleet=fleet,
+            membership=core.membership,
+            sources=lambda: discovery.discovery.names,
+            cache_state=cache_state,
+            calibrations=core.calibrations,
+            queue=queue,
+            limits=keys.limits,
+            stored=responses.stored,
+            usage=keys.usage,
+            secret=lambda: core.random_secret,
+            unix_seconds=core.unix_seconds,
+        )
+        self._build_dashboard(reloads)
+        self.overview.add_gauges(core.metrics)
+        self.queue_view.add_gauges(core.metrics)
+        add_gauges(core.metrics, fleet, core.calibrations, core.memory, core.access_log, log, core.supervisor)
+
+    def _build_dashboard(self, reloads: Reloads) -> None:
+        core, fleet, clock = self._core, self._core.fleet, self._core.clock
+        self._started_seconds = clock()
+        self.recent = RecentRequests(core.offset_seconds)
+        if core.config.server.admin:
+            core.finished.consume_all(self.recent.add)
+        self.timeline = Timeline(lambda: fleet.backends, lambda backend: state_reason(backend, clock()), clock)
+        fleet.on_change.append(self.timeline.look)
+        fleet.on_limit.append(self.timeline.limit_moved)
+        fleet.on_restart.append(self.timeline.restarted)
+        self._decisions = Decisions(core.dispatcher, core.lease_broker.explain, clock)
+        self.dashboard_sources = Sources(
+            fleet=fleet,
+            queue=core.queue,
+            offline=core.scheduler.offline,
+            metrics=core.metrics,
+            recent=self.recent,
+            timeline=self.timeline,
+            settle=core.finished.settle,
+            describer=self.overview.describer,
+            trust=core.cache_state.hit_accuracy.share,
+            explain=core.lease_broker.explain,
+            config=lambda: core.config,
+            gauges=self._own_gauges,
+            use=process_use,
+            clock=clock,
+            offset_seconds=core.offset_seconds,
+        )
+        self.dashboard = Broadcast(LiveView(self.dashboard_sources), self._watched, core.supervisor, clock)
+        config, port = lambda: core.config, lambda: self._server.port
+        self._dashboard_pages = DashboardPages(self.dashboard, self._decisions, config, port, reloads.preview)
+
+    def _watched(self, is_watched: bool) -> None:
+        """Note decisions of placement while somebody watches the dashboard."""
+        core, decisions = self._core, self._decisions
+        core.watch(decisions, lambda policy: NotedPolicy(policy, decisions.bound)) if is_watched else core.watch()
+        if not is_watched:
+            decisions.forget()
+
+    def _own_gauges(self) -> dict[str, Any]:
+        core = self._core
+        return own_gauges(
+            core.clock() - self._started_seconds,
+            self._server,
+            core.retry_budget,
+            core.memory,
+            core.supervisor,
+            (core.access_log, self._log),
+            self.dashboard,
+        )
+
+    def _know_tenants(self, *_: object) -> None:
+        self.queue_view.follow([key.name for key in self._core.keys])
+
+    def apply(self, config: Config, reader: RequestReader) -> None:
+        """Take over another configuration; `reader`: of dry runs."""
+        self.overview.follow(config, reader)
+        self.admin_port.follow(config.server.admin)
+        self.metrics_port.follow(config.server.metrics)
+
+    def reloaded(self) -> None:
+        """All of another configuration is in force."""
+        self.timeline.reloaded()
+
+    @asynccontextmanager
+    async def listening(self, listeners: Listeners, routes: Sequence[web.RouteDef] = ()) -> AsyncIterator[int | None]:
+        """Serve both ports while the block runs; yields the admin port."""
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._core.supervisor.looking("timeline", self.timeline.look, _LOOK_SECONDS))
+            enter = stack.enter_async_context
+            await enter(self.metrics_port.listening(self._metrics_pages.routes(), listeners.metrics))
+            admin = await enter(self.admin_port.listening([*self.admin_routes(), *routes], listeners.admin))
+            stack.callback(self.dashboard.stop)
+            yield admin
+
+    def admin_routes(self) -> list[web.RouteDef]:
+        """What the admin port serves, but for a restart of the process."""
+        own = self._metrics_pages, self._admin_pages, self.control, self._dashboard_pages
+        more = [route for feature in self._features.values() for route in feature.admin_routes()]
+        return [*(route for pages in own for route in pages.routes()), *more]

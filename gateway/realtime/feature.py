@@ -1,0 +1,43 @@
+"""Sessions of the realtime API, over WebSocket."""
+
+import secrets
+from collections.abc import Mapping
+from functools import partial
+
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.front.handler import RequestSource
+from gateway.front.reply import RequestDispatcher
+from gateway.front.routes import Route
+from gateway.realtime.sessions import REALTIME, REALTIME_ROUTES, RealtimeSessions
+from gateway.realtime.tunnel import Tunnels
+
+_MASK_BYTES = 16
+
+
+class RealtimeFeature(Feature):
+    """Sessions, each of which holds a slot of a backend while it is open."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        config = core.config
+        self.tunnels = Tunnels(core.relay, config.realtime, core.clock, partial(secrets.token_bytes, _MASK_BYTES))
+        self._dispatcher = core.new_dispatcher(self.tunnels.send)
+        self.sessions = RealtimeSessions(
+            core.fleet, self._dispatcher, core.new_id, core.unix_seconds, core.ledger.spend, config.server.cors_origins
+        )
+
+    def routes(self) -> Mapping[tuple[bytes, bytes], Route]:
+        return REALTIME_ROUTES
+
+    def sources(self) -> Mapping[str, RequestSource]:
+        return {REALTIME: self.sessions}
+
+    def dispatchers(self) -> Mapping[str, RequestDispatcher]:
+        return {REALTIME: self.sessions}
+
+    def apply(self, config: Config) -> None:
+        self._core.apply_to(self._dispatcher)
+        self.tunnels.follow(config.realtime)
+        self.sessions.follow(config.server.cors_origins)

@@ -1,0 +1,1 @@
+"""Responses that backends store, and those that go on in the background."""

@@ -1,0 +1,38 @@
+"""Traces of requests, which a receiver of OpenTelemetry gets."""
+
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+from gateway import __version__
+from gateway.config import Config
+from gateway.core import Core
+from gateway.feature import Feature
+from gateway.front.handler import BeginTrace
+from gateway.observe.metrics import Metrics
+from gateway.observe.record import Record
+from gateway.tracing.tracing import Tracing
+
+
+class TracingFeature(Feature):
+    """Built where tracing may be configured by a reload, too: without an endpoint nothing is traced."""
+
+    def __init__(self, core: Core) -> None:
+        fleet = core.fleet
+        self.tracing = Tracing(core.config.tracing, __version__, core.clock, core.unix_seconds, fleet.url_of)
+
+    def begin_trace(self) -> BeginTrace | None:
+        return self.tracing.begin
+
+    def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
+        return (self.tracing.finished,)
+
+    def add_gauges(self, metrics: Metrics) -> None:
+        self.tracing.add_gauges(metrics)
+
+    def apply(self, config: Config) -> None:
+        self.tracing.follow(config.tracing)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        with self.tracing:
+            yield
