@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import BUILD
-from gateway.request import Demand, EmbeddingInputs, InferenceRequest, Kind
+from gateway.request import Demand, InferenceRequest, Kind
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="objects of compiled classes with arguments are not pickled")
@@ -33,11 +33,6 @@ def test_by_default_a_request_may_be_sent_again_and_hides_nothing() -> None:
     assert request.repeatable
     assert not request.hides_usage
     assert (request.body, request.upload, request.headers) == (b"", None, b"")
-
-
-def test_some_of_the_inputs_are_a_request_for_these_alone() -> None:
-    inputs = EmbeddingInputs(["a", "bb", "ccc"], False, [1, 2, 3], b"{", True)
-    assert inputs.only([2, 0]) == EmbeddingInputs(["ccc", "a"], False, [3, 1], b"{", True)
 
 
 def test_kinds_are_spelled_as_they_are_logged() -> None:
