@@ -3,39 +3,22 @@
 What is kept of a cut stream ends at a chunk of one token that had text. After it no character is half decoded: an
 engine that continues from half a character begins with the text of the whole prompt. Chunks of several tokens do not
 show that.
-
-The events of one stream differ in their text and token ids only, but for the first and the last ones. So one of them is
-parsed by itself, and those like it in one go.
 """
 
-import re
 from array import array
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 _MESSAGE_FIELDS: Final = frozenset(("role", "content", "reasoning", "reasoning_content"))
-_PIECE_BYTES: Final = 64  # of memory, besides its letters
 _MOST_EVENT_BYTES: Final = 2097152  # the token ids of the longest prompt of a line that is streamed
 _MOST_ID: Final = 2**32 - 1
-# The end of an event of text, from the name of the text: up to the text, up to the ids, and what follows these.
-_TEXT_EVENT: Final = re.compile(
-    rb'("(?:content|text)": ?")(?:[^"\\]|\\.)*("[^\[\]]*"token_ids": ?)\[[0-9, ]*(\][^\[]*)', re.DOTALL
-)
 
 
 class StreamUnusable(Exception):
     """The stream is not that of the request, or has what cannot be put together: the line has to be sent whole."""
-
-
-class _Frame(NamedTuple):
-    """What events of a stream have in common: the bytes before the text, between it and `[` of the ids, and after."""
-
-    before: bytes
-    between: bytes
-    after: bytes
 
 
 class PartialAnswer:
@@ -50,10 +33,8 @@ class PartialAnswer:
         self.is_chat = is_chat
         self._prompt: array[int] | None = None  # ids of the line's own prompt
         self._ids = array("I")  # generated
-        self._texts: list[str] = []
-        self._reasoning: list[str] = []
-        self._size_bytes = 0  # of the texts
-        self._sure_tokens = self._sure_texts = 0  # of these, what can be continued from
+        self._text, self._reasoning = bytearray(), bytearray()  # an object for each piece would take more memory
+        self._sure_tokens = self._sure_bytes = 0  # of ids and text, what can be continued from
         self._head: dict[str, Any] = {}  # of the first chunk
         self._begin()
 
@@ -64,7 +45,6 @@ class PartialAnswer:
         self._usage: dict[str, Any] | None = None
         self._fingerprint: str | None = None
         self._rest = bytearray()  # of an event that is not complete
-        self._frame: _Frame | None = None
 
     @property
     def tokens(self) -> int:
@@ -75,8 +55,7 @@ class PartialAnswer:
     def size_bytes(self) -> int:
         """About the memory that it takes."""
         prompt = len(self._prompt) if self._prompt is not None else 0
-        pieces = len(self._texts) + len(self._reasoning)
-        return 4 * (len(self._ids) + prompt) + self._size_bytes + _PIECE_BYTES * pieces + len(self._rest)
+        return 4 * (len(self._ids) + prompt) + len(self._text) + len(self._reasoning) + len(self._rest)
 
     def feed(self, data: bytes) -> None:
         """Take bytes of the stream, cut anywhere. Raises StreamUnusable."""
@@ -88,65 +67,18 @@ class PartialAnswer:
             return
         lines = (bytes(self._rest) + data[:end]).split(b"\n")
         self._rest = bytearray(data[end:])
-        events = [line for line in lines if len(line) > len(_DATA)]
-        at, are_alike = 0, True
-        while at < len(events):
-            if self._frame is not None and are_alike and not self._finish:
-                count = self._take_alike(events[at:], self._frame)
-                are_alike = count > 0
-                at += count
-            if at < len(events):
-                self._take_line(events[at])
-                at += 1
-
-    def _take_alike(self, events: list[bytes], frame: _Frame) -> int:
-        """Take the first of these events, as far as they differ in text and ids only. Returns how many that were."""
-        before, between, after = frame
-        count, start, end = len(events), len(before), -len(after)
-        while count and not (events[count - 1].startswith(before) and between in events[count - 1]):
-            count -= 1  # the one with the finish reason, and those after it
-        events = events[:count]
-        alike = [event[start:end] for event in events]  # from the text up to the last id
-        if b"\n".join(events)[start:end] != (after + b"\n" + before).join(alike):
-            return 0
-        rows = b',"'.join(alike).replace(between + b"[", b'",')  # the text of each, and its ids
-        try:
-            found: list[Any] = orjson.loads(b'["%b]' % rows)
-        except orjson.JSONDecodeError:
-            return 0
-        sure = len(found)  # after the last event of one token that had text
-        while sure and (type(found[sure - 2]) is not str or not found[sure - 2]):
-            sure -= 1
-            while type(found[sure]) is not str:
-                sure -= 1
-        if len([each for each in found if type(each) is str]) != count:
-            return 0
-        self._add_rows(found[:sure])
-        if sure:
-            self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
-        self._add_rows(found[sure:])
-        return count
-
-    def _add_rows(self, rows: list[Any]) -> None:
-        """The text of each event, and the ids of its tokens."""
-        _extend(self._ids, [each for each in rows if type(each) is not str])
-        if text := "".join([each for each in rows if type(each) is str]):
-            self._texts.append(text)
-            self._size_bytes += len(text)
-
-    def _take_line(self, line: bytes) -> None:
-        """Take an event by itself; other lines are framing of chunks, or comments."""
-        event = line[len(_DATA) :].strip()
-        if line.startswith(_DATA) and event != _DONE:
-            self._take(_object(event), line)
+        for line in lines:
+            if line.startswith(_DATA):  # others are framing of chunks, or comments
+                event = line[len(_DATA) :].strip()
+                if event and event != _DONE:
+                    self._take(_object(event))
 
     def cut(self) -> bool:
         """The stream is cut: go back to where it can be continued. False = nothing is left, the line starts anew."""
         if not self.continues:
             return False
         del self._ids[self._sure_tokens :]
-        del self._texts[self._sure_texts :]
-        self._size_bytes = sum(map(len, self._texts))
+        del self._text[self._sure_bytes :]
         self._begin()
         return self._sure_tokens > 0
 
@@ -160,11 +92,11 @@ class PartialAnswer:
         usage = self._usage
         if usage is None or not self._finish.get("finish_reason") or not self._head:
             raise StreamUnusable("The stream ended without a finish reason or usage.")
-        text, reasoning = "".join(self._texts), "".join(self._reasoning)
+        text, reasoning = self._text.decode(), self._reasoning.decode()
         made = self._chat(text, reasoning) if self.is_chat else self._completion(text)
         return orjson.dumps(made | {"system_fingerprint": self._fingerprint, "usage": self._whole_usage(usage)})
 
-    def _take(self, event: dict[str, Any], line: bytes) -> None:
+    def _take(self, event: dict[str, Any]) -> None:
         if type(usage := event.get("usage")) is dict:
             self._usage = usage
         if type(fingerprint := event.get("system_fingerprint")) is str:
@@ -176,10 +108,7 @@ class PartialAnswer:
             raise StreamUnusable("The stream has several choices.")
         if not self._head:
             self._head = {name: event.get(name) for name in ("id", "created", "model")}
-        if self._has_prompt:
-            if self._frame is None:
-                self._frame = _frame_of(line, event, is_chat=self.is_chat)
-        else:
+        if not self._has_prompt:
             self._check_prompt(event.get("prompt_token_ids") or choice.get("prompt_token_ids"))
         if choice.get("finish_reason") is not None:
             self._finish = {name: choice.get(name) for name in ("finish_reason", "stop_reason")}
@@ -207,8 +136,7 @@ class PartialAnswer:
             raise StreamUnusable("The stream has more than text.")
         if reasoning := delta.get("reasoning") or delta.get("reasoning_content"):
             self.continues = False  # the engine's parser would begin anew
-            self._reasoning.append(reasoning)
-            self._size_bytes += len(reasoning)
+            self._reasoning += str(reasoning).encode()
         return str(delta.get("content") or "")
 
     def _add(self, text: str, ids: Any) -> None:
@@ -217,10 +145,9 @@ class PartialAnswer:
         elif text:
             self.continues = False  # of this text no ids are known
         if text:
-            self._texts.append(text)
-            self._size_bytes += len(text)
+            self._text += text.encode()
             if ids and len(ids) == 1 and not self._finish:
-                self._sure_tokens, self._sure_texts = len(self._ids), len(self._texts)
+                self._sure_tokens, self._sure_bytes = len(self._ids), len(self._text)
 
     def _whole_usage(self, usage: dict[str, Any]) -> dict[str, Any]:
         """The usage of all streams together: tokens that were replayed are part of the answer, not of the prompt."""
@@ -282,29 +209,6 @@ def _object(event: bytes) -> dict[str, Any]:
     if type(found) is not dict:
         raise StreamUnusable("The stream has an event that is not an object.")
     return found
-
-
-def _frame_of(line: bytes, event: dict[str, Any], *, is_chat: bool) -> _Frame | None:
-    """The frame of this event's stream, if the event has text and ids, and nothing else that counts."""
-    choice = event["choices"][0]
-    if event.get("usage") is not None or choice.get("finish_reason") is not None or not choice.get("token_ids"):
-        return None
-    delta = choice.get("delta")
-    if is_chat and (type(delta) is not dict or delta.keys() != {"content"}):
-        return None
-    ids = line.rfind(b'"token_ids":')
-    start = max(line.rfind(name, 0, ids) for name in (b'"content":', b'"text":'))  # one place: a search tries them all
-    found = _TEXT_EVENT.fullmatch(line, start) if 0 <= start < ids else None
-    if found is None:
-        return None
-    frame = _Frame(line[:start] + found[1], found[2], found[3])
-    try:
-        other = orjson.loads(b"%b?%b[7%b" % (frame.before[len(_DATA) :], frame.between, frame.after))
-    except orjson.JSONDecodeError:
-        return None
-    # Another text in this place is that of the answer, and nothing else changes.
-    text = {"delta": {"content": "?"}} if is_chat else {"text": "?"}
-    return frame if other == event | {"choices": [choice | text | {"token_ids": [7]}]} else None
 
 
 def _extend(known: "array[int]", ids: Any) -> None:

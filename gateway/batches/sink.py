@@ -9,7 +9,7 @@ from gateway.resources import Holding
 
 _MOST_ANSWER_BYTES = 67108864
 _TOO_LARGE = f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes."
-_READ_BYTES = 65536  # of a stream: events are cheap to keep, and cheaper to read together
+_READ_BYTES = 65536  # of a stream: events are cheap to keep until they are read
 _STEP_BYTES = 8192  # in which memory is reserved
 
 
