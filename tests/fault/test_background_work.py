@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway import BUILD, app
+from gateway import BUILD, core
 from gateway.feedback import CacheState
 from gateway.relay.upstream import UpstreamResponse
 from tests.clients import chat, request
@@ -39,7 +39,7 @@ async def test_a_consumer_that_raises_keeps_no_line_and_no_count_of_a_request_ba
 async def test_a_fault_in_following_sizes_does_not_end_settling(
     backend: ScriptedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_SIZES_SECONDS", 0.1)
+    monkeypatch.setattr(core, "_SIZES_SECONDS", 0.1)
     async with running(backend) as under_test:
 
         def faulty() -> None:

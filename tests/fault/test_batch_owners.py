@@ -121,7 +121,7 @@ async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_ra
         assert paused["status"] == "in_progress"
         assert paused["request_counts"]["failed"] == 0
         assert 0 < paused["request_counts"]["completed"] < 120
-        used = gateway.gateway.core.ledger.spent()["a"]["day"][1]
+        used = gateway.gateway.features["keys"].limits.spent()["a"]["day"][1]
         assert used == paused["usage"]["total_tokens"]
         rows = totals(gateway.gateway.features["keys"].usage_now(), 0, 1 << 30, by_day=False)
         assert used == sum(counts[1] + counts[3] for *_, counts in rows)

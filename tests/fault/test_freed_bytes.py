@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import pytest
 from gateway.request import Kind
 from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
-from tests.fault.rig import CLIENT_KEY, UnderTest, holds, running
+from tests.fault import rig
+from tests.fault.rig import CLIENT_KEY, Engine, UnderTest, holds, merged
 from tests.fault.test_realtime import UPGRADE
 from tests.realtime_engine import RealtimeEngine
 from tests.routes import ROUTES
@@ -92,6 +93,11 @@ BODIES: dict[str, tuple[Spoil, int]] = {
     "a model that is no text": (lambda it: orjson.dumps({**it, "model": 5}), 400),
     "an unknown model": (lambda it: orjson.dumps({**it, "model": "x"}), 404),
 }
+
+
+def running(*engines: Engine, sections: Any = None, **more: Any) -> AbstractAsyncContextManager[UnderTest]:
+    """A gateway whose probes have the time that a loaded machine takes: aiohttp leaves a cycle behind one that is cut."""
+    return rig.running(*engines, sections=merged(sections or {}, {"health": {"probe_timeout_seconds": 20.0}}), **more)
 
 
 async def answered(under_test: UnderTest, data: bytes) -> int:

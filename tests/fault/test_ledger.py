@@ -108,7 +108,7 @@ async def keeping_books(*engines: Any, sections: dict[str, Any] | None = None, *
     """A gateway whose key has all limits, with a clock for its rates that stands still."""
     made = merged(limited(**LIMITS), {"admission": {"hold_without_backend": False}}, sections or {})
     async with running(*engines, sections=made, **options) as under_test:
-        now = under_test.gateway.clock()
+        now = under_test.gateway.core.clock()
         for limits in under_test.gateway.core.ledger.limits.values():
             limits._clock = lambda: now
         yield under_test

@@ -192,7 +192,7 @@ async def test_a_gateway_that_stops_does_not_wait_for_it(backend: ScriptedBacken
         backend.plays(answer(200, QUEUED))
         await under_test.ask(PLAIN, target=RESPONSES)
         assert under_test.in_flight == 1
-        await under_test.gateway.responses.background.stop()
+        await under_test.gateway.background.stop()
         assert under_test.in_flight == 0
 
 

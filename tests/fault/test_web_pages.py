@@ -69,6 +69,9 @@ async def test_clients_behind_proxies_are_told_apart_by_the_address_that_the_las
             release.set()
         answers = [each.result() for each in asking]
         assert [answer.status for answer in answers] == [200] * (len(asking) - 1) + [400]
-        quarantine, now = under_test.gateway.features["embeddings"].coalescer._quarantine, under_test.gateway.clock()
+        quarantine, now = (
+            under_test.gateway.features["embeddings"].coalescer._quarantine,
+            under_test.gateway.core.clock(),
+        )
         found = [address for address in ADDRESSES if quarantine.has(f"address {address}", now)]
         assert found == ["192.0.2.7"]
