@@ -5,17 +5,21 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
-JOBS ?= 3
+# Tests mostly wait: three files at a time on each core.
+JOBS ?= $(shell echo $$((3 * $$(nproc))))
 # What `make test`, `test-vllm` and `instructions` run: python, or compiled = the modules that `make build` compiles.
 BUILD ?= python
 PURE_python := 1
 PURE_compiled := 0
 READY := $(if $(filter compiled,$(BUILD)),build,setup)
 # Compiled: the tests that a request's path runs through, and the replays of the load tester, which run the same modules.
-PACKAGES := backends coordination embeddings front keys loadtest/replay models observe realtime relay routing scheduling tls tracing uploads test_*.py
-TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests)
+PACKAGES := backends batches/test_offline*.py coordination embeddings exact front keys loadtest/replay models observe realtime relay responses routing scheduling tls tracing uploads test_*.py
+TOOLS := tests/unit/loadtest tests/unit/bench
+TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests $(addprefix --ignore=,$(TOOLS)))
+PYTEST = $(PY) -m pytest --hypothesis-profile=ci -n $(JOBS) --dist loadfile
+unexport PYTHONDONTWRITEBYTECODE  # tests that are compiled once start sooner
 
-.PHONY: setup build check format test test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site manifests lock image clean
+.PHONY: setup build check format test test-tools test-all test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site manifests lock image clean
 
 setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml | $(PY)
@@ -54,12 +58,19 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time;
-# then those that need the machine alone (5: ARGS selects none of them).
+# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time.
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
 test: $(READY) $(patsubst %,$(VENV)/.%,proxies prometheus redis postgres mermaid chromium)
-	$(PY) -m pytest $(TESTS) --hypothesis-profile=ci -m "not alone" -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) $(TESTS) -m "not alone" $(ARGS)
+
+# Of the load tester and the benchmarks, and those that need the machine alone (5: ARGS selects none of them).
+test-tools: $(READY)
+	$(PYTEST) $(TOOLS) $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
+
+# Everything, with ten rounds of the tests that kill processes instead of three.
+test-all: export BATCH_KILLS := 10
+test-all: test test-tools
 
 # The proxies that are tried in front of the gateway; tests of those that cannot be installed are skipped.
 $(VENV)/.proxies: | setup

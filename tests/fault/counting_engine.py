@@ -22,10 +22,12 @@ ANSWER = {
 
 
 class CountingEngine:
-    """An engine that counts what it has in flight; a request whose connection closes is aborted."""
+    """An engine that counts what it has in flight; a request whose connection closes is aborted. `answer_seconds`: how
+    long it takes to answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer_seconds: float = 0.3) -> None:
         self.url = ""
+        self._answer_seconds = answer_seconds
         self.in_flight = self.peak = self.answered = 0
 
     @asynccontextmanager
@@ -55,7 +57,7 @@ class CountingEngine:
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(self._answer_seconds)
             self.answered += 1
             return web.json_response(ANSWER)
         finally:

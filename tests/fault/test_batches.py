@@ -21,7 +21,7 @@ from tests.fault.rig import holds
 from tests.scripted import MODEL, ScriptedBackend
 from tests.scripts import allow, answer, echo, one_of, pause, until
 
-KILLS = int(os.environ.get("BATCH_KILLS", "10"))
+KILLS = int(os.environ.get("BATCH_KILLS", "3"))
 LINES = 300 * KILLS
 IN_FLIGHT = 32
 CHAT: Any = "/v1/chat/completions"

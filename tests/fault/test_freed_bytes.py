@@ -96,7 +96,7 @@ BODIES: dict[str, tuple[Spoil, int]] = {
 
 
 def running(*engines: Engine, sections: Any = None, **more: Any) -> AbstractAsyncContextManager[UnderTest]:
-    """A gateway whose probes have the time that a loaded machine takes: aiohttp leaves a cycle behind one that is cut."""
+    """A gateway whose probes have the time of a loaded machine: aiohttp leaves a cycle behind one that is cut."""
     return rig.running(*engines, sections=merged(sections or {}, {"health": {"probe_timeout_seconds": 20.0}}), **more)
 
 

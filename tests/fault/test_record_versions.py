@@ -18,6 +18,7 @@ from tests.unit.coordination.test_records import HOSTILE, WHOLE, forged
 
 pytestmark = pytest.mark.timeout(150)
 CAP = 6
+_ANSWER_SECONDS = 0.1
 THIS = ("gateway",)
 FIRST, LATER = ("tests.fault.other_version", "first"), ("tests.fault.other_version", "later")
 
@@ -90,7 +91,7 @@ async def test_one_version_replaces_another_and_no_request_fails(
     tmp_path: Path, before: tuple[str, ...], after: tuple[str, ...]
 ) -> None:
     with redis_server(tmp_path) as server:
-        async with CountingEngine().running() as engine, AsyncExitStack() as stack:
+        async with CountingEngine(_ANSWER_SECONDS).running() as engine, AsyncExitStack() as stack:
             fleet = Fleet(tmp_path, server, engine, stack)
             await fleet.start(before)
             await fleet.start(before)
@@ -113,7 +114,7 @@ def table(server: RedisServer, *words: str | bytes) -> None:
 async def test_whatever_is_in_the_table_each_request_is_served(tmp_path: Path) -> None:
     """First what cannot be read, then forged blocks; a gateway that starts then serves as well."""
     with redis_server(tmp_path) as server:
-        async with CountingEngine().running() as engine, AsyncExitStack() as stack:
+        async with CountingEngine(_ANSWER_SECONDS).running() as engine, AsyncExitStack() as stack:
             fleet = Fleet(tmp_path, server, engine, stack)
             await fleet.start(THIS)
             gateway = fleet.gateways[0][0]
@@ -155,7 +156,7 @@ async def test_while_the_table_cannot_be_used_requests_go_on(
     tmp_path: Path, commands: list[tuple[str | bytes, ...]]
 ) -> None:
     with redis_server(tmp_path) as server:
-        async with CountingEngine().running() as engine, AsyncExitStack() as stack:
+        async with CountingEngine(_ANSWER_SECONDS).running() as engine, AsyncExitStack() as stack:
             fleet = Fleet(tmp_path, server, engine, stack)
             await fleet.start(THIS)
             gateway, load = fleet.gateways[0]
@@ -172,7 +173,7 @@ async def test_while_the_table_cannot_be_used_requests_go_on(
 
 async def test_a_table_whose_own_fields_are_junk_is_written_anew(tmp_path: Path) -> None:
     with redis_server(tmp_path) as server:
-        async with CountingEngine().running() as engine, AsyncExitStack() as stack:
+        async with CountingEngine(_ANSWER_SECONDS).running() as engine, AsyncExitStack() as stack:
             fleet = Fleet(tmp_path, server, engine, stack)
             await fleet.start(THIS)
             for name in (":era", ":settled", ":run"):
