@@ -71,7 +71,7 @@ from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import LeastLoadedPolicy, NotedPolicy, Policy, RoundRobinPolicy
 from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.leases import LeaseBroker, LeaseSource
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
@@ -81,6 +81,7 @@ from gateway.turns import Steps, at_once
 from gateway.uploads.audio import Uploads
 
 if TYPE_CHECKING:
+    from gateway.batches.offline import OfflineQueue
     from gateway.batches.service import Batches
     from gateway.coordination.coordinator import Coordinator
 
@@ -138,7 +139,11 @@ class Gateway:
         scheduler = self.scheduler = Scheduler(
             fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
         )
-        self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
+        self.offline = None if config.batches.path is None else self._new_offline_queue()
+        lower_queues = () if self.offline is None else (self.offline,)
+        self.lease_broker = LeaseBroker(
+            scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds, lower_queues=lower_queues
+        )
         self.relay = Relay(fleet, config.upstream, clock, self.memory, admission.comment_seconds, supervisor)
 
         self._build_records(log_out)
@@ -217,11 +222,15 @@ class Gateway:
         self.retry_budget = retries
         over = self.ledger.over
         background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor, over)
-        dispatcher = self.dispatcher = Dispatcher(
-            fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
-        )
+        new_dispatcher = partial(
+            Dispatcher, fleet, broker, send, retries, self.metrics,
+            keep=background.keep, response_headers=headers, holds=holds,
+        )  # fmt: skip
+        dispatcher, leases = new_dispatcher(), self._line_leases()
+        self.dispatcher = dispatcher
+        lines = self.line_dispatcher = dispatcher if leases is None else new_dispatcher(leases=leases)
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
-        parts = fleet, dispatcher.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
+        parts = fleet, lines.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
         more = retry_after, counted, clock, self.memory
         batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
@@ -229,7 +238,7 @@ class Gateway:
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
-        fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
+        fallbacks = Fallbacks(fleet, lines, tokenization.complete, self.metrics.fallbacks.add, clock)
         waits = config.admission.max_wait_seconds
         uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
         self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
@@ -250,7 +259,7 @@ class Gateway:
         self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
         reloads = self.reloads = Reloads(config, self._read, self.follow_in_steps)
         self.control = Control(self.membership, self.overview.backend, reloads)
-        self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
+        self.queue_view = QueueView(queue, self._offline_counts, lambda: [it.id for it in fleet.models()], (), clock)
         self._follow_keys()
         shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
         self._admin_pages = AdminPages(*shown)
@@ -287,7 +296,7 @@ class Gateway:
                 decisions.forget()
 
         self.dashboard_sources = Sources(
-            fleet, self.queue, self.scheduler.offline, self.metrics, self.recent, self.timeline, self.finished.settle,
+            fleet, self.queue, self._offline_counts, self.metrics, self.recent, self.timeline, self.finished.settle,
             self.overview.describer, self.cache_state.hit_accuracy.share, self.lease_broker.explain,
             lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
         )  # fmt: skip
@@ -299,13 +308,31 @@ class Gateway:
         parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
         return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
 
+    def _new_offline_queue(self) -> "OfflineQueue":
+        """Where lines of batches wait for idle capacity."""
+        from gateway.batches.offline import OfflineQueue
+
+        objective_seconds = self.config.admission.itl_objective_seconds
+        return OfflineQueue(scheduler=self.scheduler, queue=self.queue, itl_objective_seconds=objective_seconds)
+
+    def _line_leases(self) -> LeaseSource | None:
+        """Leases for lines of batches, and usual ones for what may be sent together with them; None = no batches."""
+        if self.offline is None:
+            return None
+        from gateway.batches.line_leases import LineLeases
+
+        return LineLeases(broker=self.lease_broker, offline=self.offline)
+
+    def _offline_counts(self) -> dict[str, tuple[int, int]]:
+        return {} if self.offline is None else self.offline.counts()
+
     def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
         from gateway.batches.metrics import BatchMetrics
         from gateway.batches.sender import LineDispatchers, LineSender
         from gateway.batches.service import Batches, BatchSetting
 
-        dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
+        dispatchers = LineDispatchers(self.line_dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
         complete = self.tokenization.complete
         sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
         counted = BatchMetrics(self.metrics)
@@ -337,7 +364,7 @@ class Gateway:
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
         self.background.follow(config.upstream)
-        for dispatcher in (self.dispatcher, self.session_dispatcher):
+        for dispatcher in (self.dispatcher, self.line_dispatcher, self.session_dispatcher):
             dispatcher.follow(config.upstream, response_headers=headers, holds=holds)
         self.tunnels.follow(config.realtime)
         self.sessions.follow(server.cors_origins)
@@ -346,6 +373,8 @@ class Gateway:
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
         self.scheduler.follow(_scheduler_settings(config), self._policy(config))
+        if self.offline is not None:
+            self.offline.follow(admission.itl_objective_seconds)
         self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
         self.batcher.follow(config.embeddings, admission.max_wait_seconds, response_headers=headers)
         self.embedding_cache.follow(config)
@@ -501,5 +530,4 @@ def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing, admission = config.routing, config.admission
     window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
     waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
-    more = window_seconds, admission.itl_objective_seconds
-    return SchedulerSettings(routing.aging, admission.kv_headroom, *waits, *more)
+    return SchedulerSettings(routing.aging, admission.kv_headroom, *waits, window_seconds)

@@ -28,7 +28,7 @@ from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.leases import LeaseBroker, LeaseSource
 from gateway.tracing.trace import Price
 
 MOST_EXECUTIONS = 2
@@ -132,10 +132,15 @@ class Dispatcher:
         response_headers: bool,
         keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None,
         holds: bool = True,
+        leases: LeaseSource | None = None,
     ) -> None:
-        """`keep` may take over the lease of a request that its engine goes on with after the answer."""
+        """`keep` may take over the lease of a request that its engine goes on with after the answer.
+
+        `leases`: None = the lease broker itself.
+        """
         self._fleet = fleet
         self._lease_broker = lease_broker
+        self._leases = leases or lease_broker
         self._send = send
         self._budget = budget
         self._metrics = metrics
@@ -161,7 +166,7 @@ class Dispatcher:
         while True:
             explains = request.explains or record.trace is not None
             explanation = self._explanation(request, attempts, record) if explains else b""
-            with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
+            with await self._leases.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
                 backend = self._fleet.owner(lease.engine_index)
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:

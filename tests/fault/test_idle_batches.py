@@ -83,7 +83,9 @@ async def test_lines_wait_while_clients_use_all(backend: ScriptedBackend, tmp_pa
         await holds(lambda: backend.running == 1, "the client's request runs")
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
-        await holds(lambda: len(gateway.gateway.scheduler.offline) == 5, "lines wait")
+        offline = gateway.gateway.offline
+        assert offline is not None
+        await holds(lambda: len(offline) == 5, "lines wait")
         assert len(gateway.gateway.queue) == 0
         go_on.set()
         assert (await client).status == 200
@@ -103,7 +105,7 @@ async def test_without_idle_only_lines_wait_in_the_queue(backend: ScriptedBacken
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
         await holds(lambda: len(gateway.gateway.queue) == 5, "lines wait")
-        assert not gateway.gateway.scheduler.offline
+        assert not gateway.gateway.offline
         go_on.set()
         assert (await client).status == 200
         assert (await ended(gateway, batch))["status"] == "completed"
