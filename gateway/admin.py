@@ -1,7 +1,7 @@
 """What the ports for operators show: metrics, the backends, the queue and dry runs of routing."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -30,7 +30,6 @@ from gateway.observe.metrics import Breathe, Labels, Metrics
 from gateway.request import Demand, Kind
 from gateway.routing.policy import as_document
 from gateway.scheduling.fair_share import Tenant, Tenants
-from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.scheduler import Scheduler
 from gateway.scheduling.wait_queue import Queue, TenantQueue
 from gateway.threads import Threads, breather
@@ -269,18 +268,21 @@ def _limit_change(change: LimitChange | None, now: float) -> dict[str, Any] | No
 
 
 class QueueView:
-    """Reads the queue and the offline lines; changes nothing. `names`: of tenants that are known from the start."""
+    """Reads the queue and counts of offline lines; changes nothing. `names`: of tenants known from the start.
+
+    `offline_counts`: lines that wait and sequences in flight, of each model that has any.
+    """
 
     def __init__(
         self,
         queue: Queue,
-        offline: OfflineQueue,
+        offline_counts: Callable[[], Mapping[str, tuple[int, int]]],
         models: Callable[[], Sequence[str]],
         names: Iterable[str],
         clock: Callable[[], float],
     ) -> None:
         self._queue = queue
-        self._offline = offline
+        self._offline_counts = offline_counts
         self._models = models
         self._labels: set[str] = set()
         self._clock = clock
@@ -299,21 +301,21 @@ class QueueView:
             self._counts,
         )
         text = "Lines of batches that wait for idle capacity, or run on it (sequences), by state."
-        metrics.gauge("gateway_offline_lines", text, ("model", "state"), self._offline_counts)
+        metrics.gauge("gateway_offline_lines", text, ("model", "state"), self._offline_lines)
 
     async def document(self) -> dict[str, Any]:
         """The queue of each model, live. Yields between tenants, since a long queue takes long to read."""
         now = self._clock()
-        offline = self._offline.counts()
+        offline = self._offline_counts()
         shown = dict.fromkeys((*self._models(), *self._queue.models(), *offline))
         models = [await self._model(model, offline.get(model, (0, 0)), now) for model in shown]
         return {"waiting": len(self._queue), "models": models}
 
-    def _offline_counts(self) -> list[tuple[Labels, float]]:
+    def _offline_lines(self) -> list[tuple[Labels, float]]:
         known = set(self._models())
         return [
             ((model, state), float(count))
-            for model, counts in self._offline.counts().items()
+            for model, counts in self._offline_counts().items()
             for state, count in zip(("waiting", "running"), counts, strict=True)
             if model in known
         ]

@@ -3,13 +3,14 @@
 
 import math
 import secrets
-from collections.abc import AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import BinaryIO
 
+from gateway.backends.backend import Backend
 from gateway.backends.fleet import Fleet
 from gateway.backends.membership import Membership
 from gateway.backends.probe import BackendWatches
@@ -25,7 +26,7 @@ from gateway.front.routes import Route
 from gateway.ledger import RequestLedger
 from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.metrics import Metrics
-from gateway.observe.record import RecordBatcher
+from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay, Send
 from gateway.request import BackgroundRun, InferenceRequest
 from gateway.resources import MemoryBudget
@@ -34,7 +35,8 @@ from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
 from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
 from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.lease import Lease
+from gateway.scheduling.leases import LeaseBroker, LeaseSource, LowerQueue
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
@@ -141,6 +143,8 @@ class Core:
         self.ledger.count(self.metrics.counted)
         self.retry_budget = RetryBudget(config.upstream)
         self.dispatcher = self.new_dispatcher(self.relay.send)
+        self.feature_dispatcher = self.new_dispatcher(self.relay.send)  # of what features make: batches, other requests
+        self.lower_queue_counts: Callable[[], Mapping[str, tuple[int, int]]] = dict
         self._listen_to_fleet()
 
         # What features give, by the names in requests and routes; "" is the plain dispatcher.
@@ -182,6 +186,20 @@ class Core:
         self.dispatchers[""] = dispatcher or self.dispatcher
         self._noted = noted
         self.scheduler.follow(_scheduler_settings(self.config), self._policy())
+
+    def lower(
+        self, queue: LowerQueue, leases: LeaseSource, counts: Callable[[], Mapping[str, tuple[int, int]]]
+    ) -> None:
+        """Bind requests of this queue to what others leave over. `leases`: for what features send; `counts`: by model,
+        how many wait, and their sequences in flight."""
+        self.lease_broker.add_lower_queue(queue)
+        self.feature_dispatcher.lease_from(leases)
+        self.lower_queue_counts = counts
+
+    def keep_with(self, keep: Callable[[InferenceRequest, Lease, Backend, Record], None]) -> None:
+        """Let this take over the leases of requests that their engines go on with after the answer."""
+        for dispatcher in (self.dispatcher, self.feature_dispatcher):
+            dispatcher.keep_with(keep)
 
     def use_keys(self, keys: Sequence[ClientKey], check: KeyCheck | None) -> None:
         """Take over other API keys, and what finds that of a request. None = no request needs one."""
@@ -236,7 +254,8 @@ class Core:
         self.watches.follow(config.health)
         self.relay.follow(config.upstream, admission.comment_seconds)
         self.retry_budget.follow(config.upstream)
-        self.apply_to(self.dispatcher)
+        for dispatcher in (self.dispatcher, self.feature_dispatcher):
+            self.apply_to(dispatcher)
         self.cache_state.follow(config.routing)
         self.calibrations.follow(_cost_model(config.routing))
         self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
@@ -300,5 +319,4 @@ def _scheduler_settings(config: Config) -> SchedulerSettings:
         starvation_seconds=routing.starvation_seconds,
         hold_without_backend=admission.hold_without_backend,
         prefill_window_seconds=math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds,
-        itl_objective_seconds=admission.itl_objective_seconds,
     )

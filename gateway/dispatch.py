@@ -28,7 +28,7 @@ from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import EngineVerdict, as_header
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.leases import LeaseBroker, LeaseSource
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
@@ -129,15 +129,21 @@ class Dispatcher:
         *,
         response_headers: bool,
         holds: bool = True,
+        leases: LeaseSource | None = None,
     ) -> None:
         self._fleet = fleet
         self._lease_broker = lease_broker
+        self._leases = leases or lease_broker
         self._send = send
         self._budget = budget
         self._metrics = metrics
         self._keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None
         self._response_headers = response_headers
         self._holds = holds
+
+    def lease_from(self, leases: LeaseSource) -> None:
+        """Take leases from there from now on."""
+        self._leases = leases
 
     def keep_with(self, keep: Callable[[InferenceRequest, Lease, Backend, Record], None]) -> None:
         """Let this take over the leases of requests that their engines go on with after the answer."""
@@ -160,7 +166,7 @@ class Dispatcher:
         while True:
             explains = request.explains or record.trace is not None
             explanation = self._explanation(request, attempts, record) if explains else b""
-            with await self._lease_broker.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
+            with await self._leases.lease(demand, attempts.avoid, waited, keep_alive, holds) as lease:
                 backend = self._fleet.owner(lease.engine_index)
                 record.placed(demand.model, lease.backend, lease.waited_seconds, lease.hit_tokens)
                 if self._response_headers:

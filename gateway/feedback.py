@@ -37,9 +37,8 @@ class Learning:
 
     def answered(self, demand: Demand, engine: int, predicted_hit_tokens: int, usage: Usage) -> None:
         """Learn from a response's usage. Large predicted hits that fail show that the engine's cache was lost."""
-        prompt, output, cached = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
-        if demand.offline is not None:
-            output += demand.offline.generated_tokens
+        prompt, cached = usage.prompt_tokens, usage.cached_tokens
+        output = usage.completion_tokens + demand.generated_tokens
         estimates, learnable_bytes = self._estimates, demand.learnable_bytes
         if demand.sequences != 1:  # the tokens are those of all its prompts and answers
             estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))

@@ -117,7 +117,7 @@ class RequestLedger:
 
     def open_line(self, request: InferenceRequest, record: Record) -> None:
         """Charge a line of an offline batch to the budgets of its key, if it has any. Raises QuotaExceeded."""
-        record.came_from_batch()
+        record.will_be_resent()
         limits = self.limits.get(record.client)
         if limits is not None and limits.has_budget:
             self._open[record] = Entry(limits, sum(self._expected(request.demand, 0)), is_line=True)
@@ -159,7 +159,7 @@ class RequestLedger:
         demand, outcome, streamed_tokens = record.requested, record.outcome, record.streamed_tokens
         is_whole = outcome == "completed"
         has_begun = record.attempts > 0 if outcome in _CUT else record.has_begun and outcome != "refused_by_backend"
-        if demand is not None and demand.sequences and (is_whole or (has_begun and not record.is_line)):
+        if demand is not None and demand.sequences and (is_whole or (has_begun and not record.is_resent)):
             prompt_tokens, expected_tokens = self._expected(demand, record.upload_bytes)
             is_cut = demand.streams and not is_whole
             record.counted(prompt_tokens, streamed_tokens if is_cut else max(expected_tokens, streamed_tokens))

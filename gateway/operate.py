@@ -61,7 +61,9 @@ class Operators:
         self.overview = Overview(
             config, fleet, core.membership, core.scheduler, queue, cache_state, exact.mode, reader, clock
         )
-        self.queue_view = QueueView(queue, core.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
+        self.queue_view = QueueView(
+            queue, lambda: core.lower_queue_counts(), lambda: [it.id for it in fleet.models()], (), clock
+        )
         core.on_keys.append(self._know_tenants)
         self._know_tenants()
         self.control = Control(core.membership, self.overview.backend, reloads)
@@ -101,7 +103,7 @@ class Operators:
         self.dashboard_sources = Sources(
             fleet=fleet,
             queue=core.queue,
-            offline=core.scheduler.offline,
+            offline_counts=lambda: core.lower_queue_counts(),
             metrics=core.metrics,
             recent=self.recent,
             timeline=self.timeline,

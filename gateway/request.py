@@ -23,23 +23,17 @@ class Kind(StrEnum):
     UPLOAD = "upload"  # audio: the body is streamed through, unread
 
 
-@dataclass(slots=True, eq=False)
-class OfflineLine:
-    """A request of an offline batch: it may use idle capacity only, until its batch has little time left.
+class OfflineTerms(Protocol):
+    """How a line of an offline batch waits. Batches make it, and their queue alone knows the rest of it.
 
-    `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
-    left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
-    `continues`: what is generated until then is kept. `generated_tokens`: before an earlier pause, now in the prompt.
+    `expires_seconds`: the end of the batch's window, on the gateway's clock.
     """
 
-    expires_seconds: float
-    laxity_seconds: Callable[[float], float]
-    on_revoked: Callable[[], None]
-    continues: bool = False
-    generated_tokens: int = 0
+    @property
+    def expires_seconds(self) -> float: ...
 
-    def is_streamed(self, *, continues: bool, generated_tokens: int) -> None:
-        self.continues, self.generated_tokens = continues, generated_tokens
+    def as_short_call(self) -> "OfflineTerms":
+        """Those of a call that is not aborted when its lease is revoked: it ends soon by itself."""
 
 
 @dataclass(slots=True, init=False)
@@ -56,7 +50,8 @@ class Demand:
     the engine must compute every prompt token. `pinned`: the only backend that can answer, because it stores what is
     requested. `rank`: the engine of a backend that the client selects. `hint`: a hash of the client's session or cache
     key; 0 = none. `tenant`: shares the queue with other tenants in proportion to `weight`. `batch`: served after
-    interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock. `offline`: the
+    interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock.
+    `generated_tokens`: at the end of the prompt, generated before as the beginning of this answer. `offline`: the
     request is a line of an offline batch.
     """
 
@@ -85,7 +80,8 @@ class Demand:
     pinned: str | None
     rank: int | None
     hint: int
-    offline: OfflineLine | None
+    generated_tokens: int
+    offline: OfflineTerms | None
 
     def __init__(
         self,
@@ -114,7 +110,8 @@ class Demand:
         pinned: str | None = None,
         rank: int | None = None,
         hint: int = 0,
-        offline: OfflineLine | None = None,
+        generated_tokens: int = 0,
+        offline: OfflineTerms | None = None,
     ) -> None:
         self.model = model
         self.tenant = tenant
@@ -141,7 +138,12 @@ class Demand:
         self.pinned = pinned
         self.rank = rank
         self.hint = hint
+        self.generated_tokens = generated_tokens
         self.offline = offline
+
+    def wait_offline(self, terms: OfflineTerms) -> None:
+        """It waits as an offline line. The one change of a demand, before it is placed: copies are slow to make."""
+        self.offline = terms
 
     def tokens_of(self, blocks: int) -> int:
         """Tokens of the first blocks of the prompt, known or estimated."""

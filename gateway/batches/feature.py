@@ -3,7 +3,9 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from gateway.batches.line_leases import LineLeases
 from gateway.batches.metrics import BatchMetrics
+from gateway.batches.offline import OfflineQueue
 from gateway.batches.routes import BATCH_ROUTES
 from gateway.batches.sender import LineSender
 from gateway.batches.service import Batches, BatchSetting
@@ -23,8 +25,19 @@ class BatchesFeature(Feature):
         self._core = core
         config = core.config
         assert config.batches.path is not None
+        self.offline = OfflineQueue(
+            scheduler=core.scheduler,
+            queue=core.queue,
+            itl_objective_seconds=config.admission.itl_objective_seconds,
+        )
+        core.lower(self.offline, LineLeases(broker=core.lease_broker, offline=self.offline), self.offline.counts)
         sender = LineSender(
-            core.dispatchers, core.prompts.complete, core.ledger, core.clock, core.unix_seconds, core.new_id
+            {**core.dispatchers, "": core.feature_dispatcher},
+            core.prompts.complete,
+            core.ledger,
+            core.clock,
+            core.unix_seconds,
+            core.new_id,
         )
         metrics = BatchMetrics(core.metrics)
         setting = BatchSetting(
@@ -49,6 +62,9 @@ class BatchesFeature(Feature):
 
     def apis(self) -> Mapping[str, LocalApi]:
         return {"batches": self.batches}
+
+    def apply(self, config: Config) -> None:
+        self.offline.follow(config.admission.itl_objective_seconds)
 
     def read_with(self, config: Config, reader: RequestReader) -> None:
         self.batches.follow(config, reader)

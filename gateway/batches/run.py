@@ -25,6 +25,7 @@ from gateway.batches.journal import (
 )
 from gateway.batches.metrics import BatchMetrics
 from gateway.batches.order import PrefixOrder
+from gateway.batches.pace import BatchPace, Urgency, urgency
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
 from gateway.batches.slots import Slots
@@ -41,7 +42,6 @@ from gateway.errors import (
     QuotaExceeded,
 )
 from gateway.resources import Holding, MemoryBudget
-from gateway.scheduling.pace import BatchPace, Urgency, urgency
 
 _READ_LINES, _READ_BYTES = 32, 262144  # at once; one longer line is read alone
 _MEMORY_SECONDS = 1.0  # between looks for memory to read lines

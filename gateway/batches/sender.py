@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol, cast
 from gateway.batches.batch import Owner
 from gateway.batches.continuation import can_continue, continued_fields, saves_work, streamed
 from gateway.batches.input import LineRequest
+from gateway.batches.offline import OfflineLine
+from gateway.batches.pace import BatchPace
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sink import LineSink
 from gateway.config import Config
@@ -20,10 +22,9 @@ from gateway.front.reply import render
 from gateway.front.routes import Route, find_route
 from gateway.ledger import RequestLedger
 from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, OfflineLine, UpstreamResult
+from gateway.request import Demand, InferenceRequest, UpstreamResult
 from gateway.resources import Holding
-from gateway.scheduling.pace import BatchPace
-from gateway.turns import at_once, in_turns
+from gateway.turns import Steps, at_once, in_turns
 
 _MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
 _LINE_BYTES = 4096  # of an answer's line in its file, besides the body: a custom id has 512 characters
@@ -192,9 +193,6 @@ class LineSender:
         try:
             holding.add(len(body) + _LINE_BYTES)
             incoming = self._incoming(endpoint, body, owner)
-            if self._idle_only:
-                pace = lines.pace
-                incoming.come_from_batch(OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke))
             await self._fetch(incoming, route, record, sink, lines, stream)
             status = sink.status
             whole = sink.whole()
@@ -253,13 +251,17 @@ class LineSender:
             request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
         if request.document is not None:
             request = await self._complete(request)
+        continues = False
         if stream is not None:
             partial = _partial_of(request, stream)
             sink.expect_stream(partial)
-            if incoming.offline is not None:
-                incoming.offline.is_streamed(continues=partial.continues, generated_tokens=partial.tokens)
+            continues = partial.continues
             if partial.tokens:
                 request = _continued(request, stream.document, partial)
+        if self._idle_only:
+            pace = lines.pace
+            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues=continues)
+            request = _as_line(request, line)
         record.parsed(request.demand, request.demand.model)
         self._ledger.open_line(request, record)
         try:
@@ -304,8 +306,22 @@ def _longer(demand: Demand, tokens: int) -> Demand:
         prompt_tokens=prompt + tokens,
         prompt_size=demand.prompt_size * (prompt + tokens) // prompt,
         learnable_bytes=0,
+        generated_tokens=tokens,
         output_tokens=None if output is None else max(1, output - tokens),
     )
+
+
+def _as_line(request: InferenceRequest, line: OfflineLine) -> InferenceRequest:
+    """The request as an offline line, under whatever model."""
+    request.demand.wait_offline(line)
+    choice = request.model_choice
+    if choice is None or (remade := choice.remade) is None:
+        return request
+
+    def remade_line(request: InferenceRequest, model: str) -> Steps[InferenceRequest]:
+        return _as_line((yield from remade(request, model)), line)
+
+    return replace(request, model_choice=replace(choice, remade=remade_line))
 
 
 def _no_model() -> str | None:

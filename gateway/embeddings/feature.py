@@ -21,7 +21,7 @@ class EmbeddingsFeature(Feature):
         config = core.config
         self.batcher = Batcher(
             fleet=core.fleet,
-            dispatch=core.dispatcher.dispatch,
+            dispatch=core.feature_dispatcher.dispatch,
             config=config.embeddings,
             backlog=core.queue.backlog,
             max_wait_seconds=config.admission.max_wait_seconds,

@@ -22,7 +22,7 @@ import orjson
 
 from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.errors import WrongAnswer
-from gateway.request import Demand, InferenceRequest, OfflineLine, most_prompt_tokens
+from gateway.request import Demand, InferenceRequest, OfflineTerms, most_prompt_tokens
 
 _NO_NUMBERS = "An embedding in the backend's response is not a list of numbers."
 
@@ -94,19 +94,12 @@ def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
     return b"%b%b}" % (template, orjson.dumps(items))
 
 
-def short_line(demands: Sequence[Demand]) -> OfflineLine | None:
-    """What offline lines are as one request, or a part of one: as urgent as the first that expires; None = no lines.
-
-    It is short: if its lease is revoked, it is not aborted, but ends soon.
-    """
+def short_line(demands: Sequence[Demand]) -> OfflineTerms | None:
+    """What offline lines are as one request, or a part of one: as urgent as the first that expires; None = no lines."""
     lines = [demand.offline for demand in demands if demand.offline is not None]
     if not lines:
         return None
-    return replace(min(lines, key=lambda line: line.expires_seconds), on_revoked=_end_soon)
-
-
-def _end_soon() -> None:
-    """Nothing is to be done: it ends by itself."""
+    return min(lines, key=lambda line: line.expires_seconds).as_short_call()
 
 
 def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int, suffix: str = "") -> InferenceRequest:

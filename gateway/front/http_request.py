@@ -15,7 +15,7 @@ from gateway.errors import (
 from gateway.front.body import Upload, too_large
 from gateway.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.front.routes import CORE_ROUTES, PREFLIGHT_ROUTE, Route, RouteTable
-from gateway.request import Kind, OfflineLine
+from gateway.request import Kind
 from gateway.resources import Holding
 
 _BODY_HEADERS = (b"content-encoding", b"content-length", b"content-type", b"expect", b"transfer-encoding")
@@ -88,7 +88,6 @@ class HttpRequest:
     route: Route | None = None
     key: ClientKey | None = None
     trace_line: bytes = b""  # the `traceparent` that backends get, if the gateway traces requests
-    offline: OfflineLine | None = None  # it is a line of an offline batch
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
@@ -133,9 +132,6 @@ class HttpRequest:
         self.path = path
         self.headers = headers
         self.take_body(body, True)
-
-    def come_from_batch(self, line: OfflineLine) -> None:
-        self.offline = line
 
     def follow_trace(self, line: bytes) -> None:
         self.trace_line = line

@@ -378,7 +378,6 @@ class RequestReader:
             divisible=pools and not draft.route.decodes,
             output_tokens=0,
             size_bytes=len(body),
-            offline=draft.incoming.offline,
         )
 
     def _tokens_with_media(self, draft: Draft, size: int) -> int:
@@ -446,7 +445,6 @@ class RequestReader:
             pinned=pinned,
             rank=int(rank) if rank and _RANK.fullmatch(rank) else None,  # like vLLM, ignore other text
             hint=seed(client, session[:1024]) if session else 0,
-            offline=incoming.offline,
         )
         report = self._report if draft.is_sampled else None
         if report is not None and prompt.token_ids is None and report.wants_sample(incoming.arrived_seconds):

@@ -31,7 +31,7 @@ class ModelsFeature(Feature):
         self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, core.supervisor)
         self._adapter_loader.follow(core.config.models.adapters)
         self._fallbacks = Fallbacks(
-            fleet, core.dispatcher, core.prompts.complete, core.metrics.fallbacks.add, core.clock
+            fleet, core.feature_dispatcher, core.prompts.complete, core.metrics.fallbacks.add, core.clock
         )
 
     def names(self, config: Config) -> ModelNames:

@@ -67,7 +67,7 @@ class Record:
     requested: Demand | None = None  # None = it was refused before it was read
     has_begun: bool = False  # the client has a part of the backend's answer
     is_session: bool = False  # its tokens are counted as they come
-    is_line: bool = False  # of an offline batch: sent again if it is cut
+    is_resent: bool = False  # if it is cut: nobody has a part of its answer
     upload_bytes: int = 0
     later: "Record | None" = None  # of the response with which the engine goes on after the answer
 
@@ -169,8 +169,8 @@ class Record:
     def uploaded(self, upload_bytes: int) -> None:
         self.upload_bytes = upload_bytes
 
-    def came_from_batch(self) -> None:
-        self.is_line = True
+    def will_be_resent(self) -> None:
+        self.is_resent = True
 
     def go_on(self) -> "Record":
         """The engine goes on with the response after the answer. Returns the record that will have its tokens."""

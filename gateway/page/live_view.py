@@ -22,7 +22,6 @@ from gateway.page.timeline import Timeline
 from gateway.request import Demand
 from gateway.resources import ProcessUse
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.wait_queue import Queue
 
 MOST_POINTS: Final = 600
@@ -36,13 +35,14 @@ COLUMNS: Final = (
 class Sources:
     """The owners of what is shown, and functions that read them.
 
-    `settle`: passes on the records that wait to be; `describer`: makes the documents of backends, as on
-    /admin/backends; `trust`: of the hits predicted for an engine; `gauges`: numbers of the gateway itself.
+    `offline_counts`: lines of batches that wait and sequences in flight, of each model that has any; `settle`: passes
+    on the records that wait to be; `describer`: makes the documents of backends, as on /admin/backends; `trust`: of the
+    hits predicted for an engine; `gauges`: numbers of the gateway itself.
     """
 
     fleet: Fleet
     queue: Queue
-    offline: OfflineQueue
+    offline_counts: Callable[[], Mapping[str, tuple[int, int]]]
     metrics: Metrics
     recent: RecentRequests
     timeline: Timeline
@@ -125,7 +125,7 @@ class LiveView:
         before = self._before or totals
         tiles = fleet_view(backends, sources.describer(), self._hit_rates, sources.trust, now)
         queue = queue_view(sources.queue, sources.explain, fleet.why_none, _rules(sources.config()), now)
-        queue["offline"] = offline_view(sources.offline)
+        queue["offline"] = offline_view(sources.offline_counts())
         gateway = sources.gauges() | {
             "lag": lag_view(before, totals),
             "cpu": cpu_share(before, totals),

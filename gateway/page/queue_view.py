@@ -3,7 +3,7 @@
 Of everything only the largest, so that a queue of thousands costs as much as one of hundreds.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
@@ -16,7 +16,6 @@ from gateway.routing.engine import Engine
 from gateway.routing.policy import EngineVerdict
 from gateway.scheduling.admission import guarded_slots, is_large_enough, slots_of
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.offline import OfflineQueue
 from gateway.scheduling.wait_queue import ModelQueue, Queue, TenantQueue, Ticket
 
 _MOST_MODELS: Final = 32
@@ -61,10 +60,10 @@ def queue_view(
     }
 
 
-def offline_view(offline: OfflineQueue) -> list[dict[str, Any]]:
+def offline_view(counts: Mapping[str, tuple[int, int]]) -> list[dict[str, Any]]:
     """Lines of batches that wait for idle capacity, or use it, by model: the largest."""
-    counts = nlargest(_MOST_MODELS, offline.counts().items(), key=itemgetter(1))
-    return [{"model": model, "waiting": waiting, "in_flight": running} for model, (waiting, running) in counts]
+    largest = nlargest(_MOST_MODELS, counts.items(), key=itemgetter(1))
+    return [{"model": model, "waiting": waiting, "in_flight": running} for model, (waiting, running) in largest]
 
 
 def _model_view(model: str, queue: Queue, found: ModelQueue, now: float) -> dict[str, Any]:

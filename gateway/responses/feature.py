@@ -20,7 +20,7 @@ class ResponsesFeature(Feature):
             core.lease_broker, core.relay.send, config, core.clock, core.supervisor, over
         )
         self.stored = StoredResponses(self.background.look)
-        core.dispatcher.keep_with(self.background.keep)
+        core.keep_with(self.background.keep)
 
     def store(self) -> StoredResponses:
         return self.stored

@@ -398,15 +398,14 @@ class OutputLengths:
         return mean + (self._unknown_excess_tokens if of_model is None else of_model.excess_tokens), most - mean
 
     def answered(self, demand: Demand, usage: Usage) -> None:
-        """Learn from a request's usage; several sequences count as answers of equal length. The answer to a line that
-        was paused counts once, at its end, and whole.
+        """Learn from a request's usage; several sequences count as answers of equal length. An answer that was cut and
+        continued counts once, at its end, and whole.
         """
         if demand.sequences and usage.prompt_tokens:
             of_model = self._models.get(demand.model) or self._new_model(demand.model)
             of_model.exceeded((usage.prompt_tokens - demand.prompt_tokens) // demand.sequences)
             if usage.completion_tokens > 0:
-                line, limit = demand.offline, demand.output_tokens
-                earlier = 0 if line is None else line.generated_tokens
+                limit, earlier = demand.output_tokens, demand.generated_tokens
                 tokens = usage.completion_tokens // demand.sequences + earlier
                 self.learn(demand.model, demand.tenant, tokens, None if limit is None else limit + earlier)
 

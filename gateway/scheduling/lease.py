@@ -18,7 +18,7 @@ class Lease(Reservation):
 
     __slots__ = (
         "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "client_was_slow", "engine",
-        "engine_index", "first_token_seconds", "hit_tokens", "paced_tokens", "predicted_seconds", "rank",
+        "engine_index", "first_token_seconds", "hit_tokens", "on_release", "paced_tokens", "predicted_seconds", "rank",
         "served_tokens", "tenant", "tenants", "uncached_tokens", "waited_seconds",
     )  # fmt: skip
     _first_token: "Callable[[Lease], None]"
@@ -54,6 +54,11 @@ class Lease(Reservation):
         self.client_was_slow = False
         self.paced_tokens = 0  # of a stream's sequence: the time that they took is the engine's alone
         self.served_tokens: int | None = None  # uncached prompt and output, as reported; None = as expected
+        self.on_release: Callable[[Lease], None] | None = None  # of the lower queue that it is from
+
+    def when_released(self, call: "Callable[[Lease], None]") -> None:
+        """Call this at its release, when the engine is free of it, and before anything is learned from it."""
+        self.on_release = call
 
     def hand_out(self, first_token: "Callable[[Lease], None]", release: "Callable[[Lease], None]") -> Self:
         """Set what to call at its first token, and when its block ends."""

@@ -1,10 +1,12 @@
 """Leases on engines: a request waits in the queue, holds a lease, and releases it. The asyncio side of placement."""
 
 import asyncio
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from math import inf
 from types import TracebackType
+from typing import Protocol
 
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired, unwrapped
 from gateway.request import Demand
@@ -58,8 +60,36 @@ def _keep(lease: Lease) -> None:
     """Release nothing: the `KeptLease` does that later."""
 
 
-class LeaseBroker:
-    """Hands out leases. Owns the waiting clients' futures."""
+class LowerQueue(Protocol):
+    """A queue of lower priority: its tickets are bound to capacity that the queue of the scheduler leaves over."""
+
+    def __len__(self) -> int:
+        """The tickets that wait, and the leases that are held; 0 = there is nothing to scan."""
+
+    def scan(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
+        """As `Scheduler.scan_queue`, and after it. Leases that hold what requests of that queue need are revoked."""
+
+    def opens_seconds(self, now: float) -> float:
+        """When its next ticket may be bound by time alone; infinite = not before something changes."""
+
+
+class LeaseSource(ABC):
+    """Where a dispatcher gets its leases from."""
+
+    @abstractmethod
+    async def lease(
+        self,
+        demand: Demand,
+        avoid: frozenset[str] = frozenset(),
+        already_waited_seconds: float = 0.0,
+        send_keep_alive: Callable[[], None] | None = None,
+        holds: bool = True,
+    ) -> Lease:
+        """A slot on an engine, after waiting for one if necessary; see `LeaseBroker.lease`."""
+
+
+class LeaseBroker(LeaseSource):
+    """Hands out leases. Owns the waiting clients' futures. Tickets of `lower_queues` wait here, too."""
 
     def __init__(
         self,
@@ -68,10 +98,12 @@ class LeaseBroker:
         max_wait_seconds: float,
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
+        lower_queues: Sequence[LowerQueue] = (),
     ) -> None:
         self.follow(max_wait_seconds, keep_alive_seconds)
         self._scheduler = scheduler
         self._queue = queue
+        self._lower_queues = [*lower_queues]
         self._clock = clock
         self._changed = asyncio.Event()
         self._waiters: dict[Ticket, asyncio.Future[Lease | GatewayError]] = {}
@@ -85,6 +117,10 @@ class LeaseBroker:
     def __repr__(self) -> str:
         return f"<LeaseBroker {len(self._waiters)} waiting>"
 
+    def add_lower_queue(self, queue: LowerQueue) -> None:
+        """Bind tickets of this one to what the queue leaves over."""
+        self._lower_queues.append(queue)
+
     def follow(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
         """Take over other settings, for requests that begin to wait."""
         self.max_wait_seconds = max_wait_seconds
@@ -95,8 +131,8 @@ class LeaseBroker:
         self._lapses_seconds, self._lapsed = seconds, lapsed
 
     def when_used(self, on_wait: Callable[[], None], on_release: Callable[[int], None]) -> None:
-        """Call these when a request begins to wait that is no line of a batch; and when one is over while none waits,
-        with its engine's number."""
+        """Call these when a request begins to wait in the queue; and when one is over while none waits, with its
+        engine's number."""
         self._on_wait, self._on_release = on_wait, on_release
 
     @property
@@ -132,12 +168,9 @@ class LeaseBroker:
             self._lapsed()
         placed = self._scheduler.place(demand, now, avoid, holds)
         if isinstance(placed, Ticket):
-            line, seconds = demand.offline, self.max_wait_seconds - already_waited_seconds
-            if line is not None:
-                seconds = line.expires_seconds - self._clock()
-            elif self._on_wait is not None:
+            if self._on_wait is not None:
                 self._on_wait()
-            placed = await self._wait(placed, seconds, send_keep_alive)
+            placed = await self.wait(placed, self.max_wait_seconds - already_waited_seconds, send_keep_alive)
         return placed.hand_out(self.first_token, self.release)
 
     async def change(self, at_most_seconds: float) -> None:
@@ -146,12 +179,23 @@ class LeaseBroker:
             async with asyncio.timeout(at_most_seconds):
                 await self._changed.wait()
 
-    async def _wait(self, ticket: Ticket, at_most_seconds: float, send_keep_alive: Callable[[], None] | None) -> Lease:
+    async def wait(
+        self,
+        ticket: Ticket,
+        at_most_seconds: float,
+        send_keep_alive: Callable[[], None] | None,
+        *,
+        scans: bool = True,
+    ) -> Lease:
+        """The lease that a scan binds for a ticket. `scans`: there may be capacity for it now.
+
+        Raises WaitExpired, NoBackend or DeadlineUnmeetable, or the error of the scan.
+        """
         loop, seconds = asyncio.get_running_loop(), self._keep_alive_seconds
         waiter: asyncio.Future[Lease | GatewayError] = loop.create_future()
         until_late = ticket.late_seconds - self._clock()
         self._waiters[ticket] = waiter
-        if not self._scheduler.offline.is_behind_others(ticket):  # they have looked for idle capacity in vain
+        if scans:
             self.scan_soon()
         # No `asyncio.timeout`: it is not compiled, and dear in a busy queue.
         is_late, limit_seconds = until_late < at_most_seconds, self.max_wait_seconds
@@ -222,22 +266,24 @@ class LeaseBroker:
 
     def scan_soon(self) -> None:
         """Scan the queue at the end of this turn of the event loop, once for all changes in it."""
-        if self._wake is None and (self._waiters or self._scheduler.offline):
+        if self._wake is None and (self._waiters or any(self._lower_queues)):
             self._wake = asyncio.get_running_loop().call_soon(self._scan_queue)
 
     def _scan_queue(self) -> None:
         self._wake = None
-        now = self._clock()
+        now, tick_seconds = self._clock(), _TICK_SECONDS
         if now >= self._lapses_seconds and self._lapsed is not None:
             self._lapsed()
         for model in self._queue.models():
             for ticket, granted in self._scheduler.scan_queue(model, now):
                 self._grant(ticket, granted)
-        seconds = _TICK_SECONDS
-        if self._scheduler.offline:
-            seconds = self._scan_offline(now)
-        if self._waiters or self._scheduler.offline:
-            self._tick_within(seconds)
+        for queue in self._lower_queues:
+            if queue:
+                for ticket, granted in queue.scan(now):
+                    self._grant(ticket, granted)
+                tick_seconds = min(tick_seconds, max(_LEAST_TICK_SECONDS, queue.opens_seconds(now) - now))
+        if self._waiters or any(self._lower_queues):
+            self._tick_within(tick_seconds)
 
     def _tick_within(self, seconds: float) -> None:
         """Look again in so many seconds, or before."""
@@ -246,19 +292,6 @@ class LeaseBroker:
             if tick is not None:
                 tick.cancel()
             self._tick = loop.call_later(seconds, self._ticked)
-
-    def _scan_offline(self, now: float) -> float:
-        """Revoke leases of offline lines that are in the way, and bind those that find idle capacity.
-
-        Returns in how many seconds to look again.
-        """
-        for lease in self._scheduler.pause_offline(now):
-            if lease.demand.offline is not None:
-                lease.demand.offline.on_revoked()
-        for ticket, granted in self._scheduler.scan_offline(now):
-            self._grant(ticket, granted)
-        opens_in = self._scheduler.offline_opens_seconds(now) - now
-        return min(_TICK_SECONDS, max(_LEAST_TICK_SECONDS, opens_in))
 
     def _ticked(self) -> None:
         self._tick = None

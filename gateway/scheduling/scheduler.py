@@ -6,9 +6,8 @@ otherwise, while later requests overtake it.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, ItemsView, Sequence
+from dataclasses import dataclass
 from itertools import compress, islice
 from operator import attrgetter
 from typing import Final
@@ -21,8 +20,6 @@ from gateway.routing.policy import EngineVerdict, Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, choose, is_large_enough
 from gateway.scheduling.fair_share import Tenant, Tenants, expected_tokens
 from gateway.scheduling.lease import Lease
-from gateway.scheduling.offline import IdleCapacity, OfflineQueue, Pause, has_most_interactive
-from gateway.scheduling.pace import Urgency, urgency
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 
@@ -33,11 +30,9 @@ class ModelView:
     engines: list[Engine]
     capacity: Capacity
     shortlist: Shortlist
-    idle: IdleCapacity  # for offline lines
 
 
 _IDLE_SHARE: Final = 0.5  # of the mean in flight: an engine with less is worth a longer scan
-_PAUSED_FOR: Final = 16  # interactive requests for which offline lines are paused at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,6 @@ class SchedulerSettings:
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
     prefill_window_seconds: float = math.inf
-    itl_objective_seconds: float | None = None
 
 
 class Scheduler:
@@ -72,7 +66,6 @@ class Scheduler:
         self._settings = settings
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
-        self.offline = OfflineQueue()
 
     def follow(self, settings: SchedulerSettings, policy: Policy) -> None:
         """Take over other settings: what waits goes on waiting, in the order that they give."""
@@ -80,7 +73,15 @@ class Scheduler:
         self._settings, self._policy = settings, policy
         self._views.clear()
         if before != (settings.aging, policy.waits_for_best):
-            self._queue.reorder(lambda ticket: self._turn(ticket.prefill_seconds, ticket.arrived_seconds))
+            self._queue.reorder(lambda ticket: self.turn(ticket.prefill_seconds, ticket.arrived_seconds))
+
+    @property
+    def settings(self) -> SchedulerSettings:
+        return self._settings
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
 
     @property
     def waits_for_best(self) -> bool:
@@ -94,8 +95,6 @@ class Scheduler:
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
-        if demand.offline is not None and demand.sequences:
-            return self._join_offline(demand, now, avoid)
         try:
             engines = self.candidates(demand, avoid)
         except NoBackend:
@@ -106,7 +105,7 @@ class Scheduler:
         if demand.sequences == 0:
             return self._bind_light(demand, engines, now)
         if demand.sequences > 1:
-            self._refuse_what_never_fits(demand, engines)
+            self.refuse_what_never_fits(demand, engines)
         tenants, view = self._queue.tenants(demand.model), self._views[demand.model]
         tenant = tenants.arrived(demand, now)
         if tenants.waiting:  # refuse early: refusals should be cheap
@@ -120,7 +119,7 @@ class Scheduler:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
             at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
             if at is not None:
-                return self._bind(demand, options, at, tenants, tenant, now)
+                return self.bind(demand, options, at, tenants, tenant, now)
         ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens), holds)
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
@@ -133,8 +132,7 @@ class Scheduler:
         None: the queue is full, or the deadline has passed. Wait estimates are not used: they say nothing of outages.
         """
         self._queue.tenants(demand.model).arrived(demand, now)
-        model = self._calibrations.of(demand.model).model
-        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
+        ticket = self.uncached_ticket(demand, now, avoid)
         if ticket.late_seconds < now:
             return None
         try:
@@ -143,15 +141,20 @@ class Scheduler:
             return None
         return ticket
 
+    def uncached_ticket(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
+        """A ticket for a request without a price on any engine: its whole prompt counts as uncached."""
+        model = self._calibrations.of(demand.model).model
+        return self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
+
     def _ticket(
         self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int, holds: bool
     ) -> Ticket:
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
-        turn = self._turn(prefill_seconds, now)
+        turn = self.turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
         return Ticket(demand, now, avoid, prefill_seconds, turn, tokens, holds)
 
-    def _turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
+    def turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
         """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
         if not self._policy.waits_for_best:
             return arrived_seconds
@@ -182,7 +185,7 @@ class Scheduler:
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self._queue.serve(ticket, now, starving=ticket is starving)
-            lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            lease = self.bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
             granted.append((ticket, lease))
 
         guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
@@ -209,7 +212,7 @@ class Scheduler:
         for ticket in [*islice(queue.starving(since_seconds), self._settings.scan)]:  # a copy: tickets may leave
             if ticket.goes_anywhere:
                 return ticket
-            able, restricted = self._eligible([ticket], now, granted)
+            able, restricted = self.eligible([ticket], now, granted)
             eligible.update(restricted)
             if able:
                 return ticket
@@ -239,7 +242,7 @@ class Scheduler:
             return queue.in_order(end, start), {}
         while True:
             waiting = queue.in_order(count)
-            tickets, eligible = self._eligible(waiting, now, granted)
+            tickets, eligible = self.eligible(waiting, now, granted)
             if len(tickets) == len(waiting) or len(waiting) < count or len(tickets) >= end:
                 return tickets[start:end], eligible
             count *= 2
@@ -251,9 +254,13 @@ class Scheduler:
         except ModelNotFound:
             return True
 
-    def _eligible(
+    def eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
+        """The tickets that an engine serves, with the positions of engines for those that may not use every engine.
+
+        Tickets that fail are added to `granted` with their errors.
+        """
         tickets: list[Ticket] = []
         eligible: dict[Ticket, list[int]] = {}
         for ticket in waiting:
@@ -262,7 +269,7 @@ class Scheduler:
                 try:
                     its_engines = self.candidates(demand, ticket.avoid)
                     if demand.sequences > 1:
-                        self._refuse_what_never_fits(demand, its_engines)
+                        self.refuse_what_never_fits(demand, its_engines)
                 except GatewayError as error:
                     if isinstance(error, NoBackend) and self._settings.hold_without_backend and ticket.holds:
                         continue
@@ -281,96 +288,20 @@ class Scheduler:
 
     def leave(self, ticket: Ticket) -> bool:
         """A request waits no longer; False if it did not wait."""
-        return self._queue.leave(ticket) or self.offline.leave(ticket)
-
-    def _join_offline(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
-        """Offline lines always wait: scans find idle capacity for them; or in the queue, if their batch is urgent."""
-        with suppress(NoBackend):
-            self._refuse_what_never_fits(demand, self.candidates(demand, avoid))
-        model = self._calibrations.of(demand.model).model
-        ticket = self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
-        self.offline.join(ticket)
-        self._joins_queue(ticket, now)
-        return ticket
-
-    def scan_offline(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
-        """Bind offline lines to idle capacity, as `scan_queue` does. Those of urgent batches join the queue."""
-        granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), self.offline.urgency_check.is_due(now)
-        for model in self.offline.models():
-            view = self._views.get(model)
-            is_open = [] if view is None or self._queue.waiting(model) else view.idle.are_open(view.engines, now)
-            if not is_due and view is not None and True not in is_open:
-                continue  # the usual case
-            tickets = [*islice(self.offline.waiting(model), self._settings.scan)]
-            tickets = [ticket for ticket in tickets if not is_due or not self._joins_queue(ticket, now)]
-            if not tickets or self._queue.waiting(model):
-                continue
-            refused = list[tuple[Ticket, Lease | GatewayError]]()
-            tickets, eligible = self._eligible(tickets, now, refused)
-            self.offline.refused(refused)
-            granted += refused
-            if tickets:
-                granted += self._bind_idle(model, tickets, eligible, is_open, now)
-        return granted
-
-    def offline_opens_seconds(self, now: float) -> float:
-        """When lines that wait may be bound by time alone; at the latest a tick later they are looked at anyway."""
-        views = [self._views[model] for model in self.offline.models() if model in self._views]
-        return min(
-            [view.idle.opens_seconds(engine, now) for view in views for engine in view.engines], default=math.inf
-        )
-
-    def _bind_idle(
-        self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], is_open: list[bool], now: float
-    ) -> list[tuple[Ticket, Lease]]:
-        view, tenants, granted = self._views[model], self.offline.tenants(model), list[tuple[Ticket, Lease]]()
-
-        def bind(ticket: Ticket, at: int, options: Options) -> None:
-            self.offline.leave(ticket)
-            lease = self._bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
-            self.offline.hold(lease, now)
-            granted.append((ticket, lease))
-
-        is_open = is_open or view.idle.are_open(view.engines, now)
-        QueueScan(view.engines, self._policy, view.idle, is_open, now, bind).run(tickets, eligible)
-        return granted
-
-    def _joins_queue(self, ticket: Ticket, now: float) -> bool:
-        """Move a line of an urgent batch to the queue: as a batch request, or a few as interactive ones."""
-        demand = ticket.demand
-        wanted = Urgency.IDLE if demand.offline is None else urgency(demand.offline.laxity_seconds(now))
-        if wanted is Urgency.IDLE:
-            return False
-        view, waiting = self._views.get(demand.model), self._queue.of_model(demand.model) or ()
-        is_batch = wanted is Urgency.BATCH or has_most_interactive(waiting, [] if view is None else view.engines)
-        ticket_turn = self._turn(ticket.prefill_seconds, now)
-        self.offline.leave(ticket)
-        ticket.enter(demand if demand.batch is is_batch else replace(demand, batch=is_batch), now, ticket_turn)
-        try:
-            self._queue.join(ticket)
-        except QueueFull:
-            self.offline.join(ticket)
-            return False
-        return True
-
-    def pause_offline(self, now: float) -> list[Lease]:
-        """Revoke offline leases: for interactive requests that wait for what these hold, or that they slow down."""
-        chosen, is_due = list[Lease](), self.offline.pause_check.is_due(now)
-        if not is_due and not self._queue.models():
-            return chosen
-        for model, view in self._views.items():
-            queue = self._queue.of_model(model)
-            if not is_due and queue is None:
-                continue
-            if engines := [engine for engine in view.engines if self.offline.leases(engine).held]:
-                waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
-                chosen += Pause(engines, self._policy, view.capacity, view.idle, self.offline, now).run(waiting)
-        return chosen
+        return self._queue.leave(ticket)
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
         tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
-        return self._bind(demand, Options([engine], [0.0]), 0, tenants, tenants.of(demand), now, ticket)
+        return self.bind(demand, Options([engine], [0.0]), 0, tenants, tenants.of(demand), now, ticket)
+
+    def view(self, model: str) -> ModelView | None:
+        """None = no request for the model has come since the fleet changed, or no engine serves it."""
+        return self._views.get(model)
+
+    def views(self) -> ItemsView[str, ModelView]:
+        """The same by model; it must not change meanwhile."""
+        return self._views.items()
 
     def is_served(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> bool:
         """Whether some engine can take this request, now or after a wait."""
@@ -404,19 +335,10 @@ class Scheduler:
         if engines:  # model names that do not exist are not kept
             settings, calibration = self._settings, self._calibrations.learning(model)
             capacity = Capacity(calibration, self._lengths, settings.kv_headroom, settings.prefill_window_seconds)
-            idle = IdleCapacity(
-                calibration,
-                self._lengths,
-                settings.kv_headroom,
-                settings.prefill_window_seconds,
-                self.offline.prefills(model),
-                engines,
-                settings.itl_objective_seconds,
-            )
-            self._views[model] = ModelView(engines, capacity, Shortlist(engines), idle)
+            self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 
-    def _refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:
+    def refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:
         """Raises InvalidRequest if none of these could run it, even if idle."""
         if not any(is_large_enough(engine, demand) for engine in engines):
             largest = max(engine.cap for engine in engines)
@@ -459,8 +381,8 @@ class Scheduler:
             lease.calibration.streamed(lease.engine, token_seconds, now)
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
-        if lease.demand.offline is not None:
-            self.offline.released(lease)
+        if lease.on_release is not None:
+            lease.on_release(lease)
         if answered and lease.alone and not lease.demand.streams:
             calibration = lease.calibration
             learn = calibration.first_token if lease.demand.divisible else calibration.at_most
@@ -470,7 +392,7 @@ class Scheduler:
         """Read the engines from the fleet again: it has changed."""
         self._views.clear()
 
-    def _bind(
+    def bind(
         self,
         demand: Demand,
         options: Options,

@@ -83,7 +83,8 @@ async def test_lines_wait_while_clients_use_all(backend: ScriptedBackend, tmp_pa
         await holds(lambda: backend.running == 1, "the client's request runs")
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
-        await holds(lambda: len(gateway.gateway.core.scheduler.offline) == 5, "lines wait")
+        offline = gateway.gateway.features["batches"].offline
+        await holds(lambda: len(offline) == 5, "lines wait")
         assert len(gateway.gateway.core.queue) == 0
         go_on.set()
         assert (await client).status == 200
@@ -103,7 +104,7 @@ async def test_without_idle_only_lines_wait_in_the_queue(backend: ScriptedBacken
         batch = await submit(gateway, 5)
         gateway.counted.accepted += 5
         await holds(lambda: len(gateway.gateway.core.queue) == 5, "lines wait")
-        assert not gateway.gateway.core.scheduler.offline
+        assert not gateway.gateway.features["batches"].offline
         go_on.set()
         assert (await client).status == 200
         assert (await ended(gateway, batch))["status"] == "completed"

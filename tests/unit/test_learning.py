@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.feedback import Learning
-from gateway.request import Demand, OfflineLine, Usage
+from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, PrefixIndex
 from gateway.routing.estimates import Estimates
 
@@ -107,10 +107,9 @@ def test_several_sequences_teach_the_length_of_an_answer_only(sequences: int, le
     assert (scene.index.answered(NEW[-1]), scene.hit_accuracy.share(0), scene.index.depths(NEW)) == (0, 1.0, [2])
 
 
-def test_of_a_line_that_was_paused_the_whole_answer_is_learned() -> None:
+def test_of_an_answer_that_was_continued_the_whole_is_learned() -> None:
     scene = Scene()
-    line = OfflineLine(9e9, lambda _: 9e9, lambda: None, continues=True, generated_tokens=80)
-    scene.answered(Usage(1080, 20), prompt_size=8640, learnable_bytes=0, offline=line)
+    scene.answered(Usage(1080, 20), prompt_size=8640, learnable_bytes=0, generated_tokens=80)
     assert scene.estimates.expected_output_tokens("m", None) == 100
     assert scene.index.used_bytes(0) == 8000 + 800, "80 tokens of the prompt are the beginning of the answer"
 

@@ -5,19 +5,17 @@ import pytest
 
 from gateway.admin import QueueView
 from gateway.observe.metrics import Metrics
-from gateway.request import OfflineLine
 from gateway.scheduling.lease import Lease
-from tests.unit.scheduling.builders import ask, hall
+from tests.unit.batches.offline_hall import a_line, offline_hall
+from tests.unit.scheduling.builders import ask
 
 
 class Scene:
     """One backend with one slot, taken by tenant `a`."""
 
     def __init__(self) -> None:
-        self.here = hall(1, max_requests=1000, max_bytes=100_000)
-        self.view = QueueView(
-            self.here.queue, self.here.scheduler.offline, lambda: ["m", "o"], ["key"], self.here.clock
-        )
+        self.here = offline_hall(1, max_requests=1000, max_bytes=100_000)
+        self.view = QueueView(self.here.queue, self.here.offline.counts, lambda: ["m", "o"], ["key"], self.here.clock)
         self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
 
     @property
@@ -133,13 +131,12 @@ def test_others_run_while_a_long_queue_is_read() -> None:
 
 def test_offline_lines_are_shown_apart_from_the_queue() -> None:
     scene = Scene()
-    line = OfflineLine(86400.0, lambda _: 86400.0, lambda: None)
     for _ in range(3):
-        scene.here.scheduler.place(ask(batch=True, offline=line), 0.0)
+        scene.here.place(ask(batch=True, offline=a_line()))
     assert scene.model()["offline"] == {"waiting": 3, "in_flight": 0}
     assert isinstance(scene.held, Lease)
     scene.here.scheduler.release(scene.held, 1.0)
-    [(_, lease)] = scene.here.scheduler.scan_offline(1.0)
+    [(_, lease)] = scene.here.offline.bind(1.0)
     assert scene.model()["offline"] == {"waiting": 2, "in_flight": 1}
     assert asyncio.run(scene.view.document())["waiting"] == 0
     assert scene.gauge("gateway_offline_lines") == {("m", "waiting"): 2, ("m", "running"): 1}

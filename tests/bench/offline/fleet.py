@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
+from gateway.batches.offline import OfflineLine, OfflineQueue
 from gateway.feedback import Learning
-from gateway.request import Demand, OfflineLine, Usage
+from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
@@ -121,9 +122,11 @@ class Fleet:
         self._learning = Learning(estimates, index, accuracy)
         self._lengths = OutputLengths()
         self._queue = Queue(1 << 30, 1 << 60)
-        settings = SchedulerSettings(itl_objective_seconds=itl_objective_seconds)
-        calibrations = Calibrations(CostModel())
+        settings, calibrations = SchedulerSettings(), Calibrations(CostModel())
         self._scheduler = Scheduler({MODEL: sites}.get, policy, self._queue, self._lengths, calibrations, settings)
+        self._offline = OfflineQueue(
+            scheduler=self._scheduler, queue=self._queue, itl_objective_seconds=itl_objective_seconds
+        )
         self._tickets: dict[Ticket, Request] = {}
         self._numbers = count(len(arrivals))
         self._lines = 0  # in flight or waiting
@@ -166,7 +169,6 @@ class Fleet:
                 lambda now: _DAY_SECONDS - now,
                 lambda: self._abort(request),
                 continues=True,
-                generated_tokens=request.earlier_tokens,
             )
         keys = request.keys(request.own_prompt_tokens)
         demand = Demand(
@@ -178,9 +180,10 @@ class Fleet:
             prompt_size=request.prompt_tokens,
             prompt_tokens=request.prompt_tokens,
             streams=True,
+            generated_tokens=0 if offline is None else request.earlier_tokens,
             offline=offline,
         )
-        placed = self._scheduler.place(demand, self._now)
+        placed = (self._scheduler if offline is None else self._offline).place(demand, self._now)
         if isinstance(placed, Ticket):
             self._tickets[placed] = request
         else:
@@ -214,11 +217,8 @@ class Fleet:
 
     def _scan(self) -> None:
         granted = self._scheduler.scan_queue(MODEL, self._now)
-        if self._scheduler.offline:
-            for lease in self._scheduler.pause_offline(self._now):
-                assert lease.demand.offline is not None
-                lease.demand.offline.on_revoked()
-            granted += self._scheduler.scan_offline(self._now)
+        if self._offline:
+            granted += self._offline.scan(self._now)
         for ticket, lease_or_error in granted:
             assert isinstance(lease_or_error, Lease)
             self._send(self._tickets.pop(ticket), lease_or_error)

@@ -4,10 +4,17 @@ import subprocess
 import sys
 
 CODE = """
+import asyncio
 import sys
 import gateway.__main__
-import gateway.app
 import gateway.process
+from gateway.app import Gateway
+from gateway.config.file import parse
+
+async def build():
+    Gateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
+
+asyncio.run(build())
 settings = "gateway.batches", "gateway.batches.settings"
 found = [name for name in sys.modules if name.startswith("gateway.batches") and name not in settings]
 assert "sqlite3" not in sys.modules

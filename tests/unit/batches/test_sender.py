@@ -9,6 +9,8 @@ import pytest
 
 from gateway.batches.batch import Owner
 from gateway.batches.input import Line, LineRequest
+from gateway.batches.offline import line_of as offline_line_of
+from gateway.batches.pace import BatchPace
 from gateway.batches.partial import PartialAnswer
 from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight
 from gateway.batches.sink import LineSink
@@ -18,7 +20,6 @@ from gateway.observe.record import Record
 from gateway.request import InferenceRequest, UpstreamResult, Usage
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates, OutputLengths
-from gateway.scheduling.pace import BatchPace
 from gateway.turns import in_turns
 from tests.unit.batches.test_partial import Engine
 from tests.unit.front.readers import request_reader
@@ -45,15 +46,14 @@ class Backend:
 
     async def dispatch(self, request: InferenceRequest, reply: LineSink, record: Record) -> UpstreamResult:
         self.asked.append(request)
-        body, line = orjson.loads(request.body), request.demand.offline
+        body = orjson.loads(request.body)
         replayed = body.get("kv_transfer_params", {}).get("prompt_token_ids", [])
         events = self.engine.stream(replayed, ())
         generated = max(0, len(replayed) - len(self.engine.prompt))
         reply.begin(200, b"text/event-stream", b"")
         if self.interrupted_at:
             reply.write(b"".join(events[: 1 + self.interrupted_at.pop(0) - generated]))
-            assert line is not None
-            line.on_revoked()
+            offline_line_of(request.demand).on_revoked()
             raise TimeoutError
         reply.write(b"".join(events))
         usage = Usage(len(self.engine.prompt) + generated, len(self.engine.pieces) - generated)

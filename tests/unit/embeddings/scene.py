@@ -15,6 +15,8 @@ from gateway.backends.facts import Facts, ModelCard
 from gateway.backends.fleet import Fleet
 from gateway.backends.health import ProbeResult
 from gateway.backends.settings import BackendConfig
+from gateway.batches.line_leases import LineLeases
+from gateway.batches.offline import OfflineQueue
 from gateway.config import AdmissionConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
 from gateway.dispatch import Dispatcher, RetryBudget
 from gateway.embeddings.batcher import Batcher
@@ -110,14 +112,16 @@ class Scene:
         self.scheduler = Scheduler(
             self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, SchedulerSettings()
         )
-        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time)
+        self.offline = OfflineQueue(scheduler=self.scheduler, queue=self.queue)
+        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time, lower_queues=(self.offline,))
         self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics = Metrics()
         self.counted = EmbeddingMetrics(self.metrics)
         budget = RetryBudget(UpstreamConfig())
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True
-        )
+            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True,
+            leases=LineLeases(broker=self.lease_broker, offline=self.offline),
+        )  # fmt: skip
         self.tokenizer, numbers = Words(), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)

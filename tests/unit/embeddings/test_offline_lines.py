@@ -7,7 +7,8 @@ from random import Random
 import pytest
 
 from gateway.backends.backend import Backend
-from gateway.request import Demand, InferenceRequest, OfflineLine, Sink, UpstreamResult
+from gateway.batches.offline import OfflineLine, line_of
+from gateway.request import Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.engine import CostModel
 from tests.unit.embeddings.scene import Scene, Sent, tokens, vectors_in
 from tests.unit.scheduling.virtual_time import run, turns
@@ -159,13 +160,12 @@ def test_a_call_of_lines_whose_lease_is_revoked_ends_by_itself() -> None:
         line = OfflineLine(DAY_SECONDS, lambda _: DAY_SECONDS, lambda: revoked.append(1))
         lines = [asyncio.create_task(scene.line(number, line)) for number in range(40)]
         [engine, *_] = scene.fleet.candidates("m")
-        while not scene.scheduler.offline.leases(engine).held:
+        while not scene.offline.leases(engine).held:
             await asyncio.sleep(0.001)
-        held = list(scene.scheduler.offline.leases(engine).held)
-        scene.scheduler.offline.revoke(held)
+        held = list(scene.offline.leases(engine).held)
+        scene.offline.revoke(held)
         for lease in held:
-            assert lease.demand.offline is not None
-            lease.demand.offline.on_revoked()
+            line_of(lease.demand).on_revoked()
         await asyncio.gather(*lines)
         assert not any(sent.aborted for sent in scene.sent)
         await scene.check_that_nothing_is_left()

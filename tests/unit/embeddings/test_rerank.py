@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
 from gateway.observe.record import Record
-from gateway.request import OfflineLine
+from tests.unit.batches.offline_hall import a_line
 from tests.unit.embeddings import rerank_engine as engine
 from tests.unit.embeddings.rerank_engine import BAD
 from tests.unit.embeddings.rerank_scene import Scene, Sent, texts
@@ -383,9 +383,8 @@ def test_whatever_happens_each_client_gets_its_own_answer_or_an_error(
 def test_probes_for_a_line_of_an_offline_batch_do_not_wait_for_idle_capacity() -> None:
     async def main() -> None:
         scene = Scene("ab")
-        line = OfflineLine(86400.0, lambda _: 86400.0, lambda: None)
         body = {"query": QUERY, "documents": texts(200)}
-        check(await scene.ask("rerank", body, batch=True, offline=line), scene, body)
+        check(await scene.ask("rerank", body, batch=True, offline=a_line()), scene, body)
         assert all(sent.request.demand.offline is None for sent in scene.sent if sent.is_probe)
         assert all(sent.request.demand.offline is not None for sent in scene.pieces)
         assert max(len(sent.documents) for sent in scene.pieces) <= 64

@@ -4,7 +4,8 @@ from typing import Any
 
 from gateway.backends.health import ProbeResult
 from gateway.page.queue_view import QueueRules, offline_view, queue_view, why_closed
-from gateway.request import Demand, OfflineLine
+from gateway.request import Demand
+from tests.unit.batches.offline_hall import a_line, offline_hall
 from tests.unit.page.builders import House
 from tests.unit.scheduling.builders import ask, engine, hall
 
@@ -96,10 +97,9 @@ def test_the_reason_of_a_closed_engine_is_that_of_admission() -> None:
 
 
 def test_offline_lines_are_counted_by_model() -> None:
-    here = hall(1)
-    assert offline_view(here.scheduler.offline) == []
-    line = OfflineLine(86400.0, lambda _: 86400.0, lambda: None)
+    here = offline_hall(1)
+    assert offline_view(here.offline.counts()) == []
     for _ in range(3):
-        here.scheduler.place(ask(batch=True, offline=line), 0.0)
-    assert len(here.scheduler.scan_offline(0.0)) == 1
-    assert offline_view(here.scheduler.offline) == [{"model": "m", "waiting": 2, "in_flight": 1}]
+        here.place(ask(batch=True, offline=a_line()))
+    assert len(here.offline.bind(0.0)) == 1
+    assert offline_view(here.offline.counts()) == [{"model": "m", "waiting": 2, "in_flight": 1}]

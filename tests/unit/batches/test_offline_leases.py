@@ -2,24 +2,24 @@
 
 import asyncio
 
-from gateway.request import Demand, OfflineLine
-from gateway.scheduling.leases import LeaseBroker
-from tests.unit.scheduling.builders import ask, hall
-from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS, gate_of
+from gateway.batches.line_leases import LineLeases
+from gateway.batches.offline import OfflineLine
+from gateway.request import Demand
+from tests.unit.batches.offline_hall import DAY_SECONDS, offline_hall
+from tests.unit.scheduling.builders import ask
+from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS
 from tests.unit.scheduling.virtual_time import run, turns
-
-WINDOW_SECONDS = 86400.0
 
 
 def line_of(revoked: asyncio.Event) -> Demand:
-    offline = OfflineLine(WINDOW_SECONDS, lambda now: WINDOW_SECONDS - now, revoked.set)
+    offline = OfflineLine(DAY_SECONDS, lambda now: DAY_SECONDS - now, revoked.set)
     return ask(batch=True, offline=offline)
 
 
-async def hold_until_revoked(broker: LeaseBroker, order: list[str], name: str) -> None:
+async def hold_until_revoked(leases: LineLeases, order: list[str], name: str) -> None:
     """As the runner of a batch does."""
     revoked = asyncio.Event()
-    with await broker.lease(line_of(revoked)) as lease:
+    with await leases.lease(line_of(revoked)) as lease:
         order.append(f"{name} runs")
         lease.on_first_token()
         await revoked.wait()
@@ -28,21 +28,38 @@ async def hold_until_revoked(broker: LeaseBroker, order: list[str], name: str) -
 
 def test_a_line_runs_at_once_on_an_idle_engine_and_gives_its_slot_back() -> None:
     async def main() -> None:
-        here = hall(2)
-        with await gate_of(here).lease(line_of(asyncio.Event())):
+        here = offline_hall(2)
+        _, lines = here.leases()
+        with await lines.lease(line_of(asyncio.Event())):
             assert here.state == "a 1/2; 0 waiting"
         assert here.state == "a 0/2; 0 waiting"
-        assert not here.scheduler.offline
+        assert not here.offline
+
+    run(main())
+
+
+def test_a_request_that_is_no_line_gets_a_usual_lease() -> None:
+    async def main() -> None:
+        here = offline_hall(1)
+        broker, lines = here.leases()
+        with await broker.lease(ask()):
+            waiting = asyncio.create_task(lines.lease(ask()))
+            await turns(5)
+            assert here.state == "a 1/1; 1 waiting"
+        with await waiting:
+            assert not here.offline
+        with await lines.lease(ask()):
+            assert here.state == "a 1/1; 0 waiting"
 
     run(main())
 
 
 def test_a_line_waits_for_longer_than_others_may() -> None:
     async def main() -> None:
-        here = hall(1)
-        broker, order = gate_of(here), list[str]()
+        here = offline_hall(1)
+        (broker, lines), order = here.leases(), list[str]()
         with await broker.lease(ask()):
-            waiting = asyncio.create_task(hold_until_revoked(broker, order, "line"))
+            waiting = asyncio.create_task(hold_until_revoked(lines, order, "line"))
             await asyncio.sleep(10 * MAX_WAIT_SECONDS)
             assert order == []
             assert not waiting.done()
@@ -57,9 +74,9 @@ def test_a_line_waits_for_longer_than_others_may() -> None:
 
 def test_an_interactive_request_gets_the_slot_of_a_line() -> None:
     async def main() -> None:
-        here = hall(1)
-        broker, order = gate_of(here), list[str]()
-        line = asyncio.create_task(hold_until_revoked(broker, order, "line"))
+        here = offline_hall(1)
+        (broker, lines), order = here.leases(), list[str]()
+        line = asyncio.create_task(hold_until_revoked(lines, order, "line"))
         await turns(5)
         with await broker.lease(ask()):
             order.append("request runs")
@@ -72,15 +89,15 @@ def test_an_interactive_request_gets_the_slot_of_a_line() -> None:
 
 def test_a_line_whose_holder_leaves_while_it_waits_has_taken_nothing() -> None:
     async def main() -> None:
-        here = hall(1)
-        broker = gate_of(here)
+        here = offline_hall(1)
+        broker, lines = here.leases()
         with await broker.lease(ask()):
-            waiting = asyncio.create_task(hold_until_revoked(broker, [], "line"))
+            waiting = asyncio.create_task(hold_until_revoked(lines, [], "line"))
             await turns(5)
-            assert len(here.scheduler.offline) == 1
+            assert len(here.offline) == 1
             waiting.cancel()
             await turns(5)
-        assert not here.scheduler.offline
+        assert not here.offline
         assert broker.waiting == 0
 
     run(main())

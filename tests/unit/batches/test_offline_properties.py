@@ -10,8 +10,9 @@ from gateway.request import Demand
 from gateway.scheduling.lease import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.recount import mismatches
-from tests.unit.scheduling.builders import KV_HEADROOM, Hall, ask, hall
-from tests.unit.scheduling.test_offline import DAY_SECONDS, line
+from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, offline_hall
+from tests.unit.batches.test_offline import line
+from tests.unit.scheduling.builders import KV_HEADROOM, ask
 
 SLOTS = (2, 5, 20)
 KEYS = st.sampled_from([(), (1, 2, 3), tuple(range(1, 30))])
@@ -23,7 +24,7 @@ class OfflineMachine(RuleBasedStateMachine):
 
     @initialize(policy=st.sampled_from(("prefix", "least_loaded")), kv=st.sampled_from([None, 9000]))
     def begin(self, policy: str, kv: int | None) -> None:
-        self.here: Hall = hall(*SLOTS, policy=policy, kv=kv, max_requests=30, max_bytes=10_000)
+        self.here: OfflineHall = offline_hall(*SLOTS, policy=policy, kv=kv, max_requests=30, max_bytes=10_000)
         self.waiting: list[Ticket] = []
         self.bound: list[Lease] = []
         self.revoked: list[Lease] = []
@@ -59,7 +60,7 @@ class OfflineMachine(RuleBasedStateMachine):
     def withdraw(self, data: st.DataObject) -> None:
         if self.waiting:
             ticket = data.draw(st.sampled_from(self.waiting))
-            assert self.here.scheduler.leave(ticket)
+            assert self.here.leave(ticket)
             self.waiting.remove(ticket)
 
     @rule(seconds=st.sampled_from([0.05, 2.0, 40.0]))
@@ -79,7 +80,7 @@ class OfflineMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_sum_is_that_of_a_recount(self) -> None:
-        offline = self.here.scheduler.offline
+        offline = self.here.offline
         of_lines = [ticket for ticket in self.waiting if ticket not in set(self.here.queue)]
         assert set(offline.waiting("m")) == set(of_lines)
         of_sites = [offline.leases(site) for site in self.here.sites]
@@ -103,16 +104,16 @@ class OfflineMachine(RuleBasedStateMachine):
             self.here.now += 10.0
             self._scan()
         assert not self.waiting
-        assert not self.here.scheduler.offline
+        assert not self.here.offline
         assert len(self.here.queue) == 0
         assert mismatches(self.here.sites, self.here.queue) == []
         for site in self.here.sites:
             assert repr(site.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
             assert repr(site.kv) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
-        assert all(tenant.in_flight == 0 for tenant in self.here.scheduler.offline.tenants("m"))
+        assert all(tenant.in_flight == 0 for tenant in self.here.offline.tenants("m"))
 
     def _place(self, demand: Demand) -> None:
-        placed = self.here.scheduler.place(demand, self.here.now)
+        placed = self.here.place(demand)
         if isinstance(placed, Ticket):
             self.waiting.append(placed)
         else:
@@ -129,11 +130,11 @@ class OfflineMachine(RuleBasedStateMachine):
         scheduler, now = self.here.scheduler, self.here.now
         granted = scheduler.scan_queue("m", now)
         waits_interactive = any(not ticket.demand.batch for ticket in self.here.queue)
-        paused = scheduler.pause_offline(now)
+        paused = self.here.offline.pause(now)
         assert all(lease.demand.offline is not None for lease in paused)
         assert not set(paused) & set(self.revoked)
         self.revoked += paused
-        lines = scheduler.scan_offline(now)
+        lines = self.here.offline.bind(now)
         assert not lines or not waits_interactive
         for ticket, lease in [*granted, *lines]:
             assert isinstance(lease, Lease)
@@ -162,7 +163,7 @@ def test_lines_do_not_change_the_order_of_others(requests: list[tuple[int, str, 
 
 def _order_of_service(requests: list[tuple[int, str, bool]], lines: int) -> list[int]:
     """The order in which these get a slot, of two that are busy, beside so many waiting lines."""
-    here, order = hall(2), list[int]()
+    here, order = offline_hall(2), list[int]()
     running = [here.scheduler.place(ask(), 0.0) for _ in range(2)]
     tickets: dict[Ticket, int] = {}
     for number, (prompt_tokens, tenant, batch) in enumerate(requests):
@@ -170,16 +171,16 @@ def _order_of_service(requests: list[tuple[int, str, bool]], lines: int) -> list
         assert isinstance(placed, Ticket)
         tickets[placed] = number
     for _ in range(lines):
-        here.scheduler.place(line(), here.now)
+        here.place(line())
     while running:
         lease = running.pop(0)
         assert isinstance(lease, Lease)
         here.now += 1.0
         here.scheduler.release(lease, here.now)
         granted = here.scheduler.scan_queue("m", here.now)
-        for revoked in here.scheduler.pause_offline(here.now):
+        for revoked in here.offline.pause(here.now):
             here.scheduler.release(revoked, here.now)
-        for ticket, more in [*granted, *here.scheduler.scan_offline(here.now)]:
+        for ticket, more in [*granted, *here.offline.bind(here.now)]:
             assert isinstance(more, Lease)
             here.scheduler.first_token(more, here.now)
             running.append(more)
