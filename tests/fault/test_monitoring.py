@@ -110,5 +110,5 @@ async def test_a_gateway_without_backends_and_one_that_is_gone_are_noticed(tmp_p
         async with prometheus(tmp_path, under_test.admin_port) as watching:
             await shows(watching, alerts()["NoBackendServes"])
             assert not await watching.query(alerts()["GatewayDown"])
-            under_test.gateway.admin_port.acceptor.pause()
+            under_test.gateway.operators.admin_port.acceptor.pause()
             await shows(watching, alerts()["GatewayDown"])

@@ -129,7 +129,7 @@ async def test_a_request_that_does_not_arrive_is_given_up(sent: bytes, backend: 
 
 def places(under_test: UnderTest) -> int:
     """How many connections the admin port has."""
-    server = under_test.gateway.admin_port._server
+    server = under_test.gateway.operators.admin_port._server
     assert server is not None
     return len(server.open)
 

@@ -43,4 +43,4 @@ def test_every_page_that_a_recipe_mentions_is_there() -> None:
 def test_a_page_or_a_heading_that_is_not_there_is_noticed() -> None:
     assert dead("see docs/nothing.md") == ["docs/nothing.md"]
     assert dead("see ARCHITECTURE.md#nothing") == ["ARCHITECTURE.md#nothing"]
-    assert dead("see ARCHITECTURE.md#code-map, docs/keys.md.") == []
+    assert dead("see ARCHITECTURE.md#core-and-features, docs/keys.md.") == []

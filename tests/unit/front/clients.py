@@ -11,8 +11,8 @@ from gateway.front.beginnings import AT_ONCE, Beginnings
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.reply import JSON, ClientResponse
-from gateway.front.routes import CORE_ROUTES
 from gateway.resources import MemoryBudget
+from tests.routes import ALL_ROUTES
 from tests.unit.scheduling.virtual_time import run, turns
 
 GET = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -83,7 +83,7 @@ class Scene:
         self.known_headers = KNOWN_HEADERS
         self.handler = self
         self.check_key = self.refuse
-        self.routes = CORE_ROUTES
+        self.routes = ALL_ROUTES
         self.memory = MemoryBudget(self.config.memory_budget_bytes)
         self.read_buffer = memoryview(bytearray(65536))
         self.story = story

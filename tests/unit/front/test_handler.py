@@ -44,6 +44,7 @@ from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
 from gateway.scheduling.fair_share import Backlog
 from gateway.uploads.audio import UPLOADS, UploadForm, Uploads
+from tests.routes import ALL_ROUTES
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of
 from tests.unit.scheduling.virtual_time import run, turns
@@ -98,7 +99,7 @@ class Scene:
             self.handler.follow_keys(ApiKeys(whole.auth.keys, self.unix_clock).check)
 
     def admit(self, incoming: HttpRequest) -> bool:
-        return incoming.admit(self.handler.check_key, self.server_config)
+        return incoming.admit(self.handler.check_key, self.server_config, ALL_ROUTES)
 
     async def complete(self, request: InferenceRequest) -> InferenceRequest:
         self.completed.append(request)

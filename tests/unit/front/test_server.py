@@ -10,9 +10,9 @@ from gateway.config import ServerConfig
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.reply import ClientResponse
-from gateway.front.routes import CORE_ROUTES
 from gateway.front.server import Server
 from gateway.resources import MemoryBudget
+from tests.routes import ALL_ROUTES
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 
@@ -24,7 +24,7 @@ class FakeHandler:
         self.draining = False
         self.known_headers = KNOWN_HEADERS
         self.check_key = None
-        self.routes = CORE_ROUTES
+        self.routes = ALL_ROUTES
         self.release = asyncio.Event()
         self.release.set()
         self.serving = asyncio.Event()
