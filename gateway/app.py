@@ -127,8 +127,8 @@ class Gateway:
         samples: PromptSamples | None = None
         works: dict[str, WorkReader] = {}
         for feature in features:
-            names = feature.names(config) or names
-            samples = feature.samples() or samples
+            names = names if (given := feature.names(config)) is None else given
+            samples = samples if (sampled := feature.samples()) is None else sampled
             works.update(feature.works(config))
         return RequestReader(
             config,
@@ -138,7 +138,7 @@ class Gateway:
             core.prompts.tokenized,
             None if is_dry else samples,
             core.memory,
-            names or ModelNames(core.fleet.names.first, config.models.by_name),
+            ModelNames(core.fleet.names.first, config.models.by_name) if names is None else names,
             core.fleet.names.weights,
             works,
         )

@@ -169,8 +169,10 @@ class Core:
         self.dispatchers.update(feature.dispatchers())
         self.sources.update(feature.sources())
         self.apis.update(feature.apis())
-        self.prompts = feature.prompts() or self.prompts
-        self.store = feature.store() or self.store
+        if (prompts := feature.prompts()) is not None:
+            self.prompts = prompts
+        if (store := feature.store()) is not None:
+            self.store = store
         self.finished.consume(*feature.consumers())
         self.finished.consume_all(*feature.batch_consumers())
         feature.add_gauges(self.metrics)
@@ -183,7 +185,7 @@ class Core:
         self, dispatcher: RequestDispatcher | None = None, noted: Callable[[Policy], Policy] | None = None
     ) -> None:
         """Let decisions be noted: by what sends requests, and around the policy. None = no longer."""
-        self.dispatchers[""] = dispatcher or self.dispatcher
+        self.dispatchers[""] = self.dispatcher if dispatcher is None else dispatcher
         self._noted = noted
         self.scheduler.follow(_scheduler_settings(self.config), self._policy())
 

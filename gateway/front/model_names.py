@@ -31,11 +31,10 @@ class ModelNames:
     that may take the place of one.
     """
 
-    listed: Mapping[str, Sequence[str]] = MappingProxyType({})
-    fallbacks: Mapping[str, tuple[str, ...]] = MappingProxyType({})
-
     def __init__(self, served: Mapping[str, str] = MappingProxyType({}), own: Collection[str] = ()) -> None:
         self._served, self._own = served, own
+        self.listed: Mapping[str, Sequence[str]] = {}
+        self.fallbacks: Mapping[str, tuple[str, ...]] = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self._served and name not in self._own
