@@ -109,7 +109,7 @@ def exported(counter: Counter, units: int) -> None:
             await _one_after_another(client, bodies)
             gateway.core.finished.settle()
             finished = gateway.features["tracing"].tracing.take(units)
-            config, version, clock = gateway.config.tracing, "1.0", asyncio.get_running_loop().time
+            config, version, clock = gateway.core.config.tracing, "1.0", asyncio.get_running_loop().time
             exporter = Exporter(config, version, lambda _: False, clock)
             assert not exporter.export(finished[:EXPORTED_AT_ONCE])
             counter.begin()
