@@ -12,9 +12,9 @@ from threading import Thread
 
 import pytest
 
-from docs.site import MERMAID
 from tests.browser import browser_page, needs_browser
 from tests.deploy.conftest import ROOT
+from tools.site import MERMAID
 
 # What a browser loads with a page by itself. A link that a reader follows may lead anywhere.
 _LOADED = re.compile(
@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of what the site is made from."""
-    for name in ("docs", "config", "deploy"):
+    for name in ("docs", "config", "deploy", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "mkdocs.yml"):
         shutil.copy(path, tmp_path)
@@ -67,7 +67,7 @@ def test_its_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 def test_pages_with_diagrams_load_mermaid_from_the_site_before_the_theme_would_from_elsewhere(site: Path) -> None:
     drawn = [page for page in site.rglob("*.html") if '<pre class="mermaid">' in page.read_text()]
-    assert {page.parent.name for page in drawn} == ({"ARCHITECTURE", "THREAT_MODEL"} if MERMAID.exists() else set())
+    assert {page.parent.name for page in drawn} == ({"ARCHITECTURE", "threat-model"} if MERMAID.exists() else set())
     for page in drawn:
         scripts = [address for address in _LOADED.findall(page.read_text()) if ".js" in address]
         assert (page.parent / scripts[0]).read_bytes() == MERMAID.read_bytes()
