@@ -67,7 +67,7 @@ def test_its_pages_load_nothing_from_other_hosts(site: Path) -> None:
 
 def test_pages_with_diagrams_load_mermaid_from_the_site_before_the_theme_would_from_elsewhere(site: Path) -> None:
     drawn = [page for page in site.rglob("*.html") if '<pre class="mermaid">' in page.read_text()]
-    assert {page.parent.name for page in drawn} == ({"ARCHITECTURE", "THREAT_MODEL"} if MERMAID.exists() else set())
+    assert {page.parent.name for page in drawn} == ({"ARCHITECTURE", "threat-model"} if MERMAID.exists() else set())
     for page in drawn:
         scripts = [address for address in _LOADED.findall(page.read_text()) if ".js" in address]
         assert (page.parent / scripts[0]).read_bytes() == MERMAID.read_bytes()

@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("gateway", "loadtest", "config", "deploy")
 SUFFIXES = {".py", ".c", ".jinja", ".yaml", ".yml", ".json", ".txt", ".tpl", ".conf", ".cfg", ".service", ".socket"}
-_MENTION = re.compile(r"\b((?:docs/[\w/-]+|README|ARCHITECTURE|CHANGELOG|CONTRIBUTING|THREAT_MODEL)\.md)(?:#([\w-]+))?")
+_MENTION = re.compile(r"\b((?:docs/[\w/-]+|README|ARCHITECTURE|CHANGELOG|CONTRIBUTING)\.md)(?:#([\w-]+))?")
 _NOT_IN_ANCHORS = re.compile(r"[^\w\- ]")
 
 
