@@ -164,7 +164,7 @@ image: setup
 	@echo "image: built and checked; see it with: buildah --root .image/storage --runroot .image/run --storage-driver vfs images"
 
 docs: setup
-	$(PY) -m docs.generate
+	$(PY) -m tools.generate
 
 # The documentation site, into site/; a dead link or a page outside the navigation fails it.
 site: setup $(VENV)/.mermaid

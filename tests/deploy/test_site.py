@@ -12,9 +12,9 @@ from threading import Thread
 
 import pytest
 
-from docs.site import MERMAID
 from tests.browser import browser_page, needs_browser
 from tests.deploy.conftest import ROOT
+from tools.site import MERMAID
 
 # What a browser loads with a page by itself. A link that a reader follows may lead anywhere.
 _LOADED = re.compile(
@@ -40,7 +40,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
     """A copy of what the site is made from."""
-    for name in ("docs", "config", "deploy"):
+    for name in ("docs", "config", "deploy", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     for path in (*ROOT.glob("*.md"), ROOT / "LICENSE", ROOT / "mkdocs.yml"):
         shutil.copy(path, tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 HOUSES = ("gateway", "loadtest")
-FOLDERS = (*HOUSES, "tests", "docs")
+FOLDERS = (*HOUSES, "tests", "tools")
 
 
 @dataclass(frozen=True)

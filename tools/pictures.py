@@ -1,6 +1,6 @@
 """Makes the pictures of docs/dashboard.md: simulated engines, some load, and a real browser.
 
-python -m docs.pictures
+python -m tools.pictures
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.browser import Page, browser_page
 from tests.integration.fleet import simulated_engine
 from tests.integration.gateway_process import Gateway, running_gateway
 
-FOLDER = Path(__file__).parent / "img"
+FOLDER = Path(__file__).resolve().parents[1] / "docs/img"
 MODEL = "qwen3-32b"
 ENGINES, USERS, SLOTS = 6, 90, 10
 _TENANTS = (("search", 4), ("support", 2), ("agents", 2), ("nightly", 1))

@@ -1,0 +1,1 @@
+"""Programs that write and build the documentation."""
