@@ -272,7 +272,7 @@ class InferenceRequest:
     document: dict[str, Any] | None  # the parsed body, until the prompt is tokenized
     salt: str  # of the prompt's KV cache blocks
     dispatcher: str  # the name of the one that answers it, where that is not the plain one
-    work: object  # what that one has read of it
+    work: Any  # what that one has read of it
     background: BackgroundRun | None  # the engine goes on after the answer
     model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
     tunnel: "Tunnel | None"  # a WebSocket session
@@ -298,7 +298,7 @@ class InferenceRequest:
         document: dict[str, Any] | None = None,
         salt: str = "",
         dispatcher: str = "",
-        work: object = None,
+        work: Any = None,
         background: BackgroundRun | None = None,
         model_choice: ModelChoice | None = None,
         tunnel: "Tunnel | None" = None,
