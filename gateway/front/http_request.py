@@ -86,11 +86,11 @@ class HttpRequest:
     error: GatewayError | None = None
     arrived_seconds: float = 0.0  # when it was complete and ready for its answer, on the loop's clock
     route: Route | None = None
-    key: ClientKey | None = None
     trace_line: bytes = b""  # the `traceparent` that backends get, if the gateway traces requests
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
+        self.key: ClientKey | None = None
 
     def take_head(
         self, method: bytes, path: bytes, version: str, headers: list[tuple[bytes, bytes]], known: frozenset[bytes]

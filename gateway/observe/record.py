@@ -1,27 +1,32 @@
 """The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from gateway.request import Demand, Usage
 from gateway.routing.policy import EngineVerdict
 from gateway.supervisor import Supervisor
 
 
-class Trace(Protocol):
+class Trace(ABC):
     """What a traced request notes of its attempts."""
 
+    @abstractmethod
     def asks(self, verdicts: Sequence[EngineVerdict]) -> None:
         """An attempt begins: an engine is to be found for it. `verdicts`: what each engine would mean, best first."""
 
+    @abstractmethod
     def placed(self, backend: str, waited_seconds: float, hit_tokens: int) -> None:
         """The scheduler chose this backend, and the request is sent."""
 
+    @abstractmethod
     def failed(self, kind: str) -> None: ...
 
+    @abstractmethod
     def attempted(self, first_byte_seconds: float | None) -> None:
         """The attempt has ended, whether it succeeded or not."""
 
+    @abstractmethod
     def retried(self, headers: bytes) -> bytes:
         """The header lines of the next attempt, which has a span of its own."""
 
