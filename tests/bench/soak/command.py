@@ -168,7 +168,7 @@ async def _rest(run: Soak) -> AtRest:
     """Wait until the gauges are at rest, or for long enough to know that they will not be."""
     ends = time.monotonic() + _REST_SECONDS
     while True:
-        run.metrics = await asyncio.to_thread(run.gateway.core.metrics)
+        run.metrics = await asyncio.to_thread(run.gateway.metrics)
         if not busy_gauges(run.metrics) or time.monotonic() > ends:
             return AtRest(run.gateway.open_files, run.gateway.threads, run.gateway.rss_bytes)
         await asyncio.sleep(0.2)

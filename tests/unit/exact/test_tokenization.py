@@ -269,7 +269,7 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
     async def answer(request: Any) -> Any:
         document = await request.json()
         endpoint = "completions" if "prompt" in document else "chat"
-        tokens = real.tokens(endpoint, document, "string", [*module.Feature])
+        tokens = real.tokens(endpoint, document, "string", [*module.PromptFeature])
         return await json_answer({"tokens": array("I", tokens).tolist()})(request)
 
     async with AsyncExitStack() as stack, asyncio.timeout(DEADLINE_SECONDS):
@@ -280,7 +280,7 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(
-            "chat", document, "string", [*module.Feature]
+            "chat", document, "string", [*module.PromptFeature]
         )
 
 
