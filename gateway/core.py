@@ -65,7 +65,7 @@ class NoPrompts(Prompts):
         raise NotImplementedError
 
 
-class NoStore(ResponseStore):
+class NoStore:
     """Knows of no stored response."""
 
     def find(self, response_id: str, owner: tuple[str, str]) -> StoredPlace | None:
