@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -74,6 +74,7 @@ class Overview:
     """Reads the owners of state; changes nothing."""
 
     config: Config
+    _: KW_ONLY
     fleet: Fleet
     membership: Membership
     scheduler: Scheduler
@@ -297,6 +298,7 @@ class QueueView:
         queue: Queue,
         offline: OfflineQueue,
         models: Callable[[], Sequence[str]],
+        *,
         names: Iterable[str],
         clock: Callable[[], float],
     ) -> None:
@@ -364,7 +366,7 @@ class QueueView:
         between = tenants.rate.between_seconds(now)
         rows = []
         for tenant in shown[:_MOST_SHOWN]:
-            rows.append(self._tenant(model, tenants, tenant, flows, now))
+            rows.append(self._tenant(model, tenants, tenant, flows=flows, now=now))
             await asyncio.sleep(0)
         return {
             "model": model,
@@ -455,6 +457,7 @@ class AdminPages:
     backends: Callable[[], dict[str, Any]]
     route: Callable[[bytes, str], Awaitable[dict[str, Any]]]
     queue: Callable[[], Awaitable[dict[str, Any]]]
+    _: KW_ONLY
     prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None] = lambda _: None
     _reporting: asyncio.Lock = field(default_factory=asyncio.Lock)
     _threads: Threads = field(default_factory=partial(Threads, "prefix_report"))

@@ -98,6 +98,7 @@ class Gateway:
         config: Config,
         log_out: BinaryIO | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
         log: EventLog | None = None,
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
@@ -114,19 +115,23 @@ class Gateway:
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
-        fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        fleet = self.fleet = Fleet(
+            config.backends, config.health, clock=clock, random=random, admission=admission, supervisor=supervisor
+        )
         fleet.expect(config.named_models)
-        self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
+        self.watches = BackendWatches(fleet, config.health, clock, random=random, supervisor=supervisor)
         self.membership = Membership(fleet)
-        self.discovery = Discovery(config.discovery, self.membership, supervisor, random)
+        self.discovery = Discovery(config.discovery, self.membership, supervisor, random=random)
         index = AnnouncedIndex() if config.coordination.url else None  # of this gateway and others
-        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index)
-        self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor)
-        self.tokenization = Tokenization(config.models, fleet, cache_state.exact, clock, supervisor=supervisor)
+        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index=index)
+        self.kv_events = KvEvents(cache_state, cache_state.engine_number, clock, supervisor=supervisor)
+        self.tokenization = Tokenization(
+            config.models, fleet, exact=cache_state.exact, clock=clock, supervisor=supervisor
+        )
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
-        self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor)
-        self.adapter_loader = AdapterLoader(fleet, queue.waiting, clock, supervisor)
+        self.sleeper = Sleeper(fleet, queue.waiting, clock, supervisor=supervisor)
+        self.adapter_loader = AdapterLoader(fleet, queue.waiting, clock, supervisor=supervisor)
         self.adapter_loader.follow(config.models.adapters)
         calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
         self._policies: dict[str, Policy] = {
@@ -136,10 +141,24 @@ class Gateway:
         }
         policy, settings = self._policies[config.routing.policy], _scheduler_settings(config)
         scheduler = self.scheduler = Scheduler(
-            fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
+            fleet.candidates,
+            policy,
+            queue=queue,
+            lengths=cache_state.output_lengths,
+            calibrations=calibrations,
+            settings=settings,
         )
-        self.lease_broker = LeaseBroker(scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds)
-        self.relay = Relay(fleet, config.upstream, clock, self.memory, admission.comment_seconds, supervisor)
+        self.lease_broker = LeaseBroker(
+            scheduler, queue, admission.max_wait_seconds, clock=clock, keep_alive_seconds=admission.comment_seconds
+        )
+        self.relay = Relay(
+            fleet,
+            config.upstream,
+            clock=clock,
+            memory=self.memory,
+            comment_seconds=admission.comment_seconds,
+            supervisor=supervisor,
+        )
 
         self._build_records(log_out)
         self._build_front()
@@ -157,9 +176,8 @@ class Gateway:
             self._follow_access_log(config)
         self.prefix_report = PrefixReport(clock(), self.random, holders=cache_state.holders)
         self.prefix_report.follow(enabled=report.enabled, show_text=report.show_text)
-        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock)
-        consumers = cache_state.learn, limit_changes.finished, self.prefix_report.finished
-        self.tracing = Tracing(config.tracing, __version__, clock, self._unix_seconds, self._url_of)
+        limit_changes = LimitChanges(self.fleet, self.lease_broker.scan_soon, self.metrics.limit_moves, clock=clock)
+        self.tracing = Tracing(config.tracing, __version__, clock, wall_clock=self._unix_seconds, url_of=self._url_of)
         self.usage = KeyUsage(self._unix_seconds)
         self.recent = RecentRequests(self._offset_seconds)
         batch_consumers = [
@@ -169,10 +187,21 @@ class Gateway:
             *([self.recent.add] if config.server.admin else []),
             self.tracing.finished,
         ]
-        self.finished = RecordBatcher(self.supervisor, *consumers, batch_consumers=batch_consumers)
+        self.finished = RecordBatcher(
+            self.supervisor,
+            cache_state.learn,
+            limit_changes.finished,
+            self.prefix_report.finished,
+            batch_consumers=batch_consumers,
+        )
         self.metrics.before_collecting = self.finished.settle
-        counted = self.usage.counted, self.metrics.counted
-        self.ledger = KeyLedger(cache_state.estimates, clock, self._unix_seconds, self.finished.add, *counted)
+        self.ledger = KeyLedger(
+            cache_state.estimates,
+            clock,
+            self._unix_seconds,
+            finished=self.finished.add,
+            counted=(self.usage.counted, self.metrics.counted),
+        )
 
     def _offset_seconds(self) -> float:
         return self._unix_seconds() - self.clock()
@@ -205,8 +234,16 @@ class Gateway:
         report = None if is_dry or not config.prefix_report.enabled else self.prefix_report.samples
         tokenized = self.tokenization if self.tokenization.is_used else ()
         secret, estimates = self._secret(config), self.cache_state.estimates
-        more = report, self.memory, self.fleet.names
-        return RequestReader(config, estimates, self._stored_responses, secret, tokenized, *more)
+        return RequestReader(
+            config,
+            estimates=estimates,
+            stored=self._stored_responses,
+            salt_secret=secret,
+            tokenized=tokenized,
+            report=report,
+            memory=self.memory,
+            names=self.fleet.names,
+        )
 
     def _build_front(self) -> None:
         """What reads requests, and what answers them: alone, in batches, or in pieces."""
@@ -216,61 +253,138 @@ class Gateway:
         send, retries = self.relay.send, RetryBudget(config.upstream)
         self.retry_budget = retries
         over = self.ledger.over
-        background = self.background = BackgroundResponses(broker, send, config.upstream, clock, self.supervisor, over)
+        background = self.background = BackgroundResponses(
+            broker, send, config=config.upstream, clock=clock, supervisor=self.supervisor, over=over
+        )
         dispatcher = self.dispatcher = Dispatcher(
-            fleet, broker, send, retries, self.metrics, keep=background.keep, response_headers=headers, holds=holds
+            fleet,
+            lease_broker=broker,
+            send=send,
+            budget=retries,
+            metrics=self.metrics,
+            keep=background.keep,
+            response_headers=headers,
+            holds=holds,
         )
         counted, retry_after = EmbeddingMetrics(self.metrics), broker.retry_after_seconds
-        parts = fleet, dispatcher.dispatch, config.embeddings, queue.backlog, config.admission.max_wait_seconds
-        more = retry_after, counted, clock, self.memory
-        batcher = self.batcher = Batcher(*parts, *more, crowded=queue.waiting, response_headers=headers)
+        batcher = self.batcher = Batcher(
+            fleet,
+            dispatch=dispatcher.dispatch,
+            config=config.embeddings,
+            backlog=queue.backlog,
+            max_wait_seconds=config.admission.max_wait_seconds,
+            retry_after=retry_after,
+            metrics=counted,
+            clock=clock,
+            memory=self.memory,
+            crowded=queue.waiting,
+            response_headers=headers,
+        )
         self.embedding_cache = configured_cache(config, fleet, counted, secrets.token_bytes(32))
-        self.coalescer = Coalescer(batcher, new_id, tokenization, self.embedding_cache)
+        self.coalescer = Coalescer(batcher, new_id, tokenization, cache=self.embedding_cache)
         self.rerank_splitter = RerankSplitter(batcher)
         self._stored_responses = StoredResponses(background.look)
         reader = self.reader = self._new_reader(config)
-        fallbacks = Fallbacks(fleet, dispatcher, tokenization.complete, self.metrics.fallbacks.add, clock)
+        fallbacks = Fallbacks(
+            fleet, dispatcher, tokenization.complete, fell_back=self.metrics.fallbacks.add, clock=clock
+        )
         waits = config.admission.max_wait_seconds
-        uploads = Uploads(fleet, dispatcher, queue.backlog, waits, config.server.max_buffered_upload_bytes, clock)
+        uploads = Uploads(
+            fleet,
+            dispatcher,
+            backlog=queue.backlog,
+            max_wait_seconds=waits,
+            max_buffered_bytes=config.server.max_buffered_upload_bytes,
+            clock=clock,
+        )
         self.uploads, self.sessions = uploads, self._new_sessions(retries, new_id)
         path = config.batches.path
         self.batches = None if path is None else self._new_batches(path, new_id, fallbacks)
-        dispatchers = dispatcher, self.coalescer, self.rerank_splitter, fallbacks, uploads, self.sessions
         self.handler = Handler(
-            config, fleet, *dispatchers, reader, self.ledger, clock, new_id, tokenization.complete,
-            self.random, self._unix_seconds, self.tracing.tracer, self.batches,
-        )  # fmt: skip
+            config,
+            fleet=fleet,
+            dispatcher=dispatcher,
+            coalescer=self.coalescer,
+            rerank_splitter=self.rerank_splitter,
+            fallbacks=fallbacks,
+            uploads=uploads,
+            realtime=self.sessions,
+            reader=reader,
+            ledger=self.ledger,
+            clock=clock,
+            new_id=new_id,
+            complete=tokenization.complete,
+            random=self.random,
+            unix_seconds=self._unix_seconds,
+            tracer=self.tracing.tracer,
+            batches=self.batches,
+        )
         self.client_keys = ClientKeys(config.auth, self._follow_keys)
-        self.server = Server(config.server, self.handler, clock, self.memory, self.supervisor)
+        self.server = Server(config.server, self.handler, clock, memory=self.memory, supervisor=self.supervisor)
 
     def _build_pages(self) -> None:
         """What operators see and change, and what is kept over restarts."""
         config, fleet, clock, queue, cache_state = self.config, self.fleet, self.clock, self.queue, self.cache_state
-        state = fleet, self.membership, self.scheduler, queue, cache_state, self.kv_events, self.tokenization
-        self.overview = Overview(config, *state, self._new_reader(config, is_dry=True), clock)
+        self.overview = Overview(
+            config,
+            fleet=fleet,
+            membership=self.membership,
+            scheduler=self.scheduler,
+            queue=queue,
+            cache_state=cache_state,
+            kv_events=self.kv_events,
+            tokenization=self.tokenization,
+            reader=self._new_reader(config, is_dry=True),
+            clock=clock,
+        )
         reloads = self.reloads = Reloads(config, self._read, self.follow_in_steps)
         self.control = Control(self.membership, self.overview.backend, reloads)
-        self.queue_view = QueueView(queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], (), clock)
+        self.queue_view = QueueView(
+            queue, self.scheduler.offline, lambda: [it.id for it in fleet.models()], names=(), clock=clock
+        )
         self._follow_keys()
-        shown = self.overview.document, self.overview.route, self.queue_view.document, self._prepared_report
-        self._admin_pages = AdminPages(*shown)
+        self._admin_pages = AdminPages(
+            self.overview.document, self.overview.route, self.queue_view.document, prepare=self._prepared_report
+        )
         self._usage_page = UsagePage(self._usage_now, self.usage.last_days, self._unix_seconds)
         self._metrics_pages = MetricsPages(self.metrics.snapshot, self.handler.check_ready)
         self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
         self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
-        learned = cache_state, self.calibrations, queue, self.ledger, self._stored_responses, self.usage
         sources, secret = lambda: self.discovery.names, lambda: self._random_secret
-        self.knowledge = Knowledge(fleet, self.membership, sources, *learned, secret, self._unix_seconds)
+        self.knowledge = Knowledge(
+            fleet,
+            membership=self.membership,
+            sources=sources,
+            cache_state=cache_state,
+            calibrations=self.calibrations,
+            queue=queue,
+            ledger=self.ledger,
+            stored=self._stored_responses,
+            usage=self.usage,
+            secret=secret,
+            unix_seconds=self._unix_seconds,
+        )
 
     def _new_sessions(self, retries: RetryBudget, new_id: Callable[[], str]) -> RealtimeSessions:
         config, fleet = self.config, self.fleet
         headers, holds = config.server.response_headers, config.admission.hold_without_backend
-        self.tunnels = Tunnels(self.relay, config.realtime, self.clock, partial(secrets.token_bytes, 16))
+        self.tunnels = Tunnels(self.relay, config.realtime, self.clock, random_key=partial(secrets.token_bytes, 16))
         opener = self.session_dispatcher = Dispatcher(
-            fleet, self.lease_broker, self.tunnels.send, retries, self.metrics, response_headers=headers, holds=holds
+            fleet,
+            lease_broker=self.lease_broker,
+            send=self.tunnels.send,
+            budget=retries,
+            metrics=self.metrics,
+            response_headers=headers,
+            holds=holds,
         )
         return RealtimeSessions(
-            fleet, opener, new_id, self._unix_seconds, self.ledger.spend, config.server.cors_origins
+            fleet,
+            opener,
+            new_id=new_id,
+            unix_seconds=self._unix_seconds,
+            spend=self.ledger.spend,
+            cors_origins=config.server.cors_origins,
         )
 
     def _build_dashboard(self) -> None:
@@ -287,17 +401,38 @@ class Gateway:
                 decisions.forget()
 
         self.dashboard_sources = Sources(
-            fleet, self.queue, self.scheduler.offline, self.metrics, self.recent, self.timeline, self.finished.settle,
-            self.overview.describer, self.cache_state.hit_accuracy.share, self.lease_broker.explain,
-            lambda: self.config, self._own_gauges, process_use, clock, self._offset_seconds,
-        )  # fmt: skip
-        self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock)
+            fleet,
+            queue=self.queue,
+            offline=self.scheduler.offline,
+            metrics=self.metrics,
+            recent=self.recent,
+            timeline=self.timeline,
+            settle=self.finished.settle,
+            describer=self.overview.describer,
+            trust=self.cache_state.hit_accuracy.share,
+            explain=self.lease_broker.explain,
+            config=lambda: self.config,
+            gauges=self._own_gauges,
+            use=process_use,
+            clock=clock,
+            offset_seconds=self._offset_seconds,
+        )
+        self.dashboard = Broadcast(LiveView(self.dashboard_sources), watched, self.supervisor, clock=clock)
         config, port = lambda: self.config, lambda: self.server.port
-        self._dashboard_pages = DashboardPages(self.dashboard, decisions, config, port, self.reloads.preview)
+        self._dashboard_pages = DashboardPages(
+            self.dashboard, decisions, config, port=port, preview=self.reloads.preview
+        )
 
     def _own_gauges(self) -> dict[str, Any]:
-        parts = self.server, self.retry_budget, self.memory, self.supervisor, (self.access_log, self.log)
-        return own_gauges(self.clock() - self._started_seconds, *parts, self.dashboard)
+        return own_gauges(
+            self.clock() - self._started_seconds,
+            self.server,
+            retries=self.retry_budget,
+            memory=self.memory,
+            supervisor=self.supervisor,
+            logs=(self.access_log, self.log),
+            broadcast=self.dashboard,
+        )
 
     def _new_batches(self, path: str, new_id: Callable[[], str], fallbacks: Fallbacks) -> "Batches":
         """Files and batches. Their modules are imported only where they are used."""
@@ -307,15 +442,27 @@ class Gateway:
 
         dispatchers = LineDispatchers(self.dispatcher, self.coalescer, self.rerank_splitter, fallbacks)
         complete = self.tokenization.complete
-        sender = LineSender(dispatchers, complete, self.ledger, self.clock, self._unix_seconds, new_id)
+        sender = LineSender(
+            dispatchers, complete, ledger=self.ledger, clock=self.clock, unix_seconds=self._unix_seconds, new_id=new_id
+        )
         counted = BatchMetrics(self.metrics)
-        parts = counted, self.supervisor, self._unix_seconds, new_id, self.random, breather
 
         def models_named(name: str) -> Sequence[str]:
             return models_of(self.config.models.aliases.get(name, name))
 
-        setting = BatchSetting(sender, self.memory, *parts, self.fleet, models_named)
-        batches = Batches(path, self.config, self.reader, setting)
+        setting = BatchSetting(
+            sender,
+            memory=self.memory,
+            metrics=counted,
+            supervisor=self.supervisor,
+            unix_seconds=self._unix_seconds,
+            new_id=new_id,
+            random=self.random,
+            breather=breather,
+            fleet=self.fleet,
+            models_named=models_named,
+        )
+        batches = Batches(path, self.config, self.reader, setting=setting)
         counted.watch(batches)
         return batches
 
@@ -396,10 +543,22 @@ class Gateway:
         restarted.append(lambda backend: self.kv_events.restarted(backend.name))
         restarted.append(lambda _: self.rerank_splitter.forget())
         self.fleet.on_leave.extend((self.cache_state.left, self.tokenization.left, self._left))
-        demand = self.fleet, self.queue, self.cache_state.output_lengths, lambda: self.config.admission.kv_headroom
-        caches = self.cache_state.index, self.tokenization.covers, self._random_secret, self._follow_secret
-        more = self._follow_keys, partial(secrets.token_hex, 8), self.clock, self.supervisor
-        parts = ReplicaParts(self._stored_responses, *demand, self.lease_broker, *caches, *more)
+        parts = ReplicaParts(
+            self._stored_responses,
+            fleet=self.fleet,
+            queue=self.queue,
+            lengths=self.cache_state.output_lengths,
+            kv_headroom=lambda: self.config.admission.kv_headroom,
+            broker=self.lease_broker,
+            index=self.cache_state.index,
+            is_followed=self.tokenization.covers,
+            secret=self._random_secret,
+            follow_secret=self._follow_secret,
+            counted=self._follow_keys,
+            new_name=partial(secrets.token_hex, 8),
+            clock=self.clock,
+            supervisor=self.supervisor,
+        )
         self.coordinators = configured_coordinators(self.config, parts)
 
     def _left(self, backend: Backend) -> None:
@@ -440,8 +599,16 @@ class Gateway:
         owners: list[Any] = [self.overview, self.queue_view, self.background, self.usage, self.tracing]
         for owner in [*owners, *self.coordinators]:
             owner.add_gauges(self.metrics)
-        memory = self.memory, self.embedding_cache
-        add_gauges(self.metrics, self.fleet, self.calibrations, *memory, self.access_log, self.log, self.supervisor)
+        add_gauges(
+            self.metrics,
+            fleet=self.fleet,
+            calibrations=self.calibrations,
+            memory=self.memory,
+            embedding_cache=self.embedding_cache,
+            access_log=self.access_log,
+            log=self.log,
+            supervisor=self.supervisor,
+        )
 
     @asynccontextmanager
     async def running(
@@ -500,6 +667,12 @@ def _cost_model(routing: RoutingConfig) -> CostModel:
 def _scheduler_settings(config: Config) -> SchedulerSettings:
     routing, admission = config.routing, config.admission
     window_seconds = math.inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
-    waits = routing.scan, routing.starvation_seconds, admission.hold_without_backend
-    more = window_seconds, admission.itl_objective_seconds
-    return SchedulerSettings(routing.aging, admission.kv_headroom, *waits, *more)
+    return SchedulerSettings(
+        routing.aging,
+        admission.kv_headroom,
+        scan=routing.scan,
+        starvation_seconds=routing.starvation_seconds,
+        hold_without_backend=admission.hold_without_backend,
+        prefill_window_seconds=window_seconds,
+        itl_objective_seconds=admission.itl_objective_seconds,
+    )

@@ -124,11 +124,11 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
+        *,
         lease_broker: LeaseBroker,
         send: Send,
         budget: RetryBudget,
         metrics: Metrics,
-        *,
         response_headers: bool,
         keep: Callable[[InferenceRequest, Lease, Backend, Record], None] | None = None,
         holds: bool = True,
@@ -183,7 +183,7 @@ class Dispatcher:
                         last=attempts.is_last,
                     )
                 except BackendError as error:
-                    self._failed(request, lease, backend, error, record)
+                    self._failed(request, lease, backend, error=error, record=record)
                     others = self._others(demand, lease, attempts)
                     if not isinstance(error, ConnectFailed):
                         since = self._lease_broker.now()

@@ -44,7 +44,12 @@ class Life:
     """One process, from its start to its end. `file`: of the configuration, if it has one; `parent`: of a worker."""
 
     def __init__(
-        self, config: Config, load_config: Callable[[], Config], file: Path | None, parent: LineToParent | None = None
+        self,
+        config: Config,
+        load_config: Callable[[], Config],
+        file: Path | None,
+        *,
+        parent: LineToParent | None = None,
     ) -> None:
         self._config, self._parent = config, parent
         self._load_config = load_config
@@ -117,12 +122,20 @@ class Life:
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
-        ports = Ports(gateway.server, gateway.admin_port, gateway.metrics_port, gateway.dashboard, gateway.batches)
+        ports = Ports(
+            gateway.server, gateway.admin_port, gateway.metrics_port, streams=gateway.dashboard, batches=gateway.batches
+        )
         lengths = gateway.cache_state.output_lengths
-        sharing = SlotSharing(gateway.fleet, gateway.queue, lengths, lambda: gateway.config.admission.kv_headroom)
-        predecessor = Predecessor(gateway.knowledge, sharing, ports, addresses, breather())
-        handover = Handover(gateway, sharing, predecessor, successor, self._stop)
-        restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
+        sharing = SlotSharing(
+            gateway.fleet, gateway.queue, lengths, kv_headroom=lambda: gateway.config.admission.kv_headroom
+        )
+        predecessor = Predecessor(
+            gateway.knowledge, sharing=sharing, ports=ports, addresses=addresses, breathe=breather()
+        )
+        handover = Handover(gateway, sharing, predecessor, successor=successor, stop=self._stop)
+        restart = Restart(
+            self._load_config, self._address, predecessor.began, successor_pid=lambda: predecessor.successor_pid
+        )
         routes = restart.routes() if self._parent is None else []
         async with gateway.running(listeners, routes, handover.take_place) as admin_port:
             if successor is not None:
@@ -230,4 +243,4 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
 async def _live(life: Callable[..., Life], place: WorkerPlace | None, out: BinaryIO, log: EventLog) -> None:
     parent = None if place is None else LineToParent(place)
     with nullcontext() if parent is None else parent.watched():
-        await life(parent).live(out, log)
+        await life(parent=parent).live(out, log)

@@ -38,7 +38,7 @@ class RecountedGateway(app.Gateway):
         self, config: Config, log_out: BinaryIO | None, clock: Callable[[], float] = time.monotonic,
         log: EventLog | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
     ) -> None:  # fmt: skip
-        super().__init__(config, log_out, clock, log, load=load, secret=secret)
+        super().__init__(config, log_out, clock, log=log, load=load, secret=secret)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))
         self.metrics.include(self.violations)
         settle = self.metrics.before_collecting

@@ -90,7 +90,7 @@ def shared_contents(config: BatchesConfig, memory: MemoryBudget) -> Contents:
     if config.is_in_s3:
         from gateway.batches.s3 import S3Bucket
 
-        return S3Bucket(config.path, config.s3_endpoint, config.s3_region, memory)
+        return S3Bucket(config.path, config.s3_endpoint, config.s3_region, memory=memory)
     from gateway.batches.folder import Folder
 
     return Folder(config.path)

@@ -122,6 +122,7 @@ class LineSender:
         self,
         dispatchers: LineDispatchers,
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
+        *,
         ledger: KeyLedger,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -37,6 +37,7 @@ class ShareSetting:
 
     holder: str
     store: SharedStore
+    _: KW_ONLY
     files: Files
     contents: Contents
     parts: RunParts
@@ -150,7 +151,7 @@ class SharedBatch:
         try:
             lines = work.checked.part(claim.first, claim.end)
             await self._setting.contents.threads.run(arrange, lines, parts)
-            run = BatchRun(self.own, lines, journal, work.file, parts, self._pace)
+            run = BatchRun(self.own, lines, journal=journal, source=work.file, parts=parts, pace=self._pace)
             if claimed.is_again:
                 await journal.flush()
                 for place in await self._answered(claim, work.file):
@@ -202,7 +203,7 @@ class SharedBatch:
         ids = [new_file_id() for _ in NAMES]
         is_unused = True
         try:
-            sizes = await self._write_results(batch, holders, checked, file, ids)
+            sizes = await self._write_results(batch, holders, checked, file=file, ids=ids)
             is_unused = False  # if this is interrupted now, the sweep deletes files that were not kept
             is_unused = not await self._keep(batch, ids, sizes)
         except _AnswersMissing:
@@ -263,7 +264,9 @@ class SharedBatch:
         """Make the files visible together with the final state. False = another gateway ends the batch."""
         now, lifetime = self._now(), self._setting.lifetime_seconds()
         shown: list[StoredFile | None] = [
-            result_file(batch, name, file_id, size_bytes, now, lifetime) if size_bytes else None
+            result_file(batch, name, file_id=file_id, size_bytes=size_bytes, now=now, lifetime_seconds=lifetime)
+            if size_bytes
+            else None
             for name, file_id, size_bytes in zip(NAMES, ids, sizes, strict=True)
         ]
         output_file_id, error_file_id = (None if each is None else each.id for each in shown)
@@ -310,7 +313,7 @@ class _LazyJournal:
             stack.push_async_callback(answers.finish)
             errors = await contents.open_part(batch_id, self._setting.holder, NAMES[1])
             stack.pop_all()
-        return Journal(answers, errors, partial(pause, self._share.own), contents.group)
+        return Journal(answers, errors, partial(pause, self._share.own), group=contents.group)
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(self._close())

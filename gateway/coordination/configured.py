@@ -1,7 +1,7 @@
 """Several gateways in front of one fleet: replicas share the engines through Redis or Valkey."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from gateway.backends.fleet import Fleet
@@ -24,6 +24,7 @@ class ReplicaParts:
     KV events say what an engine's cache holds; `secret`: of cache salts; `counted`: the number of replicas changed."""
 
     stored: StoredResponses
+    _: KW_ONLY
     fleet: Fleet
     queue: Queue
     lengths: OutputLengths
@@ -59,7 +60,27 @@ def configured_coordinators(config: Config, parts: ReplicaParts) -> "tuple[Coord
     follow = None if config.auth.cache_salt_secret else parts.follow_secret
     responses = ResponseExchange(parts.stored)
     sharing = CacheSharing(
-        link, fleet, parts.index, parts.is_followed, responses, clock, supervisor, parts.secret, follow_secret=follow
+        link,
+        fleet=fleet,
+        index=parts.index,
+        is_followed=parts.is_followed,
+        responses=responses,
+        clock=clock,
+        supervisor=supervisor,
+        secret=parts.secret,
+        follow_secret=follow,
     )
-    demands = Demands(fleet, parts.queue, parts.lengths, parts.kv_headroom)
-    return (Coordinator(link, blocks, sharing, fleet, demands, broker, parts.counted, clock, supervisor),)
+    demands = Demands(fleet, parts.queue, parts.lengths, kv_headroom=parts.kv_headroom)
+    return (
+        Coordinator(
+            link,
+            blocks=blocks,
+            sharing=sharing,
+            fleet=fleet,
+            demands=demands,
+            broker=broker,
+            counted=parts.counted,
+            clock=clock,
+            supervisor=supervisor,
+        ),
+    )

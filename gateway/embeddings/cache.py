@@ -7,7 +7,7 @@ with the same digest could give others a wrong embedding: so the digest is a cry
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from sys import getsizeof
@@ -73,6 +73,7 @@ class EmbeddingCache:
     """
 
     max_bytes: int
+    _: KW_ONLY
     is_on: Callable[[str], bool]
     revision: Callable[[str], bytes]
     metrics: EmbeddingMetrics
@@ -159,7 +160,7 @@ class CachedWaiter(EmbeddingWaiter):
         if self.document is None and len(found) == len(keys):
             found = {}
         self.missing = [place for place in range(len(keys)) if place not in found]
-        super().__init__(request, inputs.only(self.missing), client, record, now)
+        super().__init__(request, inputs.only(self.missing), client, record=record, now=now)
         self.passes_unread = False
         self._cache, self._keys, self._head_key, self._cached = cache, keys, head_key, found
         self._estimates: Sequence[int] = []
@@ -206,7 +207,9 @@ def configured_cache(config: Config, fleet: Fleet, metrics: EmbeddingMetrics, se
     fleet.on_restart.append(revisions.restarted)
     fleet.on_leave.append(revisions.left)
     is_on = partial(_is_cached, config)
-    return EmbeddingCache(config.embeddings.cache_bytes, is_on, revisions.of, metrics, secret)
+    return EmbeddingCache(
+        config.embeddings.cache_bytes, is_on=is_on, revision=revisions.of, metrics=metrics, secret=secret
+    )
 
 
 def _is_cached(config: Config, model: str) -> bool:

@@ -160,6 +160,7 @@ class Handler(RequestHandler):
     def __init__(
         self,
         config: Config,
+        *,
         fleet: Fleet,
         dispatcher: RequestDispatcher,
         coalescer: RequestDispatcher,
@@ -302,7 +303,15 @@ class Handler(RequestHandler):
             if route.batches:
                 await self._answer_of_batches(incoming, reply)
                 return "completed"
-            answer_local(route, incoming.path, incoming.key, self._fleet, self._aliases, self._draining, reply)
+            answer_local(
+                route,
+                incoming.path,
+                key=incoming.key,
+                fleet=self._fleet,
+                aliases=self._aliases,
+                draining=self._draining,
+                reply=reply,
+            )
             return "completed"
         if incoming.upload is not None:
             request = await self._uploads.read(incoming, route, connection, reply, self._reader)

@@ -107,6 +107,7 @@ class RequestReader:
     def __init__(
         self,
         config: Config,
+        *,
         estimates: Estimates,
         stored: StoredResponses,
         salt_secret: bytes,

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
 from gateway.request import DONE_MARKER, Kind
@@ -15,6 +15,7 @@ class Route:
     endpoint: str
     kind: Kind = Kind.LIGHT
     target: bytes = b""
+    _: KW_ONLY
     done_marker: bytes | None = None
     local: bool = False  # the gateway answers it itself
     anthropic: bool = False

@@ -59,8 +59,9 @@ class KeyLedger:
         estimates: Estimates,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
+        *,
         finished: Callable[[Record], None],
-        *counted: Callable[[Record], None],
+        counted: Sequence[Callable[[Record], None]],
     ) -> None:
         self._estimates = estimates
         self._clock = clock

@@ -10,7 +10,7 @@ which are not worth aborting.
 
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import exp, inf
 from typing import Final
 
@@ -108,6 +108,7 @@ class Prefills:
 class IdleCapacity(Capacity):
     """Checks engines for offline lines of one model."""
 
+    _: KW_ONLY
     prefills: Prefills = field(default_factory=Prefills)
     engines: list[Engine] = field(default_factory=list)  # of the model
     itl_objective_seconds: float | None = None

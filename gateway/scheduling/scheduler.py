@@ -8,7 +8,7 @@ otherwise, while later requests overtake it.
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import compress, islice
 from operator import attrgetter
 from typing import Final
@@ -33,6 +33,7 @@ class ModelView:
     engines: list[Engine]
     capacity: Capacity
     shortlist: Shortlist
+    _: KW_ONLY
     idle: IdleCapacity  # for offline lines
 
 
@@ -46,6 +47,7 @@ class SchedulerSettings:
 
     aging: float = 0.05
     kv_headroom: float = 1.0
+    _: KW_ONLY
     scan: int = 32
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
@@ -60,6 +62,7 @@ class Scheduler:
         self,
         serving: Callable[[str], Sequence[Engine] | None],
         policy: Policy,
+        *,
         queue: Queue,
         lengths: OutputLengths,
         calibrations: Calibrations,
@@ -403,17 +406,19 @@ class Scheduler:
         engines = list(serving)
         if engines:  # model names that do not exist are not kept
             settings, calibration = self._settings, self._calibrations.learning(model)
-            capacity = Capacity(calibration, self._lengths, settings.kv_headroom, settings.prefill_window_seconds)
+            capacity = Capacity(
+                calibration, self._lengths, settings.kv_headroom, window_seconds=settings.prefill_window_seconds
+            )
             idle = IdleCapacity(
                 calibration,
                 self._lengths,
                 settings.kv_headroom,
-                settings.prefill_window_seconds,
-                self.offline.prefills(model),
-                engines,
-                settings.itl_objective_seconds,
+                window_seconds=settings.prefill_window_seconds,
+                prefills=self.offline.prefills(model),
+                engines=engines,
+                itl_objective_seconds=settings.itl_objective_seconds,
             )
-            self._views[model] = ModelView(engines, capacity, Shortlist(engines), idle)
+            self._views[model] = ModelView(engines, capacity, Shortlist(engines), idle=idle)
         return engines
 
     def _refuse_what_never_fits(self, demand: Demand, engines: list[Engine]) -> None:

@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -134,6 +134,7 @@ class ModelState:
 
     name: str
     source: str
+    _: KW_ONLY
     encoding: str = ""  # how its texts are encoded; empty = not loaded
     failure: str = ""
     content_format: ContentFormat = ContentFormat.STRING
@@ -173,6 +174,7 @@ class Tokenization:
         self,
         models: ModelsConfig,
         fleet: Fleet,
+        *,
         exact: ExactIndex,
         clock: Callable[[], float],
         limits: TokenizerLimits = DEFAULT_LIMITS,
@@ -262,7 +264,9 @@ class Tokenization:
         state = self._models.get(model)
         if state is None or _NEEDED.get(endpoint) not in state.features:
             return None
-        job = Job(model, endpoint, decisive(document), state.content_format, list(state.features))
+        job = Job(
+            model, endpoint, decisive(document), content_format=state.content_format, features=list(state.features)
+        )
         reply = await self._prompts.ask(job, size_bytes)
         if isinstance(reply, NotCounted):
             self.totals[reply.value] += 1
@@ -373,7 +377,13 @@ class Tokenization:
         """Compare a model's tokens with this backend's, and keep the verdict; False = to be tried again."""
 
         async def tokenize(probe: Probe, content_format: ContentFormat) -> list[int] | None:
-            job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(Feature))
+            job = Job(
+                model.name,
+                probe.endpoint,
+                decisive(dict(probe.document)),
+                content_format=content_format,
+                features=list(Feature),
+            )
             tokens = (await self._process.ask(job)).tokens
             return None if tokens is None else array("I", tokens).tolist()
 

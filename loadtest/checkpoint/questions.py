@@ -146,7 +146,8 @@ def whole(body: bytes, backend: str | None = None) -> Said:
     answer = parsed(body)
     if answer is None or not answer.get("choices"):
         return Said(error=f"no answer: {body[:200].decode('utf-8', 'replace')}")
-    return Said(_spoken(answer), *_usage(answer), backend)
+    prompt_tokens, completion_tokens = _usage(answer)
+    return Said(_spoken(answer), prompt_tokens, completion_tokens, backend)
 
 
 def streamed(body: bytes, backend: str | None = None) -> Said:
@@ -162,7 +163,8 @@ def streamed(body: bytes, backend: str | None = None) -> Said:
     elif lines[-1] != _DONE:
         ended = f"after [DONE]: {lines[-1][:80].decode('utf-8', 'replace')}"
     last: Mapping[str, Any] = next((event for event in reversed(events) if event.get("usage")), {})
-    return Said("".join(map(_spoken, events)), *_usage(last), backend, ended=ended)
+    prompt_tokens, completion_tokens = _usage(last)
+    return Said("".join(map(_spoken, events)), prompt_tokens, completion_tokens, backend, ended=ended)
 
 
 async def embed(session: aiohttp.ClientSession, url: str, model: str) -> Embedded:

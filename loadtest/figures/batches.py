@@ -58,7 +58,16 @@ def batch_curve() -> Exhibit:
 def memory_ceiling() -> Exhibit:
     shape = read_shape(preset("llama-3.1-8b"))
     gpu = gpu_of("rtx-5090")
-    settings = Settings(int(gpu.memory_gib * GIB), 8192, *defaults(int(gpu.memory_gib * GIB)), 16, 2)
+    gpu_bytes = int(gpu.memory_gib * GIB)
+    max_num_seqs, batched_tokens = defaults(gpu_bytes)
+    settings = Settings(
+        gpu_bytes,
+        max_length_tokens=8192,
+        max_num_seqs=max_num_seqs,
+        batched_tokens=batched_tokens,
+        block_tokens=16,
+        kv_value_bytes=2,
+    )
     memory = fit(shape, settings, 1)
     tokens = 1536
     each = bytes_per_sequence(shape, tokens, 2)

@@ -37,7 +37,14 @@ def chunked_prefill() -> Exhibit:
     }
     shape, gib = read_shape(preset("llama-3.1-8b")), {}
     for name, its in ways.items():
-        settings = Settings(80 * GIB, _LONGEST, 256, its.max_num_batched_tokens, 16, 2)
+        settings = Settings(
+            80 * GIB,
+            max_length_tokens=_LONGEST,
+            max_num_seqs=256,
+            batched_tokens=its.max_num_batched_tokens,
+            block_tokens=16,
+            kv_value_bytes=2,
+        )
         gib[name] = assumed_reserve(shape, settings, 1) / GIB
     off, on = found["off"], found["2048"]
     late = times(on.ttft_seconds(50, shortest_prompt=8000), off.ttft_seconds(50, shortest_prompt=8000))
@@ -138,14 +145,23 @@ def tensor_parallel() -> Exhibit:
     rows = []
     for name in _MODELS:
         shape = read_shape(preset(name))
-        settings = Settings(int(gpu.memory_gib * GIB), 8192, *defaults(int(gpu.memory_gib * GIB)), 16, 2)
+        gpu_bytes = int(gpu.memory_gib * GIB)
+        max_num_seqs, batched_tokens = defaults(gpu_bytes)
+        settings = Settings(
+            gpu_bytes,
+            max_length_tokens=8192,
+            max_num_seqs=max_num_seqs,
+            batched_tokens=batched_tokens,
+            block_tokens=16,
+            kv_value_bytes=2,
+        )
         plan = make_plan(shape, settings, asked, gpus)
         for option in plan.options:
             size = option.tensor_parallel
             if not option.starts or not option.sequences:
                 rows.append([name, f"{option.replicas} x tp {size}", "does not fit", "", ""])
                 continue
-            line = Roofline(shape, settings, gpu, size)
+            line = Roofline(shape, settings, gpu, tensor_parallel=size)
             rate = fleet_tokens_per_second(line, option, asked)
             token = line.at(1, asked).seconds_per_token * 1e3
             fleet.setdefault(name, []).append((size, rate))

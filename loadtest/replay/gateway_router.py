@@ -218,10 +218,14 @@ class GatewayRouter:
         self._backends = self._all[: scenario.engines]
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
-        settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
+        settings = SchedulerSettings(
+            routing.aging, headroom, scan=routing.scan, starvation_seconds=routing.starvation_seconds
+        )
         hit_predictor = HitPredictor(index, hit_accuracy, PoolBlocks(engines) if exact else None)
         chosen = _policy(policy, hit_predictor, self._estimates)
-        self.scheduler = Scheduler(self._serving, chosen, self._queue, self._lengths, calibration, settings)
+        self.scheduler = Scheduler(
+            self._serving, chosen, queue=self._queue, lengths=self._lengths, calibrations=calibration, settings=settings
+        )
         self._block_tokens = block_tokens
         self._tells_tokens = exact
         self._demands: dict[int, tuple[ReplayRequest, Demand, Lease]] = {}  # by the request's number

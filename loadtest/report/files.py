@@ -278,7 +278,10 @@ def _summed_up_anew(series: Series, folder: Path) -> Series:
     files = {name: folder / name / "results.json" for name in series.folders}
     if not all(name in places and file.exists() for name, file in files.items()):
         return series
-    ran = [Ran(*places[name], _valid(Results, _document(file), file, SCHEMA_VERSION)) for name, file in files.items()]
+    ran = []
+    for name, file in files.items():
+        target, load, repetition = places[name]
+        ran.append(Ran(target, load, repetition, _valid(Results, _document(file), file, SCHEMA_VERSION)))
     anew = series_of(ran, series.environment, series.failures)
     if not series.answer:
         return anew

@@ -80,7 +80,9 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
     )
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway has it
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"secret", ("model",))
+    reader = RequestReader(
+        config, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"secret", tokenized=("model",)
+    )
     for body in bodies():
         if named in body.name:
             yield _timing(body, reader, limits)

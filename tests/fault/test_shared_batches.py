@@ -186,7 +186,19 @@ async def test_a_batch_expires_on_all_gateways(
         (tmp_path / "batches" / "files" / "file-1").write_bytes(lines(500))
         now = int(one.gateway._unix_seconds())
         await store.add_file(StoredFile("file-1", owner, "input.jsonl", "batch", 1, now, now + 3600))
-        batch = Batch("batch_1", owner, CHAT, "file-1", "1h", None, 0, now, now + 4, "out", "err")
+        batch = Batch(
+            "batch_1",
+            owner=owner,
+            endpoint=CHAT,
+            input_file_id="file-1",
+            window="1h",
+            metadata=None,
+            output_lifetime_seconds=0,
+            created_at=now,
+            expires_at=now + 4,
+            output_id="out",
+            error_id="err",
+        )
         await store.put_batch(batch)
         found = await ended(two, batch.document())
         assert found["status"] == "expired"

@@ -54,7 +54,7 @@ async def tokenizing(fleet: Fleet, tokenizer: str) -> AsyncIterator[tuple[Tokeni
     async with (
         asyncio.timeout(DEADLINE_SECONDS),
         ControlClient(DEADLINE_SECONDS, time.monotonic) as client,
-        Tokenization(models, backends, ExactIndex(), time.monotonic, LIMITS) as tokenization,
+        Tokenization(models, backends, exact=ExactIndex(), clock=time.monotonic, limits=LIMITS) as tokenization,
     ):
         while len(states(tokenization)) < len(configs):
             await asyncio.sleep(0.05)

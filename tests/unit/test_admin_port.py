@@ -37,7 +37,7 @@ async def admin_port(
 ) -> AsyncIterator[int | None]:
     """A port with all pages."""
     pages = MetricsPages(snapshot or Metrics().snapshot, lambda: None).routes()
-    pages += AdminPages(backends, route, three_wait, prepare).routes()
+    pages += AdminPages(backends, route, three_wait, prepare=prepare).routes()
     async with OperatorPort("server.admin", listen or Listen(port=0)).listening(pages) as port:
         yield port
 

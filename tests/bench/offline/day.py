@@ -38,7 +38,8 @@ def arrivals(capacity: float, seed: int = 1) -> list[Request]:
         now += random.expovariate(capacity * share)
         if now >= HOURS * HOUR_SECONDS:
             return requests
-        requests.append(Request(len(requests), now, *lengths(random.randrange(99)), False))
+        prompt_tokens, output_tokens = lengths(random.randrange(99))
+        requests.append(Request(len(requests), now, prompt_tokens, output_tokens, False))
 
 
 def tpot_p99(requests: list[Request]) -> float:
@@ -59,9 +60,11 @@ def by_hour(done: list[Request]) -> list[Hour]:
 
 
 def _hour(done: list[Request]) -> Hour:
-    tokens = [sum(each.output_tokens for each in done if each.is_line is is_line) for is_line in (False, True)]
+    asked, lines = (
+        sum(each.output_tokens for each in done if each.is_line is is_line) / HOUR_SECONDS for is_line in (False, True)
+    )
     ttfts = sorted(1000 * each.ttft_seconds for each in done if not each.is_line)
-    return Hour(*[each / HOUR_SECONDS for each in tokens], percentile(ttfts, 50), percentile(ttfts, 95))
+    return Hour(asked, lines, percentile(ttfts, 50), percentile(ttfts, 95))
 
 
 def picture(alone: list[Hour], beside: list[Hour]) -> str:

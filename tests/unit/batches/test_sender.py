@@ -70,12 +70,18 @@ class Desk:
         plain = cast(Any, backend)
         numbers = iter(range(100))
         self.memory = MemoryBudget(1 << 20)
-        ledger = KeyLedger(Estimates(), lambda: 0.0, lambda: 0.0, self.finished, self.finished)
+        ledger = KeyLedger(Estimates(), lambda: 0.0, lambda: 0.0, finished=self.finished, counted=[self.finished])
         self.sender = LineSender(
-            LineDispatchers(plain, plain, plain, plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
-            lambda: f"line-{next(numbers)}",
-        )  # fmt: skip
-        self.sender.follow(config, RequestReader(config, Estimates(), StoredResponses(), b"secret"))
+            LineDispatchers(plain, plain, plain, plain),
+            _as_it_is,
+            ledger=ledger,
+            clock=lambda: 0.0,
+            unix_seconds=lambda: 0.0,
+            new_id=lambda: f"line-{next(numbers)}",
+        )
+        self.sender.follow(
+            config, RequestReader(config, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"secret")
+        )
         self.sender.follow_keys((), are_needed=False)
 
     def finished(self, record: Record) -> None:

@@ -51,7 +51,7 @@ async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
     def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
         return None if report is None else partial(make_report, report.snapshot(31.0, window_seconds))
 
-    pages = AdminPages(dict, unused, unused, prepare).routes()
+    pages = AdminPages(dict, unused, unused, prepare=prepare).routes()
     async with OperatorPort("server.admin", Listen(port=0)).listening(pages) as port:
         yield f"http://127.0.0.1:{port}"
 

@@ -19,7 +19,9 @@ STEPS = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.integers(0, 5000))), ma
 
 
 def cache_of(max_bytes: int) -> EmbeddingCache:
-    return EmbeddingCache(max_bytes, lambda _: True, lambda _: b"", EmbeddingMetrics(Metrics()), b"secret")
+    return EmbeddingCache(
+        max_bytes, is_on=lambda _: True, revision=lambda _: b"", metrics=EmbeddingMetrics(Metrics()), secret=b"secret"
+    )
 
 
 def evictions(cache: EmbeddingCache) -> float:

@@ -74,23 +74,39 @@ class Scene:
         whole = Config.model_validate({"backends": [BackendConfig(url="http://10.0.0.1:8000")]} | config)
         self.server_config = whole.server
         self.unix_clock = Clock(1_790_000_000.0)
-        ledger = KeyLedger(Estimates(), Clock(), self.unix_clock, self.records.append, self.records.append)
+        ledger = KeyLedger(
+            Estimates(), Clock(), self.unix_clock, finished=self.records.append, counted=[self.records.append]
+        )
         self.handler = Handler(
             whole,
-            fleet or fleet_of(),
-            self,
-            self,
-            self,
-            self,
-            Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock()),
-            RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ()),
-            RequestReader(whole, Estimates(), StoredResponses(), b"secret"),
-            ledger,
-            Clock(),
-            lambda: "made-up",
-            self.complete,
-            Random(1),
-            self.unix_clock,
+            fleet=fleet or fleet_of(),
+            dispatcher=self,
+            coalescer=self,
+            rerank_splitter=self,
+            fallbacks=self,
+            uploads=Uploads(
+                fleet or fleet_of(),
+                self,
+                backlog=Backlog(100, 10_000_000),
+                max_wait_seconds=60.0,
+                max_buffered_bytes=1_000_000,
+                clock=Clock(),
+            ),
+            realtime=RealtimeSessions(
+                fleet or fleet_of(),
+                self,
+                new_id=lambda: "made-up",
+                unix_seconds=lambda: 0.0,
+                spend=ledger.spend,
+                cors_origins=(),
+            ),
+            reader=RequestReader(whole, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"secret"),
+            ledger=ledger,
+            clock=Clock(),
+            new_id=lambda: "made-up",
+            complete=self.complete,
+            random=Random(1),
+            unix_seconds=self.unix_clock,
         )
 
     def admit(self, incoming: HttpRequest) -> bool:

@@ -68,7 +68,7 @@ LONG: dict[str, tuple[bytes, dict[str, Any]]] = {
 
 def read(path: bytes, body: bytes, memory: MemoryBudget) -> InferenceRequest:
     config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), server=ServerConfig())
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"", memory=memory)
+    reader = RequestReader(config, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"", memory=memory)
     incoming = Sent(path, body).incoming()
     assert incoming.route is not None
     return at_once(reader.read_in_steps(incoming, incoming.route, "id", lambda: None))
@@ -157,7 +157,7 @@ def test_what_is_parsed_is_looked_through_in_steps(path: bytes, document: dict[s
     """Before, a prompt was looked for media in one step, and read in another one: up to 140 ms of CPU time each."""
     server = ServerConfig(max_sequences=1 << 20)
     config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), server=server)
-    reader = RequestReader(config, Estimates(), StoredResponses(), b"")
+    reader = RequestReader(config, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"")
     incoming = Sent(path, orjson.dumps(document)).incoming()
     assert incoming.route is not None
     parsing = len([*json_body.parse_body(incoming.body, JsonLimits(server))])

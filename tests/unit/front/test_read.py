@@ -29,7 +29,7 @@ def reader_of(models: ModelsConfig, stored: StoredResponses | None = None, **ser
         models=models,
         server=ServerConfig.model_validate(server),
     )
-    return RequestReader(config, Estimates(), stored or StoredResponses(), b"secret")
+    return RequestReader(config, estimates=Estimates(), stored=stored or StoredResponses(), salt_secret=b"secret")
 
 
 def read(
@@ -314,7 +314,7 @@ def test_lists_of_documents_may_be_cut_where_that_is_on() -> None:
     assert read({"model": "m", "text_1": "q", "text_2": ["a"]}, b"/score").pairs is not None
     assert read(body, b"/pooling").pairs is None
     off = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),), embeddings=EmbeddingsConfig(coalesce=False))
-    through = RequestReader(off, Estimates(), StoredResponses(), b"secret")
+    through = RequestReader(off, estimates=Estimates(), stored=StoredResponses(), salt_secret=b"secret")
     assert read(body, b"/v1/rerank", through=through).pairs is None
 
 

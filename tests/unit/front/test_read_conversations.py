@@ -45,7 +45,7 @@ class Scene:
         self.learning = Learning(self.estimates, self.index, accuracy)
         self.engines = [Engine(number, "abc"[number], block_tokens=BLOCK) for number in range(3)]
         config = Config(backends=(BackendConfig(url="http://10.0.0.1:8000"),))
-        self.reader = RequestReader(config, self.estimates, StoredResponses(), b"secret")
+        self.reader = RequestReader(config, estimates=self.estimates, stored=StoredResponses(), salt_secret=b"secret")
 
     def ask(self, *turns: Turn, path: bytes = b"/v1/chat/completions", **fields: Any) -> Demand:
         body = orjson.dumps({"model": "m"} | ({"messages": turns} if turns else {}) | fields)

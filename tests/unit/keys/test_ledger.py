@@ -31,7 +31,7 @@ class Books:
         self.usage.follow(has_keys=True)
         self.records: list[Record] = []
         counted = self.usage.counted, self.metrics.counted
-        self.ledger = KeyLedger(Estimates(), self.clock, self.unix, self.records.append, *counted)
+        self.ledger = KeyLedger(Estimates(), self.clock, self.unix, finished=self.records.append, counted=counted)
         self.follow(**limits)
         self._made = 0
 

@@ -25,7 +25,7 @@ class FixedTokens(Tokenization):
     """Gives these tokens for any prompt."""
 
     def __init__(self, fleet: Fleet, exact: ExactIndex, tokens: bytes | None, accepted: Collection[str]) -> None:
-        super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, exact, lambda: 0.0)
+        super().__init__(ModelsConfig(m=ModelConfig(tokenizer="x")), fleet, exact=exact, clock=lambda: 0.0)
         self._tokens = tokens
         for backend in accepted:
             self._models["m"].judged(backend, TokenizerVerdict("verified", features=frozenset((Feature.CHAT,))))

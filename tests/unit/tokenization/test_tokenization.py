@@ -50,7 +50,9 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, ExactIndex(), time.monotonic, limits, TokenizerProcess(COMMAND))
+        tokenization = Tokenization(
+            models, fleet, exact=ExactIndex(), clock=time.monotonic, limits=limits, process=TokenizerProcess(COMMAND)
+        )
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
@@ -289,7 +291,7 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         server.answers["/tokenize"] = answer
         models = ModelsConfig(m=ModelConfig(tokenizer=folder))
         tokenization = await stack.enter_async_context(
-            Tokenization(models, fleet_of(server), ExactIndex(), time.monotonic, PATIENT)
+            Tokenization(models, fleet_of(server), exact=ExactIndex(), clock=time.monotonic, limits=PATIENT)
         )
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}

@@ -18,7 +18,8 @@ def results(figures: dict[str, tuple[float, float]], loads: tuple[float, ...] = 
     for load in loads:
         at = scenario(rate=10 * load)
         for policy, (e2e, goodput) in figures.items():
-            spread = Percentiles(*[e2e * (2 if load == 1 else 1)] * 4)
+            seconds = e2e * (2 if load == 1 else 1)
+            spread = Percentiles(seconds, seconds, seconds, seconds)
             found = PolicyFigures(9, spread, spread, spread, goodput, 0.0, 0.0, 0.0, 0, 1.0, 1.0, 1.0)
             outcomes.append(CellOutcome(GridCell(load, at, policy), found))
     return GridResults(conversation_trace(rows=3), "lmetric", {2: 10.0}, outcomes, "")
