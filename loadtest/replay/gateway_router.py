@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
 from gateway.backends.concurrency_limit import Limiter
@@ -34,6 +34,7 @@ class ModelledBackend:
     engine: Engine
     limiter: Limiter | None = None
     misleading: Misleading = field(default_factory=Misleading)
+    _: KW_ONLY
     kv_cache: KvCacheSize = field(default_factory=KvCacheSize)
     joined_seconds: float = -math.inf
 
@@ -119,6 +120,7 @@ class Admission:
 
     name: str
     limit: int | None = None
+    _: KW_ONLY
     ledger: bool = False
     adaptive: bool = False
 
@@ -187,11 +189,11 @@ class GatewayRouter:
         self,
         policy: str,
         scenario: Scenario,
+        *,
         engines: Sequence[ReplayEngine],
         block_tokens: int,
         routing: RoutingConfig,
         admission: Admission = GATEWAY,
-        *,
         exact: bool = False,
     ) -> None:
         self._estimates, self._lengths = Estimates(), OutputLengths()
@@ -207,10 +209,10 @@ class GatewayRouter:
         self._engines = engines
         self._all = fleet(
             scenario.all_engines,
-            cap,
-            scenario.shown_kv_tokens,
-            block_tokens,
-            scenario.told_speeds(),
+            cap=cap,
+            kv_cache_tokens=scenario.shown_kv_tokens,
+            block_tokens=block_tokens,
+            speeds=scenario.told_speeds(),
             adaptive=admission.adaptive,
             itl_objective_seconds=scenario.itl_objective_seconds,
             misleading=scenario.faults.misleading,

@@ -30,7 +30,12 @@ class Crowd:
     itl_objective_seconds: float | None = None
 
     def limits(self) -> Limits:
-        return Limits(self.max_num_seqs, self.max_num_batched_tokens, _BLOCK_TOKENS, self.kv_tokens // _BLOCK_TOKENS)
+        return Limits(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            block_size=_BLOCK_TOKENS,
+            num_blocks=self.kv_tokens // _BLOCK_TOKENS,
+        )
 
 
 @dataclass(slots=True)

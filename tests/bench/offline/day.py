@@ -69,7 +69,7 @@ def _hour(done: list[Request]) -> Hour:
 
 def picture(alone: list[Hour], beside: list[Hour]) -> str:
     """The day with and without a batch, as an SVG file."""
-    x = Axis(_place_of, [(float(hour), f"{hour}:00") for hour in range(0, HOURS + 1, 4)], 0.0, float(HOURS))
+    x = Axis(_place_of, [(float(hour), f"{hour}:00") for hour in range(0, HOURS + 1, 4)], low=0.0, high=float(HOURS))
     most = nice_top(max(hour.tokens_per_second + hour.line_tokens_per_second for hour in beside))
     slowest = nice_top(max(hour.ttft_p95_ms for hour in (*alone, *beside)))
     load = [
@@ -81,8 +81,12 @@ def picture(alone: list[Hour], beside: list[Hour]) -> str:
         _series("p95 with the batch", _STYLES[0], [hour.ttft_p95_ms for hour in beside]),
     ]
     charts = [
-        Chart("output tokens per second", "of four engines", x, linear(0, most, Y_START, Y_END, 4), load),
-        Chart("time to first token of clients, p95", "ms", x, linear(0, slowest, Y_START, Y_END, 4), felt),
+        Chart(
+            "output tokens per second", note="of four engines", x=x, y=linear(0, most, Y_START, Y_END, 4), series=load
+        ),
+        Chart(
+            "time to first token of clients, p95", note="ms", x=x, y=linear(0, slowest, Y_START, Y_END, 4), series=felt
+        ),
     ]
     legend = [(_STYLES[0], "clients"), (_STYLES[1], "batch"), (_STYLES[2], "clients, without a batch")]
     return sheet(charts, legend)

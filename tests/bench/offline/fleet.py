@@ -199,7 +199,7 @@ class Fleet:
 
     def _send(self, request: Request, lease: Lease) -> None:
         keys = request.keys(request.prompt_tokens)
-        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens, keys)
+        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens, prompt_keys=keys)
         sequence.arrive(self._now)
         request.sequence, request.lease = sequence, lease
         site = self._sites[lease.engine_index]
