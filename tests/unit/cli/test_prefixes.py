@@ -14,10 +14,10 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.admin import AdminPages
 from gateway.admin_http import OperatorPort
 from gateway.cli.pages import page
 from gateway.config import Listen
+from gateway.insights.page import PrefixPage
 from gateway.insights.report import make_report
 from gateway.insights.samples import PrefixReport
 from gateway.observe.metrics import Breathe
@@ -45,13 +45,10 @@ def shown(document: dict[str, Any]) -> str:
 
 @asynccontextmanager
 async def admin_port(report: PrefixReport | None) -> AsyncIterator[str]:
-    async def unused(*_: object) -> dict[str, Any]:
-        raise AssertionError
-
     def prepare(window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
         return None if report is None else partial(make_report, report.snapshot(31.0, window_seconds))
 
-    pages = AdminPages(dict, unused, unused, prepare).routes()
+    pages = PrefixPage(prepare).routes()
     async with OperatorPort("server.admin", Listen(port=0)).listening(pages) as port:
         yield f"http://127.0.0.1:{port}"
 

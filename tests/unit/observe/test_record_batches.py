@@ -13,7 +13,8 @@ def record(number: int) -> Record:
 def test_every_consumer_gets_every_record_once_and_in_order() -> None:
     first: list[Record] = []
     second: list[Record] = []
-    finished = RecordBatcher(SUPERVISOR, first.append, second.append)
+    finished = RecordBatcher(SUPERVISOR)
+    finished.consume(first.append, second.append)
     records = [record(number) for number in range(200)]
     for each in records:
         finished.add(each)
@@ -24,7 +25,8 @@ def test_every_consumer_gets_every_record_once_and_in_order() -> None:
 
 def test_records_wait_until_there_are_64_or_settle_is_called() -> None:
     seen: list[Record] = []
-    finished = RecordBatcher(SUPERVISOR, seen.append)
+    finished = RecordBatcher(SUPERVISOR)
+    finished.consume(seen.append)
     for number in range(63):
         finished.add(record(number))
     assert seen == []
@@ -44,7 +46,8 @@ def test_what_one_consumer_raises_keeps_no_record_from_the_others() -> None:
         seen.append(each)
 
     later: list[Record] = []
-    finished = RecordBatcher(supervisor, faulty, later.append)
+    finished = RecordBatcher(supervisor)
+    finished.consume(faulty, later.append)
     records = [record(number) for number in range(3)]
     for each in records:
         finished.add(each)
@@ -61,7 +64,9 @@ def test_a_consumer_of_batches_gets_all_that_there_are_and_its_fault_is_its_own(
     def faulty(_: list[Record]) -> None:
         raise OverflowError
 
-    finished = RecordBatcher(supervisor, single.append, batch_consumers=(faulty, batches.append))
+    finished = RecordBatcher(supervisor)
+    finished.consume(single.append)
+    finished.consume_all(faulty, batches.append)
     records = [record(number) for number in range(3)]
     for each in records:
         finished.add(each)
