@@ -15,7 +15,7 @@ from gateway.config import Config
 from gateway.core import Core
 from gateway.feature import Feature, FeatureEntry
 from gateway.features import FEATURES
-from gateway.front.handler import BeginTrace, Handler
+from gateway.front.handler import Handler, TraceSource
 from gateway.front.model_names import ModelNames
 from gateway.front.read import PromptSamples, RequestReader, WorkReader
 from gateway.front.routes import RouteTable
@@ -82,7 +82,7 @@ class Gateway:
             core.new_id,
             core.prompts.complete,
             core.random,
-            self._begin_trace(),
+            self._traces(),
             core.sources,
             core.apis,
             RouteTable(core.routes, dict(each for paths in off for each in paths)),
@@ -143,8 +143,8 @@ class Gateway:
             works,
         )
 
-    def _begin_trace(self) -> BeginTrace | None:
-        return next((begin for each in self.features.values() if (begin := each.begin_trace()) is not None), None)
+    def _traces(self) -> TraceSource | None:
+        return next((traces for each in self.features.values() if (traces := each.traces()) is not None), None)
 
     def _use_keys(self, *_: object) -> None:
         self.handler.follow_keys(self.core.check_key)
@@ -168,7 +168,7 @@ class Gateway:
         if self.log is not None:
             self.log.follow(config.log.level, config.log.format)
         core.read_with(self._new_reader(config))
-        self.handler.follow(config, core.reader, self._begin_trace())
+        self.handler.follow(config, core.reader, self._traces())
         for feature in self.features.values():
             feature.read_with(config, core.reader)
         self.server.follow(config.server)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiohttp import web
 
 from gateway.config import Config
-from gateway.front.handler import BeginTrace, LocalApi, RequestSource
+from gateway.front.handler import LocalApi, RequestSource, TraceSource
 from gateway.front.model_names import ModelNames
 from gateway.front.read import PromptSamples, RequestReader, ResponseStore, WorkReader
 from gateway.front.reply import RequestDispatcher
@@ -99,8 +99,8 @@ class Feature:
         """What samples prompts; None = nothing does at present."""
         return None
 
-    def begin_trace(self) -> BeginTrace | None:
-        """What begins the traces of requests; None = nothing does at present."""
+    def traces(self) -> TraceSource | None:
+        """What decides which requests are traced; None = none is at present."""
         return None
 
     # Requests that ended.

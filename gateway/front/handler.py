@@ -4,6 +4,7 @@ import asyncio
 import difflib
 import re
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
@@ -145,9 +146,13 @@ class LocalApi(Protocol):
         """Answer through `reply`. `owner`: the API key's name and the tenant. Raises a GatewayError."""
 
 
-BeginTrace = Callable[[dict[bytes, bytes], bytes, bytes], tuple[bytes, Trace | None]]
-"""Of headers, method and path: the header line by which backends see the trace of a request, and the trace, if the
-request is traced."""
+class TraceSource(ABC):
+    """Decides which requests are traced."""
+
+    @abstractmethod
+    def begin(self, headers: dict[bytes, bytes], method: bytes, path: bytes) -> tuple[bytes, Trace | None]:
+        """The header line by which backends see the trace of a request, and the trace, if the request is traced."""
+
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _NO_BODY = Route("unknown")
@@ -168,7 +173,7 @@ class Handler(RequestHandler):
         new_id: Callable[[], str],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         random: Random,
-        begin_trace: BeginTrace | None = None,
+        traces: TraceSource | None = None,
         sources: Mapping[str, RequestSource] = MappingProxyType({}),
         apis: Mapping[str, LocalApi] = MappingProxyType({}),
         routes: RouteTable = CORE_ROUTES,
@@ -187,11 +192,11 @@ class Handler(RequestHandler):
         self._log = structlog.get_logger("gateway")
         self._draining = False
         self.check_key: KeyCheck | None = None
-        self.follow(config, reader, begin_trace)
+        self.follow(config, reader, traces)
 
-    def follow(self, config: Config, reader: RequestReader, begin_trace: BeginTrace | None = None) -> None:
+    def follow(self, config: Config, reader: RequestReader, traces: TraceSource | None = None) -> None:
         """Take over headers, the reader and the traces of a configuration."""
-        self._reader, self._begin_trace = reader, begin_trace
+        self._reader, self._traces = reader, traces
         tenant, server = config.admission.tenant_header, config.server
         self._proxies = TrustedProxies(server.trusted_proxies) if server.trusted_proxies else None
         self._pages = WebPages(server.cors_origins) if server.cors_origins else None
@@ -201,7 +206,7 @@ class Handler(RequestHandler):
         self._logs_origin = not logged.isdisjoint(("address", "user_agent", "trace_id"))
         self._counts_bytes = "response_bytes" in logged
         self._reply_class = CountingResponse if self._counts_bytes else ClientResponse
-        self._has_extras = any((self._proxies, self._pages, begin_trace, self._logs_origin))
+        self._has_extras = any((self._proxies, self._pages, traces, self._logs_origin))
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
@@ -264,8 +269,8 @@ class Handler(RequestHandler):
             reply.set_constant_headers(self._pages.headers(headers))
         if self._proxies is not None:
             reply.came_through(self._proxies, headers.get(FORWARDED_FOR, b""))
-        if self._begin_trace is not None and not route.local:
-            line, trace = self._begin_trace(headers, incoming.method, self.routes.logged_path(incoming.path))
+        if self._traces is not None and not route.local:
+            line, trace = self._traces.begin(headers, incoming.method, self.routes.logged_path(incoming.path))
             incoming.follow_trace(line)
             if trace is not None:
                 record.traced(trace)

@@ -7,7 +7,7 @@ from gateway import __version__
 from gateway.config import Config
 from gateway.core import Core
 from gateway.feature import Feature
-from gateway.front.handler import BeginTrace
+from gateway.front.handler import TraceSource
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.tracing.tracing import Tracing
@@ -20,8 +20,8 @@ class TracingFeature(Feature):
         fleet = core.fleet
         self.tracing = Tracing(core.config.tracing, __version__, core.clock, core.unix_seconds, fleet.url_of)
 
-    def begin_trace(self) -> BeginTrace | None:
-        return self.tracing.begin
+    def traces(self) -> TraceSource | None:
+        return self.tracing.tracer
 
     def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
         return (self.tracing.finished,)

@@ -9,6 +9,7 @@ from binascii import hexlify
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from gateway.front.handler import TraceSource
 from gateway.observe.record import Record, Trace
 from gateway.routing.policy import EngineVerdict
 
@@ -117,7 +118,7 @@ class Finished(NamedTuple):
     offset_seconds: float
 
 
-class Tracer:
+class Tracer(TraceSource):
     """Decides which requests are traced: those that their client traces, and a share of those without a trace."""
 
     def __init__(self, sample_ratio: float, random_bytes: Callable[[int], bytes], clock: Callable[[], float]) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Self
 
 import structlog
 
-from gateway.front.handler import BeginTrace
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.supervisor import LogThrottle
@@ -59,11 +58,6 @@ class Tracing:
         self._config = config
         self.tracer = Tracer(config.sample_ratio, os.urandom, self._clock) if config.endpoint else None
         self._wake.set()  # from a longer interval
-
-    @property
-    def begin(self) -> BeginTrace | None:
-        """What begins the traces of requests; None = none is traced."""
-        return None if self.tracer is None else self.tracer.begin
 
     def add_gauges(self, metrics: Metrics) -> None:
         text = "Traces of requests, by result: exported, or dropped because they could not be sent."
