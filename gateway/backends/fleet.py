@@ -305,10 +305,11 @@ class Fleet:
             self._rejudge(backend)
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
-    def list_read(self, backend: Backend) -> None:
-        """The backend has listed its models again (`learned` gets the list)."""
-        if backend.missing:
-            backend.missing.clear()
+    def list_read(self, backend: Backend, missing: frozenset[str]) -> None:
+        """The backend has listed its models again (`learned` gets the list). `missing`: models that were reported as
+        missing when it was asked: its list says nothing of those that were reported meanwhile."""
+        if missing:
+            backend.missing.difference_update(missing)
             self._rejudge(backend)
 
     def probed(self, backend: Backend, probe: ProbeResult, reason: str = "") -> None:

@@ -206,6 +206,7 @@ class BackendWatch:
     async def _ask(self, path: str) -> None:
         """Learn what a path answers; without an answer, facts stay as they were."""
         backend, facts, telemetry, reason = self.backend, dict[str, Any](), None, ""
+        missing = frozenset(backend.missing)
         try:
             facts, telemetry = await self.client.read(backend.config, path)
         except ControlError as error:
@@ -215,7 +216,7 @@ class BackendWatch:
                 facts = {"max_num_seqs": None, "can_admin": False}
         self.fleet.learned(backend, replace(backend.facts, **facts))
         if "models" in facts:
-            self.fleet.list_read(backend)
+            self.fleet.list_read(backend, missing)
         if telemetry is not None:
             self.fleet.measured(backend, telemetry)
         self._log_reason(path, reason)

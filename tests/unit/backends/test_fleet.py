@@ -348,10 +348,12 @@ def test_a_missing_model_is_asked_of_others_until_the_list_is_read_again(scene: 
     assert s.serving("m") == "b"
     s.fleet.model_missing(b, "m")
     assert s.serving("m") == "ab"  # nothing is lost by asking again
-    s.fleet.list_read(b)
+    s.fleet.list_read(b, frozenset(b.missing))
     assert s.serving("m") == "b"
     s.fleet.learned(a, Facts(models=(ModelCard("new"),)))
-    s.fleet.list_read(a)
+    s.fleet.list_read(a, frozenset())  # asked for before the model was reported as missing
+    assert a.missing
+    s.fleet.list_read(a, frozenset(a.missing))
     assert (s.serving("m"), s.serving("new")) == ("b", "a")
 
 
