@@ -168,7 +168,8 @@ async def test_while_the_table_cannot_be_used_requests_go_on(
             await until(lambda: is_up(gateway, 1), "they are renewed")
             await fleet.serve()
             await load.finish()
-            assert 1 <= fleet.log().count(b"coordination_lost") <= 2  # a loaded machine may lose it once more
+            log = fleet.log()  # each loss is logged once, and so is its end
+            assert log.count(b"coordination_lost") == log.count(b"coordination_restored") >= 1
 
 
 async def test_a_table_whose_own_fields_are_junk_is_written_anew(tmp_path: Path) -> None:
