@@ -197,6 +197,7 @@ class Gateway:
             await enter(self.core.running())
             for feature in self.features.values():
                 await enter(feature.running())
+            stack.callback(self.core.finished.settle)  # the last records, while features still take them
             if ready is not None:
                 await ready()
             for feature in self.features.values():

@@ -297,7 +297,6 @@ class Core:
             stack.callback(self.relay.close_idle)
             enter(self.relay.watching())
             await stack.enter_async_context(self.watches)
-            stack.callback(self.finished.settle)
             observe_lag = self.metrics.loop_lag.observe
             enter(supervisor.looking("loop_lag", lambda: observe_lag((), supervisor.late_seconds)))
             enter(supervisor.looking("settle", self.finished.settle))
