@@ -129,11 +129,10 @@ class Dispatcher:
         *,
         response_headers: bool,
         holds: bool = True,
-        leases: LeaseSource | None = None,
     ) -> None:
         self._fleet = fleet
         self._lease_broker = lease_broker
-        self._leases = leases or lease_broker
+        self._leases: LeaseSource = lease_broker
         self._send = send
         self._budget = budget
         self._metrics = metrics

@@ -27,7 +27,20 @@ if TYPE_CHECKING:
     from gateway.core import Core
 
 
-class Prompts(Protocol):
+class TokenCounter(Protocol):
+    """Counts the tokens of texts, for models that have a tokenizer."""
+
+    def configured(self, model: str) -> bool:
+        """Whether this model has a tokenizer, so that `count` may be called."""
+
+    def counts_alike(self, model: str, backend: str) -> bool:
+        """Whether this backend was verified to count the tokens of embedded texts alike."""
+
+    async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | str:
+        """The tokens of each text, or why they are not known."""
+
+
+class Prompts(TokenCounter, Protocol):
     """Knows the tokens of prompts, for models that have a tokenizer."""
 
     @property
@@ -39,15 +52,6 @@ class Prompts(Protocol):
 
     def covers(self, engine: int) -> bool:
         """Whether hits on an engine are predicted from its KV events alone."""
-
-    def configured(self, model: str) -> bool:
-        """Whether this model has a tokenizer, so that `count` may be called."""
-
-    def counts_alike(self, model: str, backend: str) -> bool:
-        """Whether this backend was verified to count the tokens of embedded texts alike."""
-
-    async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | str:
-        """The tokens of each text, or why they are not known."""
 
 
 class Exclusive(Protocol):

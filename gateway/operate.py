@@ -57,13 +57,10 @@ class Operators:
         assert isinstance(keys, KeysFeature)
         assert isinstance(responses, ResponsesFeature)
         assert isinstance(discovery, DiscoveryFeature)
-        self._keys = keys
         self.overview = Overview(
             config, fleet, core.membership, core.scheduler, queue, cache_state, exact.mode, reader, clock
         )
-        self.queue_view = QueueView(
-            queue, lambda: core.lower_queue_counts(), lambda: [it.id for it in fleet.models()], (), clock
-        )
+        self.queue_view = QueueView(queue, core.lower_queue_counts, lambda: [it.id for it in fleet.models()], (), clock)
         core.on_keys.append(self._know_tenants)
         self._know_tenants()
         self.control = Control(core.membership, self.overview.backend, reloads)
@@ -103,7 +100,7 @@ class Operators:
         self.dashboard_sources = Sources(
             fleet=fleet,
             queue=core.queue,
-            offline_counts=lambda: core.lower_queue_counts(),
+            offline_counts=core.lower_queue_counts,
             metrics=core.metrics,
             recent=self.recent,
             timeline=self.timeline,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import IPv6Address
 from itertools import islice
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import orjson
 
@@ -23,6 +23,7 @@ from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
 from gateway.embeddings.inputs import EmbeddingInputs, Pairs
 from gateway.embeddings.waiter import BufferedResponse, ClientTarget, EmbeddingWaiter, SendUnchanged, Waiter
 from gateway.errors import BackendError, WrongAnswer
+from gateway.feature import TokenCounter
 from gateway.observe.record import Record
 from gateway.request import SEVERAL_TENANTS, InferenceRequest, UpstreamResult, most_prompt_tokens
 from gateway.resources import Holding
@@ -61,19 +62,6 @@ def waiters_of(batch: SentBatch) -> list[EmbeddingWaiter]:
 
 def items_of(waiters: list[EmbeddingWaiter]) -> list[Any]:
     return [item for waiter in waiters for item in waiter.inputs.items]
-
-
-class TokenCounter(Protocol):
-    """Counts the tokens of texts, for models that have a tokenizer."""
-
-    def configured(self, model: str) -> bool:
-        """Whether this model has a tokenizer, so that `count` may be called."""
-
-    def counts_alike(self, model: str, backend: str) -> bool:
-        """Whether this backend was verified to count alike."""
-
-    async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | str:
-        """The tokens of each text, or why they are not known."""
 
 
 CountingTask = asyncio.Task[list[int] | str]  # of the tokens of each text of a batch

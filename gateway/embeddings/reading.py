@@ -17,12 +17,13 @@ def work_readers(config: Config) -> dict[str, WorkReader]:
     if not (by_default or any(own.values())):
         return {}
 
-    def inputs(endpoint: str, document: dict[str, Any], model: str) -> tuple[str, object] | None:  # noqa: ARG001
-        found = inputs_of(document, model) if own.get(model, by_default) else None
-        return None if found is None else (COALESCED, found)
+    def read(endpoint: str, document: dict[str, Any], model: str) -> tuple[str, object] | None:
+        if not own.get(model, by_default):
+            return None
+        if endpoint == "embeddings":
+            inputs = inputs_of(document, model)
+            return None if inputs is None else (COALESCED, inputs)
+        pairs = pairs_of(endpoint, document, model)
+        return None if pairs is None else (SPLIT, pairs)
 
-    def pairs(endpoint: str, document: dict[str, Any], model: str) -> tuple[str, object] | None:
-        found = pairs_of(endpoint, document, model) if own.get(model, by_default) else None
-        return None if found is None else (SPLIT, found)
-
-    return {"embeddings": inputs, "rerank": pairs, "score": pairs}
+    return dict.fromkeys(("embeddings", "rerank", "score"), read)

@@ -241,7 +241,10 @@ class RequestReader:
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         dispatcher, work = "", None
         if pools and (read := self._works.get(endpoint)) is not None:
-            dispatcher, work = read(endpoint, document | draft.changes, model) or ("", None)
+            dispatcher, work = read(endpoint, document | draft.changes if draft.changes else document, model) or (
+                "",
+                None,
+            )
         stores = endpoint == "responses"
         run = BackgroundRun() if stores and document.get("background") else None
         choice = None

@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from types import TracebackType
@@ -98,12 +98,11 @@ class LeaseBroker(LeaseSource):
         max_wait_seconds: float,
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
-        lower_queues: Sequence[LowerQueue] = (),
     ) -> None:
         self.follow(max_wait_seconds, keep_alive_seconds)
         self._scheduler = scheduler
         self._queue = queue
-        self._lower_queues = [*lower_queues]
+        self._lower_queues: list[LowerQueue] = []
         self._clock = clock
         self._changed = asyncio.Event()
         self._waiters: dict[Ticket, asyncio.Future[Lease | GatewayError]] = {}

@@ -113,15 +113,16 @@ class Scene:
             self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, SchedulerSettings()
         )
         self.offline = OfflineQueue(scheduler=self.scheduler, queue=self.queue)
-        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time, lower_queues=(self.offline,))
+        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time)
+        self.lease_broker.add_lower_queue(self.offline)
         self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics = Metrics()
         self.counted = EmbeddingMetrics(self.metrics)
         budget = RetryBudget(UpstreamConfig())
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True,
-            leases=LineLeases(broker=self.lease_broker, offline=self.offline),
-        )  # fmt: skip
+            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True
+        )
+        self.dispatcher.lease_from(LineLeases(broker=self.lease_broker, offline=self.offline))
         self.tokenizer, numbers = Words(), iter(range(10**9))
         config = Config(backends=tuple(configs), embeddings=EmbeddingsConfig.model_validate(embeddings))
         self.memory = MemoryBudget(1 << 26)
