@@ -132,8 +132,7 @@ class RouteTable:
 
     def logged_path(self, path: bytes) -> bytes:
         """The path as it may be logged: without what the client chose, which may be a secret; empty = it is unknown."""
-        path = path.partition(b"?")[0]
-        if path in self._allowed:
+        if path in self._allowed or (path := path.partition(b"?")[0]) in self._allowed:
             return path
         return b"/v1/responses/{id}" if _RESPONSE.fullmatch(path) else b""
 
