@@ -381,15 +381,36 @@ static const char *chunk_end(const char *at, const char *end)
     return starts(at, end, "\n\n\r\n") ? at + 4 : NULL;
 }
 
+/* The beginnings of what makes an event special, sixteen places at a time: without one of them, an event is a piece of
+ * text. A text may have them, too. */
+typedef unsigned char bytes16 __attribute__((vector_size(16)));
+
+static int may_be_special(const char *data, const char *end)
+{
+    bytes16 at, next, found = {0};
+    uint64_t halves[2];
+    for (const char *last = end - sizeof at - 1;; data = data + sizeof at < last ? data + sizeof at : last) {
+        memcpy(&at, data, sizeof at);
+        memcpy(&next, data + 1, sizeof next);
+        found |= ((at == '"') & ((next == 'u') | (next == 'a') | (next == 'e'))) | ((at == '[') & (next == 'D'));
+        if (data >= last)
+            break;
+    }
+    memcpy(halves, &found, sizeof halves);
+    return (halves[0] | halves[1]) != 0;
+}
+
 /* Whether an event is more than a piece of text. */
 static int is_special(const char *data, const char *end)
 {
+    if (end - data > (Py_ssize_t)sizeof(bytes16) && !may_be_special(data, end))
+        return 0;
     for (const char *at = data; (at = memchr(at, '[', (size_t)(end - at))) != NULL; at++)
         if (starts(at, end, "[DONE]"))
             return 1;
     for (const char *at = data; (at = memchr(at, '"', (size_t)(end - at))) != NULL; at++) /* a 0 follows the last byte */
         if (at[1] == 'u' ? starts(at, end, "\"usage\"")
-            : at[1] == 'f' ? starts(at, end, "\"finish_reason\":\"abort\"")
+            : at[1] == 'a' && at - data > 15 ? starts(at - 16, end, "\"finish_reason\":\"abort\"")
             : at[1] == 'e' && at - data > 7 && starts(at - 7, end, "data: {\"error\""))
             return 1;
     return 0;

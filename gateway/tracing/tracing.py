@@ -75,7 +75,7 @@ class Tracing:
             return
         for record in records:
             trace = record.trace
-            if not isinstance(trace, RequestTrace):
+            if trace is None or not isinstance(trace, RequestTrace):
                 continue
             if len(self._traces) >= MAX_HELD_TRACES:
                 self._overflow += 1

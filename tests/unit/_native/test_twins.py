@@ -20,7 +20,7 @@ compiled = pytest.mark.skipif(kernel is None, reason="there is no C compiler, or
 
 TEXT = st.text(max_size=12) | st.sampled_from(['"', "\\", '\\"', "\\\\", "{", "}]", ":", '":"', "assistant", "é", "😀"])
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | TEXT,
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=10,
 )
@@ -260,6 +260,19 @@ class ParsedChunks:
 @example(b"fffff\r\n" + b"\n" * 0xFFFFF + b"\r\n")
 def test_chunks_of_events_are_counted_alike(data: bytes) -> None:
     assert kernel.event_chunks(data) == pure.event_chunks(data)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize(
+    ("word", "count"),
+    [(b'"usage"', 0), (b'"finish_reason":"abort"', 0), (b"[DONE]", 0), (b'data: {"error"', 0),
+     (b'"u"', 1), (b'"a', 1), (b"[D", 1), (b'{"error"', 1), (b'"error":"abort"', 1)],
+)  # fmt: skip
+def test_what_is_special_is_found_at_every_place(build: ModuleType, word: bytes, count: int) -> None:
+    for before in range(40):
+        for after in (0, 1, 15, 16, 17, 40):
+            event = b"x" * before + word + b"x" * after + b"\n\n"
+            assert build.event_chunks(b"%x\r\n%b\r\n" % (len(event), event)) == count
 
 
 @pytest.mark.parametrize("build", BUILDS)
