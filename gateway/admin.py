@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -57,6 +57,7 @@ class Overview:
     """Reads the owners of state; changes nothing."""
 
     config: Config
+    _: KW_ONLY
     fleet: Fleet
     membership: Membership
     scheduler: Scheduler
@@ -278,6 +279,7 @@ class QueueView:
         queue: Queue,
         offline_counts: Callable[[], Mapping[str, tuple[int, int]]],
         models: Callable[[], Sequence[str]],
+        *,
         names: Iterable[str],
         clock: Callable[[], float],
     ) -> None:
@@ -345,7 +347,7 @@ class QueueView:
         between = tenants.rate.between_seconds(now)
         rows = []
         for tenant in shown[:_MOST_SHOWN]:
-            rows.append(self._tenant(model, tenants, tenant, flows, now))
+            rows.append(self._tenant(model, tenants, tenant, flows=flows, now=now))
             await asyncio.sleep(0)
         return {
             "model": model,

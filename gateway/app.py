@@ -41,6 +41,7 @@ class Gateway:
         config: Config,
         log_out: BinaryIO | None,
         clock: Callable[[], float] = time.monotonic,
+        *,
         log: EventLog | None = None,
         random: Random | None = None,
         load: Callable[[], Config] | None = None,
@@ -74,31 +75,31 @@ class Gateway:
         core.read_with(self._new_reader(config))
         self.handler = Handler(
             config,
-            core.fleet,
-            core.dispatchers,
-            core.reader,
-            core.ledger,
-            clock,
-            core.new_id,
-            core.prompts.complete,
-            core.random,
-            self._traces(),
-            core.sources,
-            core.apis,
-            RouteTable(core.routes, dict(each for paths in off for each in paths)),
+            fleet=core.fleet,
+            dispatchers=core.dispatchers,
+            reader=core.reader,
+            ledger=core.ledger,
+            clock=clock,
+            new_id=core.new_id,
+            complete=core.prompts.complete,
+            random=core.random,
+            traces=self._traces(),
+            sources=core.sources,
+            apis=core.apis,
+            routes=RouteTable(core.routes, dict(each for paths in off for each in paths)),
         )
         core.on_keys.append(self._use_keys)
         self._use_keys()
-        self.server = Server(config.server, self.handler, clock, core.memory, core.supervisor)
+        self.server = Server(config.server, self.handler, clock, memory=core.memory, supervisor=core.supervisor)
         self.reloads = Reloads(config, self._read, self.follow_in_steps)
         self.operators = Operators(
             core,
             self.features,
-            self.server,
-            self.handler,
-            self.reloads,
-            self._new_reader(config, is_dry=True),
-            log,
+            server=self.server,
+            handler=self.handler,
+            reloads=self.reloads,
+            reader=self._new_reader(config, is_dry=True),
+            log=log,
         )
         core.fleet.on_leave.append(self._left)
         core.on_secret.append(lambda: self.follow(core.config))
@@ -132,15 +133,15 @@ class Gateway:
             works.update(feature.works(config))
         return RequestReader(
             config,
-            core.cache_state.estimates,
-            core.store,
-            core.salt_secret,
-            core.prompts.tokenized,
-            None if is_dry else samples,
-            core.memory,
-            ModelNames(core.fleet.names.first, config.models.by_name) if names is None else names,
-            core.fleet.names.weights,
-            works,
+            estimates=core.cache_state.estimates,
+            stored=core.store,
+            salt_secret=core.salt_secret,
+            tokenized=core.prompts.tokenized,
+            report=None if is_dry else samples,
+            memory=core.memory,
+            names=ModelNames(core.fleet.names.first, config.models.by_name) if names is None else names,
+            weights=core.fleet.names.weights,
+            works=works,
         )
 
     def _traces(self) -> TraceSource | None:

@@ -112,7 +112,7 @@ class Restart:
     """
 
     def __init__(
-        self, load: Callable[[], Config], address: bytes, began: asyncio.Event, successor_pid: Callable[[], int]
+        self, load: Callable[[], Config], address: bytes, began: asyncio.Event, *, successor_pid: Callable[[], int]
     ) -> None:
         self._load = load
         self._address = address

@@ -108,11 +108,13 @@ class Core:
         self.metrics = Metrics()
         self.memory = MemoryBudget(config.server.memory_budget_bytes)
 
-        fleet = self.fleet = Fleet(config.backends, config.health, clock, random, admission, supervisor)
+        fleet = self.fleet = Fleet(
+            config.backends, config.health, clock=clock, random=random, admission=admission, supervisor=supervisor
+        )
         fleet.expect(config.named_models)
-        self.watches = BackendWatches(fleet, config.health, clock, random, supervisor)
+        self.watches = BackendWatches(fleet, config.health, clock, random=random, supervisor=supervisor)
         self.membership = Membership(fleet)
-        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index)
+        cache_state = self.cache_state = CacheState(config.routing, fleet, clock, index=index)
 
         queue = self.queue = Queue(admission.max_queued_requests, admission.max_queued_bytes)
         calibrations = self.calibrations = Calibrations(_cost_model(config.routing), fleet.family)
@@ -123,18 +125,30 @@ class Core:
         }
         policy, settings = self._policies[config.routing.policy], _scheduler_settings(config)
         scheduler = self.scheduler = Scheduler(
-            fleet.candidates, policy, queue, cache_state.output_lengths, calibrations, settings
+            fleet.candidates,
+            policy,
+            queue=queue,
+            lengths=cache_state.output_lengths,
+            calibrations=calibrations,
+            settings=settings,
         )
         broker = self.lease_broker = LeaseBroker(
-            scheduler, queue, admission.max_wait_seconds, clock, admission.comment_seconds
+            scheduler, queue, admission.max_wait_seconds, clock=clock, keep_alive_seconds=admission.comment_seconds
         )
-        self.relay = Relay(fleet, config.upstream, clock, self.memory, admission.comment_seconds, supervisor)
+        self.relay = Relay(
+            fleet,
+            config.upstream,
+            clock=clock,
+            memory=self.memory,
+            comment_seconds=admission.comment_seconds,
+            supervisor=supervisor,
+        )
 
         self.access_log: AccessLog | None = None
         if log_out is not None:
             self.access_log = AccessLog(log_out, clock, unix_seconds)
             self._apply_access_log(config)
-        limit_changes = LimitChanges(fleet, broker.scan_soon, self.metrics.limit_moves, clock)
+        limit_changes = LimitChanges(fleet, broker.scan_soon, self.metrics.limit_moves, clock=clock)
         self.finished = RecordBatcher(supervisor)
         self.finished.consume(cache_state.learn, limit_changes.finished)
         self.finished.consume_all(self.metrics.finished, *([self.access_log.add] if self.access_log else []))
@@ -222,10 +236,10 @@ class Core:
         config = self.config
         return Dispatcher(
             self.fleet,
-            self.lease_broker,
-            send,
-            self.retry_budget,
-            self.metrics,
+            lease_broker=self.lease_broker,
+            send=send,
+            budget=self.retry_budget,
+            metrics=self.metrics,
             response_headers=config.server.response_headers,
             holds=config.admission.hold_without_backend,
         )

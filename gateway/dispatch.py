@@ -122,11 +122,11 @@ class Dispatcher:
     def __init__(
         self,
         fleet: Fleet,
+        *,
         lease_broker: LeaseBroker,
         send: Send,
         budget: RetryBudget,
         metrics: Metrics,
-        *,
         response_headers: bool,
         holds: bool = True,
     ) -> None:
@@ -187,7 +187,7 @@ class Dispatcher:
                         last=attempts.is_last,
                     )
                 except BackendError as error:
-                    self._failed(request, lease, backend, error, record)
+                    self._failed(request, lease, backend, error=error, record=record)
                     others = self._others(demand, lease, attempts)
                     if not isinstance(error, ConnectFailed):
                         since = self._lease_broker.now()

@@ -7,7 +7,7 @@ uses, and puts what they give where the core asks for it. docs/adding-a-feature.
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -154,6 +154,7 @@ class FeatureEntry:
     name: str
     builder: "str | Callable[[Core], Feature]"
     is_on: Callable[[Config], bool]
+    _: KW_ONLY
     off_paths: Mapping[bytes, str] = field(default_factory=dict)
 
     def build(self, core: "Core") -> Feature:

@@ -30,7 +30,7 @@ FEATURES = (
         "batches",
         "gateway.batches.feature:BatchesFeature",
         lambda config: config.batches.path is not None,
-        dict.fromkeys(
+        off_paths=dict.fromkeys(
             (b"/v1/files", b"/v1/batches"), "files and batches are off; set batches.path in the configuration."
         ),
     ),

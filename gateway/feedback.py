@@ -84,7 +84,7 @@ class CacheState:
     """Owner of the gateway's own record of caches, and of hit accuracy."""
 
     def __init__(
-        self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float], index: PrefixIndex | None = None
+        self, config: RoutingConfig, fleet: Fleet, clock: Callable[[], float], *, index: PrefixIndex | None = None
     ) -> None:
         """`index`: the own record, if it is not that of a gateway alone."""
         self._fleet = fleet
@@ -177,7 +177,9 @@ class CacheState:
 class LimitChanges:
     """Feeds streams to the adaptive limits; scans the queue, counts and logs when a limit changes."""
 
-    def __init__(self, fleet: Fleet, scan_soon: Callable[[], None], count: Counter, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, fleet: Fleet, scan_soon: Callable[[], None], count: Counter, *, clock: Callable[[], float]
+    ) -> None:
         self._fleet = fleet
         self._scan_soon = scan_soon
         self._count = count

@@ -44,6 +44,7 @@ class Operators:
         self,
         core: Core,
         features: Mapping[str, Feature],
+        *,
         server: Server,
         handler: Handler,
         reloads: Reloads,
@@ -58,9 +59,19 @@ class Operators:
         assert isinstance(responses, ResponsesFeature)
         assert isinstance(discovery, DiscoveryFeature)
         self.overview = Overview(
-            config, fleet, core.membership, core.scheduler, queue, cache_state, exact.mode, reader, clock
+            config,
+            fleet=fleet,
+            membership=core.membership,
+            scheduler=core.scheduler,
+            queue=queue,
+            cache_state=cache_state,
+            exact=exact.mode,
+            reader=reader,
+            clock=clock,
         )
-        self.queue_view = QueueView(queue, core.lower_queue_counts, lambda: [it.id for it in fleet.models()], (), clock)
+        self.queue_view = QueueView(
+            queue, core.lower_queue_counts, lambda: [it.id for it in fleet.models()], names=(), clock=clock
+        )
         core.on_keys.append(self._know_tenants)
         self._know_tenants()
         self.control = Control(core.membership, self.overview.backend, reloads)
@@ -84,7 +95,15 @@ class Operators:
         self._build_dashboard(reloads)
         self.overview.add_gauges(core.metrics)
         self.queue_view.add_gauges(core.metrics)
-        add_gauges(core.metrics, fleet, core.calibrations, core.memory, core.access_log, log, core.supervisor)
+        add_gauges(
+            core.metrics,
+            fleet,
+            calibrations=core.calibrations,
+            memory=core.memory,
+            access_log=core.access_log,
+            log=log,
+            supervisor=core.supervisor,
+        )
 
     def _build_dashboard(self, reloads: Reloads) -> None:
         core, fleet, clock = self._core, self._core.fleet, self._core.clock
@@ -114,9 +133,11 @@ class Operators:
             clock=clock,
             offset_seconds=core.offset_seconds,
         )
-        self.dashboard = Broadcast(LiveView(self.dashboard_sources), self._watched, core.supervisor, clock)
+        self.dashboard = Broadcast(LiveView(self.dashboard_sources), self._watched, core.supervisor, clock=clock)
         config, port = lambda: core.config, lambda: self._server.port
-        self._dashboard_pages = DashboardPages(self.dashboard, self._decisions, config, port, reloads.preview)
+        self._dashboard_pages = DashboardPages(
+            self.dashboard, self._decisions, config, port=port, preview=reloads.preview
+        )
 
     def _watched(self, is_watched: bool) -> None:
         """Note decisions of placement while somebody watches the dashboard."""
@@ -130,11 +151,11 @@ class Operators:
         return own_gauges(
             core.clock() - self._started_seconds,
             self._server,
-            core.retry_budget,
-            core.memory,
-            core.supervisor,
-            (core.access_log, self._log),
-            self.dashboard,
+            retries=core.retry_budget,
+            memory=core.memory,
+            supervisor=core.supervisor,
+            logs=(core.access_log, self._log),
+            broadcast=self.dashboard,
         )
 
     def _know_tenants(self, *_: object) -> None:

@@ -45,7 +45,12 @@ class Life:
     """One process, from its start to its end. `file`: of the configuration, if it has one; `parent`: of a worker."""
 
     def __init__(
-        self, config: Config, load_config: Callable[[], Config], file: Path | None, parent: LineToParent | None = None
+        self,
+        config: Config,
+        load_config: Callable[[], Config],
+        file: Path | None,
+        *,
+        parent: LineToParent | None = None,
     ) -> None:
         self._config, self._parent = config, parent
         self._load_config = load_config
@@ -130,14 +135,18 @@ class Life:
             gateway.server,
             operators.admin_port,
             operators.metrics_port,
-            operators.dashboard,
-            None if batches is None else batches.exclusive(),
+            streams=operators.dashboard,
+            batches=None if batches is None else batches.exclusive(),
         )
         lengths = core.cache_state.output_lengths
-        sharing = SlotSharing(core.fleet, core.queue, lengths, lambda: core.config.admission.kv_headroom)
-        predecessor = Predecessor(gateway.knowledge, sharing, ports, addresses, breather())
-        handover = Handover(gateway, sharing, predecessor, successor, self._stop)
-        restart = Restart(self._load_config, self._address, predecessor.began, lambda: predecessor.successor_pid)
+        sharing = SlotSharing(core.fleet, core.queue, lengths, kv_headroom=lambda: core.config.admission.kv_headroom)
+        predecessor = Predecessor(
+            gateway.knowledge, sharing=sharing, ports=ports, addresses=addresses, breathe=breather()
+        )
+        handover = Handover(gateway, sharing, predecessor, successor=successor, stop=self._stop)
+        restart = Restart(
+            self._load_config, self._address, predecessor.began, successor_pid=lambda: predecessor.successor_pid
+        )
         routes = restart.routes() if self._parent is None else []
         async with gateway.running(listeners, routes, handover.take_place) as admin_port:
             if successor is not None:
@@ -233,4 +242,4 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
 async def _live(life: Callable[..., Life], place: WorkerPlace | None, out: BinaryIO, log: EventLog) -> None:
     parent = None if place is None else LineToParent(place)
     with nullcontext() if parent is None else parent.watched():
-        await life(parent).live(out, log)
+        await life(parent=parent).live(out, log)

@@ -1,7 +1,7 @@
 """A client request as a value: what the gateway acts on, and the bytes that it forwards."""
 
 from collections.abc import AsyncIterator, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol
 from urllib.parse import quote
@@ -231,6 +231,7 @@ class ModelChoice:
     alias: str = ""
     fallbacks: tuple[str, ...] = ()
     remade: "Callable[[InferenceRequest, str], Generator[None, None, InferenceRequest]] | None" = None
+    _: KW_ONLY
     fell_back_from: str = ""
 
     def headers(self, model: str) -> bytes:

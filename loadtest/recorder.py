@@ -11,7 +11,7 @@ import signal
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, BinaryIO
 
 import aiohttp
@@ -75,6 +75,7 @@ class Recorder:
 
     sink: BinaryIO
     clock: Callable[[], float]
+    _: KW_ONLY
     recorded: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     _sessions: Sessions = field(default_factory=Sessions)

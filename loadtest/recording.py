@@ -12,7 +12,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -32,6 +32,7 @@ class Logged:
     """One request that was answered."""
 
     at_seconds: float  # Unix time of its arrival
+    _: KW_ONLY
     model: str
     prompt_tokens: int
     output_tokens: int
@@ -83,7 +84,9 @@ def _request(line: bytes) -> Logged | str:
         return "without prefix hashes"
     try:
         arrived_seconds = _unix_seconds(ended) - float(took_ms) / 1000
-        return _logged(document, arrived_seconds, str(model), int(prompt), int(output), prefix)
+        return _logged(
+            document, arrived_seconds, model=str(model), prompt=int(prompt), output=int(output), prefix=prefix
+        )
     except (KeyError, TypeError, ValueError):
         return "not of the access log"
 
@@ -102,12 +105,12 @@ def _logged(
     first_ms, cached = document.get("first_byte_ms"), document.get("actual_hit_tokens")
     return Logged(
         at_seconds,
-        model,
-        prompt,
-        output,
-        int(prefix["bytes"]),
-        ends,
-        hashes,
+        model=model,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        size_bytes=int(prefix["bytes"]),
+        ends=ends,
+        hashes=hashes,
         duration_seconds=float(document["duration_ms"]) / 1000,
         first_seconds=float(first_ms) / 1000 if document.get("stream") and first_ms is not None else None,
         queue_seconds=float(document.get("queue_ms") or 0.0) / 1000,
@@ -195,7 +198,7 @@ def record(
     try:
         if server is not None:
             access = Access.of(None, insecure=insecure, ca_file=cacert)
-            _record_bodies(base_url(server), access, host, port, out)
+            _record_bodies(base_url(server), access, host, port=port, out=out)
         else:
             _record_trace(logs or [], model, block_size, out)
     except ValueError as error:
@@ -211,7 +214,7 @@ def _record_bodies(url: str, access: Access, host: str, port: int, out: Path) ->
     # What people asked is for nobody else's eyes.
     descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "wb") as sink:
-        made = asyncio.run(record_requests(url, access, host, port, sink, on_start))
+        made = asyncio.run(record_requests(url, access, host=host, port=port, sink=sink, on_start=on_start))
     typer.echo(f"{out}: {made.recorded:,} requests{_left_out(made.left_out, 'requests')}")
 
 

@@ -14,7 +14,19 @@ def file(name: str, owner: Owner = A, expires_at: int = 100, purpose: str = "bat
 
 
 def batch(name: str, owner: Owner = A, total: int = 0, expires_at: int = DAY_SECONDS + 1) -> Batch:
-    made = Batch(name, owner, "/v1/embeddings", "file-1", "24h", {"a": "b"}, 0, 1, expires_at, "out", "err")
+    made = Batch(
+        name,
+        owner=owner,
+        endpoint="/v1/embeddings",
+        input_file_id="file-1",
+        window="24h",
+        metadata={"a": "b"},
+        output_lifetime_seconds=0,
+        created_at=1,
+        expires_at=expires_at,
+        output_id="out",
+        error_id="err",
+    )
     if total:
         made.begin("m", total, 2)
     return made

@@ -82,10 +82,19 @@ def values(attributes: Any) -> dict[str, Any]:
 
 def plain(span: Any, service: str) -> Span:
     """A span of a message."""
-    ids = span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex()
-    times = span.start_time_unix_nano / 1e9, span.end_time_unix_nano / 1e9
-    events = [each.name for each in span.events]
-    return Span(span.name, span.kind, *ids, *times, values(span.attributes), events, span.status.code, service)
+    return Span(
+        span.name,
+        span.kind,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.parent_span_id.hex(),
+        span.start_time_unix_nano / 1e9,
+        span.end_time_unix_nano / 1e9,
+        values(span.attributes),
+        [each.name for each in span.events],
+        span.status.code,
+        service,
+    )
 
 
 @asynccontextmanager

@@ -41,7 +41,7 @@ class RecountedGateway(app.Gateway):
         log: EventLog | None = None, load: Callable[[], Config] | None = None, secret: bytes | None = None,
         features: Sequence[FeatureEntry] = FEATURES,
     ) -> None:  # fmt: skip
-        super().__init__(config, log_out, clock, log, load=load, secret=secret, features=features)
+        super().__init__(config, log_out, clock, log=log, load=load, secret=secret, features=features)
         self.violations = Counter(VIOLATIONS, "Sums of admission that differed from their recount.", ("what",))
         self.core.metrics.include(self.violations)
         settle = self.core.metrics.before_collecting

@@ -167,7 +167,7 @@ def metrics() -> str:
 def _workers() -> Workers:
     """Workers that do not run, whose metrics are described."""
     place = WorkerPlace(0, 1, "", 0, ())
-    return Workers(1, lambda *_: place, lambda: None, time.monotonic)
+    return Workers(1, lambda *_: place, lambda: None, clock=time.monotonic)
 
 
 # Errors.

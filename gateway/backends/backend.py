@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from random import Random
 from urllib.parse import urlsplit
 
@@ -26,13 +26,16 @@ class Origin:
     host: str
     port: int
     tls: bool
+    _: KW_ONLY
     host_header: bytes
 
     @classmethod
     def of(cls, url: str) -> "Origin":
         parts = urlsplit(url)
         tls = parts.scheme == "https"
-        return cls(parts.hostname or "", parts.port or (443 if tls else 80), tls, parts.netloc.encode("idna"))
+        return cls(
+            parts.hostname or "", parts.port or (443 if tls else 80), tls, host_header=parts.netloc.encode("idna")
+        )
 
 
 class EngineNumbers:
@@ -147,10 +150,10 @@ class Backend:
         self,
         index: int,
         config: BackendConfig,
+        *,
         health: HealthConfig,
         random: Random,
         limiter: Limiter | None = None,
-        *,
         joins_others: bool = False,
     ) -> None:
         self.config = config

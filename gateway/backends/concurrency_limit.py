@@ -9,7 +9,7 @@ are shown there do not wait. Requests behind a long prefill wait for that, whate
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from gateway.backends.facts import Telemetry
@@ -53,6 +53,7 @@ class LimitChange:
     at_seconds: float
     reason: LimitReason
     before: int
+    _: KW_ONLY
     after: int
 
 
@@ -138,7 +139,9 @@ class Limiter:
             return None
         faded = math.exp((last.at_seconds - sample.at_seconds) / _RECENT_SECONDS)
         self._preempted = faded * self._preempted + sample.preemptions - last.preemptions
-        evidence = _Evidence(last, sample, self.pace_seconds or _ASSUMED_STEP_SECONDS, self.limit, self._not_waiting)
+        evidence = _Evidence(
+            last, sample, self.pace_seconds or _ASSUMED_STEP_SECONDS, limit=self.limit, not_waiting=self._not_waiting
+        )
         signs = self._signs(evidence)
         if LimitReason.WAITING in signs and (before := self._for_nothing(evidence)):
             self._not_waiting, self._ceiling = shown, None
@@ -232,14 +235,16 @@ class Limiter:
         before, self.limit = self.limit, after
         if before == after:
             return None
-        self.last_change = LimitChange(now, reason, before, after)
+        self.last_change = LimitChange(now, reason, before, after=after)
         return self.last_change
 
 
 class _Evidence:
     """Two consecutive samples. Short-lived values count only if both show them."""
 
-    def __init__(self, last: Telemetry, sample: Telemetry, step_seconds: float, limit: int, not_waiting: int) -> None:
+    def __init__(
+        self, last: Telemetry, sample: Telemetry, step_seconds: float, *, limit: int, not_waiting: int
+    ) -> None:
         self.at_seconds = sample.at_seconds
         self.in_flight = sample.in_flight
         self.running, self.kv_usage = sample.running, sample.kv_usage

@@ -1,7 +1,7 @@
 """What a backend reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 
@@ -12,8 +12,17 @@ class ModelCard:
     id: str
     root: str | None = None
     parent: str | None = None
+    _: KW_ONLY
     max_model_len: int | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    def plain(self) -> list[Any]:
+        return [self.id, self.root, self.parent, self.max_model_len, dict(self.raw)]
+
+    @classmethod
+    def of_plain(cls, plain: list[Any]) -> "ModelCard":
+        name, root, parent, max_model_len, raw = plain
+        return cls(name, root, parent, max_model_len=max_model_len, raw=raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +32,17 @@ class KvEventSource:
     rank: int
     publisher: str | None
     endpoint: str | None
+    _: KW_ONLY
     replay_endpoint: str | None
     topic: str
+
+    def plain(self) -> list[Any]:
+        return [self.rank, self.publisher, self.endpoint, self.replay_endpoint, self.topic]
+
+    @classmethod
+    def of_plain(cls, plain: list[Any]) -> "KvEventSource":
+        rank, publisher, endpoint, replay_endpoint, topic = plain
+        return cls(rank, publisher, endpoint, replay_endpoint=replay_endpoint, topic=topic)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +51,7 @@ class Facts:
 
     version: str | None = None
     models: tuple[ModelCard, ...] = ()
+    _: KW_ONLY
     block_size_tokens: int | None = None
     kv_cache_tokens: int | None = None  # sum
     prefix_caching: bool | None = None
@@ -44,8 +63,7 @@ class Facts:
 
     def plain(self) -> list[Any]:
         """The same as lists, dictionaries and single values; `of_plain` takes them."""
-        cards = [[card.id, card.root, card.parent, card.max_model_len, dict(card.raw)] for card in self.models]
-        sources = self.kv_event_sources
+        cards, sources = [card.plain() for card in self.models], self.kv_event_sources
         return [
             self.version,
             cards,
@@ -54,9 +72,7 @@ class Facts:
             self.prefix_caching,
             self.max_num_seqs,
             self.engines,
-            None
-            if sources is None
-            else [[s.rank, s.publisher, s.endpoint, s.replay_endpoint, s.topic] for s in sources],
+            None if sources is None else [source.plain() for source in sources],
             self.process_start_seconds,
             self.can_admin,
         ]
@@ -65,9 +81,20 @@ class Facts:
     def of_plain(cls, plain: list[Any]) -> "Facts":
         """Facts that another process has read."""
         version, cards, block_size, kv_cache, caches, seqs, engines, sources, start, can_admin = plain
-        models = tuple(ModelCard(*card) for card in cards)
-        events = None if sources is None else tuple(KvEventSource(*source) for source in sources)
-        return cls(version, models, block_size, kv_cache, caches, seqs, engines, events, start, can_admin)
+        models = tuple(ModelCard.of_plain(card) for card in cards)
+        events = None if sources is None else tuple(KvEventSource.of_plain(source) for source in sources)
+        return cls(
+            version,
+            models,
+            block_size_tokens=block_size,
+            kv_cache_tokens=kv_cache,
+            prefix_caching=caches,
+            max_num_seqs=seqs,
+            engines=engines,
+            kv_event_sources=events,
+            process_start_seconds=start,
+            can_admin=can_admin,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +110,7 @@ class Telemetry:
     """The load that a backend's /metrics showed. Sums are over its engines; counters start with its process."""
 
     at_seconds: float
+    _: KW_ONLY
     running: int
     waiting: int  # for capacity only, if the engine exposes reasons
     preemptions: float

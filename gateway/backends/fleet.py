@@ -7,7 +7,7 @@ the relay (requests) and from the probe (/health, /v1/models, /metrics).
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from random import Random
 
 from gateway.backends.backend import FALLING_ASLEEP, Backend, EngineNumbers
@@ -41,6 +41,7 @@ class Wanted:
 class FleetChanges:
     """Names of backends, by what happened to them. `replaced`: another server takes the name."""
 
+    _: KW_ONLY
     added: list[str] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
     replaced: list[str] = field(default_factory=list)
@@ -49,10 +50,10 @@ class FleetChanges:
     def merged(self, later: "FleetChanges") -> "FleetChanges":
         """These changes, and those after them."""
         return FleetChanges(
-            self.added + later.added,
-            self.removed + later.removed,
-            self.replaced + later.replaced,
-            self.changed + later.changed,
+            added=self.added + later.added,
+            removed=self.removed + later.removed,
+            replaced=self.replaced + later.replaced,
+            changed=self.changed + later.changed,
         )
 
 
@@ -80,6 +81,7 @@ class Fleet:
         self,
         backends: Sequence[BackendConfig],
         health: HealthConfig,
+        *,
         clock: Clock,
         random: Random,
         admission: AdmissionConfig | None = None,
@@ -155,7 +157,14 @@ class Fleet:
     def _new(self, config: BackendConfig, *, joins_others: bool) -> Backend:
         admission = self._admission
         limiter = Limiter(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
-        return Backend(self._numbers.take(), config, self._health, self._random, limiter, joins_others=joins_others)
+        return Backend(
+            self._numbers.take(),
+            config,
+            health=self._health,
+            random=self._random,
+            limiter=limiter,
+            joins_others=joins_others,
+        )
 
     def let_go(self) -> None:
         """Forget backends that leave, where nothing is in flight any more, a few at a time. To be called often."""

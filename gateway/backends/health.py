@@ -154,7 +154,7 @@ class Health:
 
     @property
     def view(self) -> HealthView:
-        return HealthView(self.state, self.gone, self.late, self.ever_up, self.ejected_until)
+        return HealthView(self.state, self.gone, self.late, ever_up=self.ever_up, ejected_until=self.ejected_until)
 
     def probed(self, probe: ProbeResult, now: float, reason: str = "") -> bool:
         """Count a probe. Whether it got through after refused connections, so that another process may answer."""

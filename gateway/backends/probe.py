@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from random import Random
 from typing import Any, Self
 
@@ -45,7 +45,7 @@ class BackendWatches:
     """Watches all backends of the fleet inside its `async with` block."""
 
     def __init__(
-        self, fleet: Fleet, config: HealthConfig, clock: Clock, random: Random, supervisor: Supervisor | None = None
+        self, fleet: Fleet, config: HealthConfig, clock: Clock, *, random: Random, supervisor: Supervisor | None = None
     ) -> None:
         self._fleet = fleet
         self._config = config
@@ -93,7 +93,14 @@ class BackendWatches:
         for backend in [each for each in self._fleet.backends if each not in self._watches]:
             due = max(now, self._next_due)
             self._next_due = due + (_APART_SECONDS if backend.joins_others else _APART_AT_START_SECONDS)
-            watch = BackendWatch(backend, self._fleet, self._config, self._client, self._clock, self._random)
+            watch = BackendWatch(
+                backend,
+                fleet=self._fleet,
+                config=self._config,
+                client=self._client,
+                clock=self._clock,
+                random=self._random,
+            )
             self._watches[backend] = watch
             running = watch.run(self._supervisor, due - now)
             self._tasks[backend] = asyncio.create_task(running, name="backend_watch")
@@ -113,6 +120,7 @@ class BackendWatch:
     """The three loops that watch one backend."""
 
     backend: Backend
+    _: KW_ONLY
     fleet: Fleet
     config: HealthConfig
     client: ControlClient
@@ -279,6 +287,7 @@ class Answers:
     """The answers of one backend, which has learned the facts in them; `problems` maps a path to its error."""
 
     backend: Backend
+    _: KW_ONLY
     probe: ProbeResult = ProbeResult.OK
     probe_error: str = ""  # why the probe did not succeed
     is_vllm: bool = False
@@ -317,7 +326,10 @@ class Answers:
 
 
 async def survey(config: Config) -> list[Answers]:
-    found = [Answers(Backend(index, each, config.health, Random(0))) for index, each in enumerate(config.backends)]
+    found = [
+        Answers(Backend(index, each, health=config.health, random=Random(0)))
+        for index, each in enumerate(config.backends)
+    ]
     async with ControlClient(config.health.probe_timeout_seconds, time.monotonic) as client:
         await asyncio.gather(*(answers.query(client) for answers in found))
     return found

@@ -216,7 +216,7 @@ def read_kv_event_sources(document: Any) -> tuple[KvEventSource, ...]:
         if settings.get("enable_kv_cache_events"):
             publisher, endpoint = _text(settings, "publisher"), _text(settings, "endpoint")
             replay_endpoint, topic = _text(settings, "replay_endpoint"), _text(settings, "topic") or ""
-            sources.append(KvEventSource(int(rank), publisher, endpoint, replay_endpoint, topic))
+            sources.append(KvEventSource(int(rank), publisher, endpoint, replay_endpoint=replay_endpoint, topic=topic))
     return tuple(sources)
 
 
@@ -242,7 +242,7 @@ def _card(entry: dict[str, Any]) -> ModelCard:
         raise ValueError("a model has no id")
     if not isinstance(length, int):
         length = None
-    return ModelCard(name, _text(entry, "root"), _text(entry, "parent"), length, entry)
+    return ModelCard(name, _text(entry, "root"), _text(entry, "parent"), max_model_len=length, raw=entry)
 
 
 def _mapping(value: Any, what: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Files and batches as values: what is stored of each, and how OpenAI's API shows it."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,6 +37,20 @@ class StoredFile(NamedTuple):
     created_at: int
     expires_at: int
 
+    @classmethod
+    def of_row(cls, row: tuple[Any, ...]) -> "StoredFile":
+        """A file as a database has it: its fields in order, with those of the owner in their place."""
+        file_id, key, tenant, filename, purpose, size_bytes, created_at, expires_at = row
+        return cls(
+            file_id,
+            Owner(key, tenant),
+            filename=filename,
+            purpose=purpose,
+            size_bytes=size_bytes,
+            created_at=created_at,
+            expires_at=expires_at,
+        )
+
     def document(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -66,6 +80,7 @@ class Tally:
 
     completed: int = 0
     failed: int = 0
+    _: KW_ONLY
     input_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
@@ -113,6 +128,7 @@ class Batch:
     """
 
     id: str
+    _: KW_ONLY
     owner: Owner
     endpoint: str
     input_file_id: str
@@ -222,10 +238,18 @@ class Batch:
     @classmethod
     def restored(cls, stored: bytes) -> "Batch":
         fields = orjson.loads(stored)
-        return cls(**{**fields, "owner": Owner(*fields["owner"]), "tally": Tally(**fields["tally"])})
+        return cls(**{**fields, "owner": Owner._make(fields["owner"]), "tally": Tally(**fields["tally"])})
 
 
 def result_file(batch: Batch, name: str, file_id: str, size_bytes: int, now: int, lifetime_seconds: int) -> StoredFile:
     """A file of a batch's answers; `lifetime_seconds` holds if the batch sets none."""
     expires_at = now + (batch.output_lifetime_seconds or lifetime_seconds)
-    return StoredFile(file_id, batch.owner, f"{batch.id}_{name}.jsonl", OUTPUT, size_bytes, now, expires_at)
+    return StoredFile(
+        file_id,
+        batch.owner,
+        filename=f"{batch.id}_{name}.jsonl",
+        purpose=OUTPUT,
+        size_bytes=size_bytes,
+        created_at=now,
+        expires_at=expires_at,
+    )

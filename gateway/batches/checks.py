@@ -44,7 +44,9 @@ class InputChecks:
         if enqueued is None:
             limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
-            checked = await self._contents.threads.run(check_input, file.source, batch.endpoint, limits, breathe)
+            checked = await self._contents.threads.run(
+                check_input, file.source, batch.endpoint, limits=limits, breathe=breathe
+            )
         if enqueued is not None:
             self._admit(checked, enqueued())
         return checked

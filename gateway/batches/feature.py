@@ -34,10 +34,10 @@ class BatchesFeature(Feature):
         sender = LineSender(
             {**core.dispatchers, "": core.feature_dispatcher},
             core.prompts.complete,
-            core.ledger,
-            core.clock,
-            core.unix_seconds,
-            core.new_id,
+            ledger=core.ledger,
+            clock=core.clock,
+            unix_seconds=core.unix_seconds,
+            new_id=core.new_id,
         )
         metrics = BatchMetrics(core.metrics)
         setting = BatchSetting(

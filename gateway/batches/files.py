@@ -58,10 +58,10 @@ class Files:
         self,
         store: Store,
         contents: Contents,
+        *,
         config: BatchesConfig,
         memory: MemoryBudget,
         unix_seconds: Callable[[], float],
-        *,
         is_shared: bool = False,
     ) -> None:
         """`is_shared`: other gateways have the same files."""
@@ -142,7 +142,15 @@ class Files:
                 is_written = True
                 size_bytes, now = self._sizes[owner.key][file_id], int(self._unix_seconds())
                 filename, purpose, expires_at = form.filename or "", form.fields["purpose"], now + self._lifetime(form)
-                stored = StoredFile(file_id, owner, filename, purpose, size_bytes, now, expires_at)
+                stored = StoredFile(
+                    file_id,
+                    owner,
+                    filename=filename,
+                    purpose=purpose,
+                    size_bytes=size_bytes,
+                    created_at=now,
+                    expires_at=expires_at,
+                )
                 await self._store.add_file(stored)
             is_kept = True
         finally:
@@ -212,7 +220,7 @@ class Files:
         """One more than `limit`, if there are more. Raises InvalidRequest if `after` is unknown."""
         now = int(self._unix_seconds())
         try:
-            return await self._store.list_files(owner, purpose, after, limit, now, ascending=ascending)
+            return await self._store.list_files(owner, purpose, after=after, limit=limit, now=now, ascending=ascending)
         except KeyError:
             raise InvalidRequest("The parameter `after` is not the id of a file.", param="after") from None
 

@@ -7,7 +7,7 @@ Of each interval between two tokens, a decode step takes a part, and prefills of
 prefills of lines may take the rest: that is the free share of the engine's time.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from math import exp, inf
 from typing import Final
 
@@ -103,6 +103,7 @@ class Prefills:
 class IdleCapacity(Capacity):
     """Checks engines for offline lines of one model."""
 
+    _: KW_ONLY
     prefills: Prefills = field(default_factory=Prefills)
     engines: list[Engine] = field(default_factory=list)  # of the model
     itl_objective_seconds: float | None = None

@@ -6,7 +6,7 @@ All of this runs in a thread. `breathe` is called often, so that the event loop 
 import os
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, BinaryIO, NamedTuple, overload
 
 import orjson
@@ -93,12 +93,17 @@ class InputLimits:
     max_lines: int
     max_embedding_inputs: int
     max_line_bytes: int
+    _: KW_ONLY
     json: JsonLimits
 
     @classmethod
     def of(cls, batches: BatchesConfig, server: ServerConfig) -> "InputLimits":
-        most = batches.max_lines, batches.max_embedding_inputs
-        return cls(*most, server.max_body_bytes + _ENVELOPE_BYTES, JsonLimits(server))
+        return cls(
+            batches.max_lines,
+            batches.max_embedding_inputs,
+            server.max_body_bytes + _ENVELOPE_BYTES,
+            json=JsonLimits(server),
+        )
 
 
 @dataclass(slots=True)
@@ -107,6 +112,7 @@ class CheckedInput:
 
     index: LineIndex = field(default_factory=LineIndex)
     order: PrefixOrder = field(default_factory=PrefixOrder)
+    _: KW_ONLY
     embedding_inputs: int = 0
     model: str = ""
     places: dict[int, int] = field(default_factory=dict)

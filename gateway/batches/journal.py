@@ -149,7 +149,7 @@ class Journal:
     """Appends to the two files of a batch. `on_pause` gets the reason why nothing can be written; "" = it can again."""
 
     def __init__(
-        self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None], group: JournalGroup
+        self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None], *, group: JournalGroup
     ) -> None:
         self._files = (answers, errors)
         self._on_pause = on_pause

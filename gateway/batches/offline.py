@@ -272,7 +272,7 @@ class OfflineQueue:
                 capacity.calibration,
                 capacity.lengths,
                 capacity.kv_headroom,
-                capacity.window_seconds,
+                window_seconds=capacity.window_seconds,
                 prefills=self.prefills(model),
                 engines=view.engines,
                 itl_objective_seconds=self._itl_objective_seconds,

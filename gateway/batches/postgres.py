@@ -33,10 +33,6 @@ def _text(value: str) -> str:
     return value.replace("\0", "\ufffd")
 
 
-def _file(row: tuple[Any, ...]) -> StoredFile:
-    return StoredFile(row[0], Owner(row[1], row[2]), *row[3:])
-
-
 def _batch(row: tuple[Any, ...]) -> Batch:
     """A batch with the reports of all gateways that work at it."""
     batch = Batch.restored(row[0])
@@ -117,7 +113,7 @@ class PostgresStore:
         query = f"SELECT {_FILE} FROM gateway_files WHERE id = %s AND key = %s AND tenant = %s"
         async with self._transaction() as connection:
             found = await ask(connection, query, _text(file_id), *owner)
-        return _file(found[0]) if found else None
+        return StoredFile.of_row(found[0]) if found else None
 
     async def list_files(
         self, owner: Owner, purpose: str | None, after: str | None, limit: int, now: int, *, ascending: bool
@@ -132,7 +128,7 @@ class PostgresStore:
                 where += f" AND number {compared} %s"
                 values.append(await _number(connection, "gateway_files", after, owner))
             query = f"SELECT {_FILE} FROM gateway_files WHERE {where} ORDER BY number {order} LIMIT %s"
-            return [_file(row) for row in await ask(connection, query, *values, limit + 1)]
+            return [StoredFile.of_row(row) for row in await ask(connection, query, *values, limit + 1)]
 
     async def delete_file(self, file_id: str) -> None:
         async with self._transaction() as connection:
@@ -208,7 +204,7 @@ class PostgresStore:
             [(now, gateways)] = await ask(connection, query)
             query = """SELECT first, past, holder, until, is_done FROM gateway_claims
                 WHERE batch = %s ORDER BY first FOR UPDATE"""
-            claims = [Claim(*row) for row in await ask(connection, query, batch_id)]
+            claims = [Claim._make(row) for row in await ask(connection, query, batch_id)]
             is_over = batch.status == "cancelling" or now >= batch.expires_at
             progress = Progress(batch.total, claims, is_over)
             if not batch.is_running or not batch.total:

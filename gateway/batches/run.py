@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import filterfalse
 from random import Random
 from typing import NamedTuple
@@ -73,6 +73,7 @@ class RunParts:
     """What all batches share. `engines_of`: how many engines serve a model."""
 
     files: Files
+    _: KW_ONLY
     sender: LineSender
     memory: MemoryBudget
     slots: Slots
@@ -144,6 +145,7 @@ class BatchRun:
         self,
         batch: Batch,
         checked: CheckedInput,
+        *,
         journal: Journal,
         source: InputFile,
         parts: RunParts,
@@ -309,7 +311,13 @@ class BatchRun:
             parts.metrics.lines.add(("continued",))
         try:
             answer = await parts.sender.send(
-                batch.endpoint, request, batch.owner, self._in_flight, holding, partial, may_stream=may_stream
+                batch.endpoint,
+                request,
+                owner=batch.owner,
+                lines=self._in_flight,
+                holding=holding,
+                partial=partial,
+                may_stream=may_stream,
             )
         except LinePaused as paused:
             self._again.append(line)

@@ -34,7 +34,7 @@ class _Running:
 class Runner(BatchRunner):
     """The batches of a gateway that shares them with no other."""
 
-    def __init__(self, store: Store, files: Files, folder: Folder, parts: RunParts, checks: InputChecks) -> None:
+    def __init__(self, store: Store, files: Files, folder: Folder, *, parts: RunParts, checks: InputChecks) -> None:
         super().__init__(parts, checks)
         self._store = store
         self._files = files
@@ -148,9 +148,9 @@ class Runner(BatchRunner):
         for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
             await self._folder.threads.to_its_end(self._recover, file_id, checked, failed, tally, answered)
         answers, errors = await self._folder.threads.to_its_end(self._open_journal, batch, undo=_close_all)
-        journal = Journal(answers, errors, partial(pause, batch), self._folder.group)
+        journal = Journal(answers, errors, partial(pause, batch), group=self._folder.group)
         pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
-        run = BatchRun(batch, checked, journal, file, self._parts, pace)
+        run = BatchRun(batch, checked, journal=journal, source=file, parts=self._parts, pace=pace)
         batch.recount(tally)
         for place in answered:
             run.answered(place)
@@ -183,7 +183,11 @@ class Runner(BatchRunner):
         shown: list[StoredFile | None] = []
         for name, file_id in zip(_NAMES, (batch.output_id, batch.error_id), strict=True):
             size_bytes, now, lifetime = await self._folder.kept_bytes(file_id), self._now(), self._lifetime_seconds
-            shown.append(result_file(batch, name, file_id, size_bytes, now, lifetime) if size_bytes else None)
+            shown.append(
+                result_file(batch, name, file_id=file_id, size_bytes=size_bytes, now=now, lifetime_seconds=lifetime)
+                if size_bytes
+                else None
+            )
         output_file_id, error_file_id = (None if each is None else each.id for each in shown)
         batch.end(output_file_id, error_file_id, self._now())
         written = tuple(each for each in shown if each is not None)

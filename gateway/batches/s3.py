@@ -92,7 +92,7 @@ class S3Bucket:
     group = JournalGroup(512, 4194304, 5.0)
     piece_bytes = 1048576
 
-    def __init__(self, where: str, endpoint: str | None, region: str | None, memory: MemoryBudget) -> None:
+    def __init__(self, where: str, endpoint: str | None, region: str | None, *, memory: MemoryBudget) -> None:
         self.where = where
         self.threads = Threads("batches", _THREADS)
         self._memory = memory

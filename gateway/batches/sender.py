@@ -106,6 +106,7 @@ class LineSender:
         self,
         dispatchers: Mapping[str, LineDispatcher],
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
+        *,
         ledger: RequestLedger,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],

@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -51,6 +51,7 @@ class BatchSetting:
     """What the gateway gives to its batches. `models_named`: the models of a client's name."""
 
     sender: LineSender
+    _: KW_ONLY
     memory: MemoryBudget
     metrics: BatchMetrics
     supervisor: Supervisor
@@ -79,16 +80,16 @@ class Batches:
         if config.batches.database is None:
             folder, self._store = Folder(Path(path)), SqliteStore(Path(path))
             parts, checks = self._new_parts(config, folder, is_shared=False)
-            self._runner = Runner(self._store, self._files, folder, parts, checks)
+            self._runner = Runner(self._store, self._files, folder, parts=parts, checks=checks)
         else:
             from gateway.batches.postgres import PostgresStore  # the clients of both are extras
             from gateway.batches.s3 import S3Bucket
             from gateway.batches.shared import SharedRunner
 
-            bucket = S3Bucket(path, config.batches.s3_endpoint, config.batches.s3_region, setting.memory)
+            bucket = S3Bucket(path, config.batches.s3_endpoint, config.batches.s3_region, memory=setting.memory)
             self._store = shared = PostgresStore(config.batches.database, bucket)
             parts, checks = self._new_parts(config, bucket, is_shared=True)
-            self._runner = SharedRunner(shared, self._files, bucket, parts, checks)
+            self._runner = SharedRunner(shared, self._files, bucket, parts=parts, checks=checks)
         self._is_open = False
         self._sweeping: asyncio.Task[None] | None = None
         self._lifetime_seconds = config.batches.lifetime_seconds
@@ -96,19 +97,26 @@ class Batches:
     def _new_parts(self, config: Config, contents: Contents, *, is_shared: bool) -> tuple[RunParts, InputChecks]:
         setting = self._setting
         limits = config.batches
-        self._files = Files(self._store, contents, limits, setting.memory, setting.unix_seconds, is_shared=is_shared)
+        self._files = Files(
+            self._store,
+            contents,
+            config=limits,
+            memory=setting.memory,
+            unix_seconds=setting.unix_seconds,
+            is_shared=is_shared,
+        )
         parts = RunParts(
             self._files,
-            setting.sender,
-            setting.memory,
-            Slots(config.batches.lines_in_flight),
-            setting.metrics,
-            setting.unix_seconds,
-            setting.new_id,
-            setting.random,
-            setting.breather,
-            setting.engines_of,
-            setting.supervisor.caught,
+            sender=setting.sender,
+            memory=setting.memory,
+            slots=Slots(config.batches.lines_in_flight),
+            metrics=setting.metrics,
+            unix_seconds=setting.unix_seconds,
+            new_id=setting.new_id,
+            random=setting.random,
+            breather=setting.breather,
+            engines_of=setting.engines_of,
+            caught=setting.supervisor.caught,
         )
         return parts, InputChecks(contents, setting.breather, setting.knows_model)
 
@@ -179,7 +187,7 @@ class Batches:
         self._store.check_open()
         path, _, query = incoming.path.partition(b"?")
         _, _, kind, *rest = path.decode("ascii").split("/")
-        target, action, of = rest[0] if rest else "", rest[1] if len(rest) > 1 else "", Owner(*owner)
+        target, action, of = rest[0] if rest else "", rest[1] if len(rest) > 1 else "", Owner._make(owner)
         parameters = dict(parse_qsl(query.decode("ascii", "replace"), max_num_fields=16))
         if kind == "files":
             if action:
@@ -266,9 +274,18 @@ class Batches:
             )
         now = int(self._setting.unix_seconds())
         batch = Batch(
-            f"batch_{self._setting.new_id()}", owner, endpoint, file_id, str(window), metadata, lifetime, now,
-            now + seconds, new_file_id(), new_file_id(),
-        )  # fmt: skip
+            f"batch_{self._setting.new_id()}",
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=file_id,
+            window=str(window),
+            metadata=metadata,
+            output_lifetime_seconds=lifetime,
+            created_at=now,
+            expires_at=now + seconds,
+            output_id=new_file_id(),
+            error_id=new_file_id(),
+        )
         try:
             await self._store.put_batch(batch)
         except Exception as error:

@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import chain
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -37,6 +37,7 @@ class ShareSetting:
 
     holder: str
     store: SharedStore
+    _: KW_ONLY
     files: Files
     bucket: S3Bucket
     parts: RunParts
@@ -126,7 +127,7 @@ class SharedBatch:
         """The journal of this gateway's part."""
         bucket, holder = self._setting.bucket, self._setting.holder
         answers, errors = (bucket.new_part(self.batch.id, holder, name) for name in NAMES)
-        return Journal(answers, errors, partial(pause, self.own), bucket.group)
+        return Journal(answers, errors, partial(pause, self.own), group=bucket.group)
 
     async def _claim_more(self, work: "_Work") -> None:
         while len(self._claims) < _MOST_CLAIMS:
@@ -158,7 +159,7 @@ class SharedBatch:
         try:
             lines = work.checked.part(claim.first, claim.end)
             await self._setting.bucket.threads.run(arrange, lines, parts)
-            run = BatchRun(self.own, lines, journal, work.file, parts, self._pace)
+            run = BatchRun(self.own, lines, journal=journal, source=work.file, parts=parts, pace=self._pace)
             if claimed.is_again:
                 await journal.flush()
                 for place in await self._answered(claim, work.file):
@@ -268,7 +269,9 @@ class SharedBatch:
         """Make the files visible together with the final state. False = another gateway ends the batch."""
         now, lifetime = self._now(), self._setting.lifetime_seconds()
         shown: list[StoredFile | None] = [
-            result_file(batch, name, file_id, size_bytes, now, lifetime) if size_bytes else None
+            result_file(batch, name, file_id=file_id, size_bytes=size_bytes, now=now, lifetime_seconds=lifetime)
+            if size_bytes
+            else None
             for name, file_id, size_bytes in zip(NAMES, ids, sizes, strict=True)
         ]
         output_file_id, error_file_id = (None if each is None else each.id for each in shown)

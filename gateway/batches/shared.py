@@ -35,6 +35,7 @@ class SharedRunner(BatchRunner):
         store: SharedStore,
         files: Files,
         bucket: S3Bucket,
+        *,
         parts: RunParts,
         checks: InputChecks,
     ) -> None:
@@ -42,7 +43,9 @@ class SharedRunner(BatchRunner):
         self._store = store
         self._bucket = bucket
         holder, lifetime = f"gateway_{parts.new_id()}", lambda: self._lifetime_seconds
-        self._setting = ShareSetting(holder, store, files, bucket, parts, checks, lifetime)
+        self._setting = ShareSetting(
+            holder, store, files=files, bucket=bucket, parts=parts, checks=checks, lifetime_seconds=lifetime
+        )
         self._shares: dict[str, SharedBatch] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()  # of batches that have ended

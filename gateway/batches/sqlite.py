@@ -71,7 +71,7 @@ class Rows:
         found = self._tables.execute(
             f"SELECT {_FILE} FROM files WHERE id = ? AND key = ? AND tenant = ?", (file_id, *owner)
         ).fetchone()
-        return None if found is None else _file(found)
+        return None if found is None else StoredFile.of_row(found)
 
     def files(
         self, owner: Owner, purpose: str | None, after: str | None, limit: int, now: int, *, ascending: bool
@@ -86,7 +86,7 @@ class Rows:
             where.append(f"number {compared} ?")
             values.append(self._number("files", after, owner))
         query = f"SELECT {_FILE} FROM files WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?"
-        return [_file(row) for row in self._tables.execute(query, (*values, limit + 1))]
+        return [StoredFile.of_row(row) for row in self._tables.execute(query, (*values, limit + 1))]
 
     def delete_file(self, file_id: str) -> None:
         self._tables.execute("DELETE FROM files WHERE id = ?", (file_id,))
@@ -145,10 +145,6 @@ class Rows:
         if found is None:
             raise KeyError(row_id)
         return int(found[0])
-
-
-def _file(row: tuple[Any, ...]) -> StoredFile:
-    return StoredFile(row[0], Owner(row[1], row[2]), *row[3:])
 
 
 class SqliteStore:

@@ -54,7 +54,7 @@ def run(
     from gateway.config import ConfigError
 
     try:
-        task = BatchTask.of(file, output, errors, endpoint, window)
+        task = BatchTask.of(file, output, errors, endpoint=endpoint, window=window)
         if backend or config is not None:
             from gateway.cli.offline import run_offline
 

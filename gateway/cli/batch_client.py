@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class BatchTask:
     file: Path
     output: Path
     errors: Path
+    _: KW_ONLY
     endpoint: str
     window: str
 
@@ -48,7 +49,7 @@ class BatchTask:
                 endpoint = orjson.loads(first).get("url")
         if type(endpoint) is not str or not endpoint:
             raise BatchFailed(f"{file}: the first line has no `url`, such as /v1/chat/completions")
-        return cls(file, output, errors or output.with_suffix(".errors.jsonl"), endpoint, window)
+        return cls(file, output, errors or output.with_suffix(".errors.jsonl"), endpoint=endpoint, window=window)
 
 
 class BatchClient:

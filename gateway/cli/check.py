@@ -48,7 +48,9 @@ async def _database_problem(config: Config) -> str:
     from gateway.batches.s3 import S3Bucket
 
     memory = MemoryBudget(config.server.memory_budget_bytes)
-    return await schema.check(batches.database, S3Bucket(batches.path, batches.s3_endpoint, batches.s3_region, memory))
+    return await schema.check(
+        batches.database, S3Bucket(batches.path, batches.s3_endpoint, batches.s3_region, memory=memory)
+    )
 
 
 async def with_discovered(config: Config) -> tuple[Config, list[str]]:

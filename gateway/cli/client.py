@@ -85,7 +85,7 @@ def ask_admin(
     whole = url.rstrip("/") + path
     try:
         sent = None if document is None else orjson.dumps(document)
-        status, body = get(whole, timeout_seconds, _MOST_BYTES, method, sent, token)
+        status, body = get(whole, timeout_seconds, most_bytes=_MOST_BYTES, method=method, body=sent, token=token)
     except OSError as error:
         raise AskError(f"{url} is unreachable: {why(error)}: is this {asked} running gateway?") from error
     answer = None

@@ -60,7 +60,19 @@ def serve(
     log_format: LogFormat = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
-    read = _with_keys_file(_reader(file, backend, host, port, admin_port, no_admin, api_key, log_level, log_format))
+    read = _with_keys_file(
+        _reader(
+            file,
+            backends=backend,
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            no_admin=no_admin,
+            api_keys=api_key,
+            log_level=log_level,
+            log_format=log_format,
+        )
+    )
     config = _load(read)
     is_worker = WORKER in os.environ
     if is_open_to_all(config) and not is_worker:
@@ -184,7 +196,19 @@ def config_print(
     log_format: LogFormat = None,
 ) -> None:
     """Print the effective configuration as YAML, defaults included, secrets masked."""
-    config = _load(_reader(file, backend, host, port, admin_port, no_admin, api_key, log_level, log_format))
+    config = _load(
+        _reader(
+            file,
+            backends=backend,
+            host=host,
+            port=port,
+            admin_port=admin_port,
+            no_admin=no_admin,
+            api_keys=api_key,
+            log_level=log_level,
+            log_format=log_format,
+        )
+    )
     import yaml
 
     from gateway.config import masked

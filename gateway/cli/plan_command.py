@@ -64,10 +64,24 @@ def plan(
             document = running_document(model, ask_running(model, api_key), workload, max_num_seqs)
         else:
             request = PlanRequest(
-                model, gpu_memory_gib, gpus, tensor_parallel_size, gpu_memory_utilization, max_model_len, dtype,
-                kv_cache_dtype, quantization, max_num_seqs, max_num_batched_tokens, block_size, reserve_gib,
-                tuple(fields or ()), preset, gpu, pipeline_parallel_size,
-            )  # fmt: skip
+                model,
+                gpu_memory_gib=gpu_memory_gib,
+                gpus=gpus,
+                tensor_parallel=tensor_parallel_size,
+                utilization=gpu_memory_utilization,
+                max_model_len=max_model_len,
+                dtype=dtype,
+                kv_cache_dtype=kv_cache_dtype,
+                quantization=quantization,
+                max_num_seqs=max_num_seqs,
+                batched_tokens=max_num_batched_tokens,
+                block_tokens=block_size,
+                reserve_gib=reserve_gib,
+                fields=tuple(fields or ()),
+                preset=preset,
+                gpu=gpu,
+                pipeline_parallel=pipeline_parallel_size,
+            )
             document = plan_model(request, workload)
     except PlanError as error:
         fail(str(error), INVALID)

@@ -22,7 +22,14 @@ def ask_gateway(
     from gateway.cli.client import AskError, ask_admin
 
     try:
-        return ask_admin(url, path, os.environ.get("GATEWAY_ADMIN_TOKEN", ""), method, document, timeout_seconds)
+        return ask_admin(
+            url,
+            path,
+            token=os.environ.get("GATEWAY_ADMIN_TOKEN", ""),
+            method=method,
+            document=document,
+            timeout_seconds=timeout_seconds,
+        )
     except AskError as error:
         fail(str(error), FAILED)
 

@@ -41,6 +41,7 @@ class Coordinator:
     def __init__(
         self,
         link: RedisLink,
+        *,
         blocks: ReplicaBlocks,
         sharing: CacheSharing,
         fleet: Fleet,

@@ -13,7 +13,7 @@ from gateway.scheduling.wait_queue import Queue
 class Demands:
     """Reads the wishes of this replica. A request that knows its best engine waits for that one, others for all."""
 
-    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, *, kv_headroom: Callable[[], float]) -> None:
         self._fleet = fleet
         self._queue = queue
         self._lengths = lengths

@@ -8,7 +8,7 @@ sent itself. Pure.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from typing import Final
 
@@ -59,6 +59,7 @@ class Question:
     peer: str
     number: int
     since_seconds: float
+    _: KW_ONLY
     next_part: int = 0
 
 
@@ -72,6 +73,7 @@ class Exchange:
         own: str,
         index: AnnouncedIndex,
         engines: Callable[[], Iterable[tuple[str, Engine]]],
+        *,
         is_followed: Callable[[int], bool],
     ) -> None:
         self.own = own
@@ -148,7 +150,15 @@ class Exchange:
         if engines or is_whole:
             for group in [*split(chains)] or [()]:
                 self._number += 1
-                update = Update(FORMAT, self.own, self._number, engines, loads, pack(group), is_whole)
+                update = Update(
+                    FORMAT,
+                    self.own,
+                    number=self._number,
+                    engines=engines,
+                    loads=loads,
+                    chains=pack(group),
+                    is_whole=is_whole,
+                )
                 messages.append(encode(update))
         self.counts["sent"] += len(messages)
         return messages
@@ -219,8 +229,16 @@ class Exchange:
                 places[name] = len(engines)
                 engines.append(self._named(engine.index))
             ahead = load.prefill_ahead_seconds(now)
-            counts = load.in_flight, load.decoding, max(0, load.context_tokens)
-            loads.append(SentLoad(places[name], *counts, ahead, min(share, 1000.0)))
+            loads.append(
+                SentLoad(
+                    places[name],
+                    load.in_flight,
+                    decoding=load.decoding,
+                    context_tokens=max(0, load.context_tokens),
+                    ahead_seconds=ahead,
+                    prefill_share=min(share, 1000.0),
+                )
+            )
         return loads
 
     def next_question(self, now: float) -> tuple[str, bytes] | None:
@@ -254,10 +272,20 @@ class Exchange:
                 some = runs[start : start + _RUNS_AT_ONCE]
                 chains = [(0, keys[: len(sizes)], tuple(accumulate(sizes))) for keys, sizes in some]
                 for group in split(chains):
-                    yield encode(Part(FORMAT, self.own, number, part, False, [self._named(key)], pack(group)))
+                    yield encode(
+                        Part(
+                            FORMAT,
+                            self.own,
+                            number=number,
+                            part=part,
+                            is_last=False,
+                            engines=[self._named(key)],
+                            chains=pack(group),
+                        )
+                    )
                     part += 1
         engines = [self._named(key) for key in self._hashes]
-        yield encode(Part(FORMAT, self.own, number, part, True, engines, Chains()))
+        yield encode(Part(FORMAT, self.own, number=number, part=part, is_last=True, engines=engines, chains=Chains()))
 
     # What others have to say.
 
@@ -283,8 +311,13 @@ class Exchange:
             peer.loads = {}
         for load in update.loads:
             engine = update.engines[load.at].hash
-            counts = load.in_flight, load.decoding, load.context_tokens
-            peer.loads[engine] = OtherLoad(*counts, load.ahead_seconds, load.prefill_share)
+            peer.loads[engine] = OtherLoad(
+                load.in_flight,
+                load.decoding,
+                load.context_tokens,
+                ahead_seconds=load.ahead_seconds,
+                prefill_share=load.prefill_share,
+            )
             self._to_sum.add(engine)
         self.counts["used"] += 1
         self._copy(update.engines, chains)
@@ -350,4 +383,4 @@ def _sum(loads: list[tuple[OtherLoad, float]]) -> OtherLoad:
         context_tokens += load.context_tokens
         ahead_seconds += max(0.0, load.ahead_seconds - age_seconds)
         prefill_share += load.prefill_share
-    return OtherLoad(in_flight, decoding, context_tokens, ahead_seconds, prefill_share)
+    return OtherLoad(in_flight, decoding, context_tokens, ahead_seconds=ahead_seconds, prefill_share=prefill_share)

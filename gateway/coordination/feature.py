@@ -32,12 +32,29 @@ class CoordinationFeature(Feature):
         blocks = ReplicaBlocks(link.replica, config.coordination.expected_replicas, new_name)
         follow_secret = None if config.auth.cache_salt_secret else core.share_secret
         sharing = CacheSharing(
-            link, fleet, index, core.prompts.covers, ResponseExchange(stored), core.clock, core.supervisor,
-            core.random_secret, follow_secret=follow_secret,
-        )  # fmt: skip
-        demands = Demands(fleet, core.queue, core.cache_state.output_lengths, lambda: core.config.admission.kv_headroom)
+            link,
+            fleet=fleet,
+            index=index,
+            is_followed=core.prompts.covers,
+            responses=ResponseExchange(stored),
+            clock=core.clock,
+            supervisor=core.supervisor,
+            secret=core.random_secret,
+            follow_secret=follow_secret,
+        )
+        demands = Demands(
+            fleet, core.queue, core.cache_state.output_lengths, kv_headroom=lambda: core.config.admission.kv_headroom
+        )
         self.coordinator = Coordinator(
-            link, blocks, sharing, fleet, demands, core.lease_broker, core.replicas_changed, core.clock, core.supervisor
+            link,
+            blocks=blocks,
+            sharing=sharing,
+            fleet=fleet,
+            demands=demands,
+            broker=core.lease_broker,
+            counted=core.replicas_changed,
+            clock=core.clock,
+            supervisor=core.supervisor,
         )
         core.count_replicas(lambda: blocks.live)
 

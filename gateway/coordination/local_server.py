@@ -92,7 +92,7 @@ class TableServer:
         removed = tuple(each.decode() for each in words[pairs:])
         expected, shared = Stamp(run.decode(), version.decode()), self._shared
         if expected != _READ:
-            shared.swap(TableChange(expected, new_version.decode(), settled == b"1", records, removed))
+            shared.swap(TableChange(expected, new_version.decode(), settled == b"1", records=records, removed=removed))
         fields = [each for name, record in shared.records.items() for each in (name.encode(), record)]
         if shared.version:
             fields += [b":settled", b"%d" % shared.settled, b":era", shared.era.encode()]

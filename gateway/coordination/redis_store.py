@@ -79,7 +79,7 @@ class RedisStore:
             raise StoreLost(f"not an answer of the table: {str(reply)[:100]}") from error
         self._link.seen_present(is_present=self._link.replica in here)
         found = {key: value for key, value in records.items() if not key.startswith(":")}
-        return Table(own, era, settled, found, here)
+        return Table(own, era, settled, records=found, present=here)
 
 
 def _text(name: bytes) -> str:

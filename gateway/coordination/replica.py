@@ -103,7 +103,7 @@ class ReplicaBlocks:
 
     def _even(self, place: int, whole: EngineUse) -> EngineUse:
         """The even part of an engine for the replica at this place; that of all strangers together is the last one."""
-        return EngineUse(*[amount // self._count + (place < amount % self._count) for amount in whole])
+        return EngineUse._make(amount // self._count + (place < amount % self._count) for amount in whole)
 
     def failed(self) -> None:
         """A call failed; whether it had an effect is not known."""
@@ -194,7 +194,7 @@ class ReplicaBlocks:
                 before = self.limit(key, wish.whole, now)
             else:  # it is new, or others took it for ended
                 before = NONE
-            block = self._sized(key, wish, age_seconds, before, others, grows=is_settled)
+            block = self._sized(key, wish, age_seconds=age_seconds, before=before, others=others, grows=is_settled)
             if key in self._held or block != NONE:
                 self._held[key] = both(self._held.get(key, NONE), block, min)
             if key in wishes or block != NONE:
@@ -203,11 +203,13 @@ class ReplicaBlocks:
         run = table.stamp.run
         shown = run if self.replica in table.present else own.shown if own is not None else ""
         known = sorted(self._records.keys() - self.peers - self._strangers - {self.replica})[:MOST_KNOWN]
-        record = ReplicaRecord(self._number, shown, age_seconds, shares, VERSION, tuple(known))
+        record = ReplicaRecord(
+            self._number, shown, age_seconds=age_seconds, shares=shares, version=VERSION, known=tuple(known)
+        )
         self._records[self.replica] = record
         changed = self._records if table.era != self._era else {self.replica: self._records[self.replica]}
         written = {each: write_record(record) for each, record in changed.items() if each not in self.unread}
-        return TableChange(table.stamp, self._new_version(), is_settled, written, tuple(removed))
+        return TableChange(table.stamp, self._new_version(), is_settled, records=written, removed=tuple(removed))
 
     def _sized(
         self,
@@ -250,7 +252,7 @@ class ReplicaBlocks:
             block.append(max(wish.used[at], min(fits[place], room)))
             lacks = block[at] < min(fits[place], max(1, wish.wanted[at]))
             self._note(key, at, rows, fits, lacks=lacks, gives=block[at] < before[at])
-        return EngineUse(*block)
+        return EngineUse._make(block)
 
     def _note(
         self,
@@ -278,7 +280,7 @@ class ReplicaBlocks:
         table = self._table
         if table is None or table.era != self._era:
             return None
-        return TableChange(table.stamp, self._new_version(), table.settled, {}, (self.replica,))
+        return TableChange(table.stamp, self._new_version(), table.settled, records={}, removed=(self.replica,))
 
     def answered(self, table: Table, sent: float, received: float, *, applied: bool) -> None:
         """The change was answered with the table as it is now. `sent`: a time before it was sent."""

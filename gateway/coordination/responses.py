@@ -59,7 +59,10 @@ class ResponseExchange:
         if not self._unsent:
             return None
         some = [self._unsent[at] for at in range(min(_MOST_PLACES, len(self._unsent)))]
-        places = [SentPlace(name, place.backend, place.model, *place.owner, place.alias) for name, place in some]
+        places = [
+            SentPlace(name, place.backend, place.model, key=place.owner[0], tenant=place.owner[1], alias=place.alias)
+            for name, place in some
+        ]
         return self._encode(SentPlaces(_FORMAT, places))
 
     def sent(self) -> None:
@@ -77,7 +80,7 @@ class ResponseExchange:
         if message.format != _FORMAT:
             return False
         found = [
-            (each.response, Place(each.backend, each.model, (each.key, each.tenant), each.alias))
+            (each.response, Place(each.backend, each.model, (each.key, each.tenant), alias=each.alias))
             for each in message.places
         ]
         self._stored.restore(reversed(found))

@@ -38,7 +38,7 @@ def parsed_address(url: str) -> StoreAddress:
     if parts.scheme == "unix":
         if parts.netloc or len(parts.path) < 2:
             raise ValueError("must look like unix:///path/of/socket")
-        return StoreAddress(parts.path, (), False, 0, "")
+        return StoreAddress(parts.path, (), False, database=0, sentinel_name="")
     has_sentinels = parts.scheme.endswith("+sentinel")
     hosts = tuple(_host(each, _PORTS[parts.scheme]) for each in parts.netloc.split(","))
     if len(hosts) > 1 and not has_sentinels:
@@ -49,7 +49,9 @@ def parsed_address(url: str) -> StoreAddress:
         raise ValueError("must end with the name that the Sentinels know: redis+sentinel://host:26379/name")
     if len(rest) > 1 or not all(each.isdecimal() and len(each) < 6 for each in rest):
         raise ValueError("must have at most the number of a database after the host")
-    return StoreAddress("", hosts, parts.scheme.startswith("rediss"), int(rest[0]) if rest else 0, name)
+    return StoreAddress(
+        "", hosts, parts.scheme.startswith("rediss"), database=int(rest[0]) if rest else 0, sentinel_name=name
+    )
 
 
 def _host(address: str, port: int) -> tuple[str, int]:

@@ -39,6 +39,7 @@ class CacheSharing:
     def __init__(
         self,
         link: RedisLink,
+        *,
         fleet: Fleet,
         index: AnnouncedIndex,
         is_followed: Callable[[int], bool],
@@ -46,7 +47,6 @@ class CacheSharing:
         clock: Callable[[], float],
         supervisor: Supervisor,
         secret: bytes,
-        *,
         follow_secret: Callable[[bytes], None] | None,
     ) -> None:
         self._link, self._clock, self._supervisor = link, clock, supervisor
@@ -57,7 +57,7 @@ class CacheSharing:
         self._long: deque[bytes] = deque()
         self._has_long, self._has_questions = asyncio.Event(), asyncio.Event()
         named = lambda: [(key, engine) for key, _, engine in engines_by_key(fleet.backends)]  # noqa: E731
-        self.exchange = Exchange(link.replica, index, named, is_followed)
+        self.exchange = Exchange(link.replica, index, named, is_followed=is_followed)
         fleet.on_change.append(self.exchange.follow_fleet)
         fleet.on_leave.append(self._left)
 

@@ -6,7 +6,7 @@ and swap will do: Redis or Valkey (`redis_store.py`), or the parent of several w
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple, Protocol
 
 
@@ -31,6 +31,7 @@ class Table:
     stamp: Stamp
     era: str = ""
     settled: bool = False  # long enough in use for every replica to be in it, or not to use anything
+    _: KW_ONLY
     records: Mapping[str, bytes] = field(default_factory=dict)
     present: frozenset[str] = frozenset()
 
@@ -42,6 +43,7 @@ class TableChange:
     expected: Stamp
     version: str
     settled: bool
+    _: KW_ONLY
     records: Mapping[str, bytes]
     removed: tuple[str, ...] = ()
 
@@ -60,7 +62,7 @@ class SharedTable:
 
     def read(self, present: frozenset[str]) -> Table:
         """The table now. `present`: the replicas that are connected."""
-        return Table(Stamp(self.run, self.version), self.era, self.settled, dict(self.records), present)
+        return Table(Stamp(self.run, self.version), self.era, self.settled, records=dict(self.records), present=present)
 
     def swap(self, change: TableChange) -> bool:
         """Apply the change if the table is as it expects; returns whether it was."""

@@ -12,7 +12,7 @@ class DiscoveryFeature(Feature):
     """Follows the configured sources, of which there may be none."""
 
     def __init__(self, core: Core) -> None:
-        self.discovery = Discovery(core.config.discovery, core.membership, core.supervisor, core.random)
+        self.discovery = Discovery(core.config.discovery, core.membership, core.supervisor, random=core.random)
 
     def apply(self, config: Config) -> None:
         self.discovery.follow(config.discovery)

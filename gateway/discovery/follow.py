@@ -39,7 +39,7 @@ def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
 class SourceFollower:
     """Follows one source, up to `max_backends` of what it lists. `follow` is `Membership.follow`."""
 
-    def __init__(self, source: BackendSource, follow: Follow, random: Random, max_backends: int) -> None:
+    def __init__(self, source: BackendSource, follow: Follow, random: Random, *, max_backends: int) -> None:
         self.max_backends = max_backends
         self._source = source
         self._follow = follow
@@ -91,7 +91,9 @@ class SourceFollower:
 class Discovery:
     """Follows all configured sources inside its `async with` block."""
 
-    def __init__(self, config: DiscoveryConfig, membership: Membership, supervisor: Supervisor, random: Random) -> None:
+    def __init__(
+        self, config: DiscoveryConfig, membership: Membership, supervisor: Supervisor, *, random: Random
+    ) -> None:
         self._membership = membership
         self._supervisor = supervisor
         self._random = random
@@ -126,7 +128,9 @@ class Discovery:
             if source in self._following:
                 self._following[source][0].max_backends = self._max_backends
             else:
-                follower = SourceFollower(source, self._membership.follow, self._random, self._max_backends)
+                follower = SourceFollower(
+                    source, self._membership.follow, self._random, max_backends=self._max_backends
+                )
                 task = asyncio.get_running_loop().create_task(follower.run(self._supervisor), name="discovery")
                 self._following[source] = follower, task
 

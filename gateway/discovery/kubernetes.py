@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -212,6 +212,7 @@ class _Sighting:
     """One endpoint in one slice. `pod` is the same for all sightings of a pod, and for no other pod's."""
 
     pod: str
+    _: KW_ONLY
     name: str
     host: str
     port: int

@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import structlog
 
@@ -37,6 +37,7 @@ class Batcher:
     """
 
     fleet: Fleet
+    _: KW_ONLY
     dispatch: Dispatch
     config: EmbeddingsConfig
     backlog: Backlog
@@ -94,7 +95,9 @@ class Batcher:
     def pending_for(self, request: InferenceRequest, key: BatchKey, kind: BatchKind) -> PendingBatch:
         """The batch that a request may join. Raises QueueFull if it would have to wait, and the queue is full."""
         sizes = self._sizes[kind, key.model]
-        pending = self._pending.get(key) or PendingBatch(key, kind, sizes, self.config, self._look)
+        pending = self._pending.get(key) or PendingBatch(
+            key, kind=kind, sizes=sizes, config=self.config, look=self._look
+        )
         is_behind = key.bulk and (pending.next_items > 0 or self._slots_left(pending) < 1)
         has_to_wait = is_behind or pending.in_flight >= sizes.slots or self.crowded(key.model) > 0
         if has_to_wait and not key.offline and self.backlog.is_full_for(request.demand.size_bytes, guarded=True):

@@ -11,7 +11,7 @@ import asyncio
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from itertools import count
 from typing import Any, NamedTuple, Protocol
@@ -36,7 +36,7 @@ class LinearFit:
 
     __slots__ = ("_uu", "_uv", "_uy", "_vv", "_vy", "coefficients")
 
-    def __init__(self, a: float, b: float, u: float = 1.0, v: float = 1.0) -> None:
+    def __init__(self, a: float, b: float, *, u: float = 1.0, v: float = 1.0) -> None:
         self._uu, self._uv, self._vv = u * u, 0.0, v * v
         self._uy, self._vy = a * u * u, b * v * v
         self.coefficients = a, b
@@ -85,8 +85,8 @@ class ModelSizes:
         self.slots = _SLOTS_A_REPLICA  # batches that keep its backends busy
         self.context_tokens: int | None = None
         self._item_answer_bytes = float(_ITEM_ANSWER_BYTES)
-        self._tokens = LinearFit(2.0, 0.25, 4.0, 400.0)  # of texts: for each, and for each byte
-        self._seconds = LinearFit(0.003, 0.0003, 1.0, 8.0)  # of a batch: for itself, and for each item
+        self._tokens = LinearFit(2.0, 0.25, u=4.0, v=400.0)  # of texts: for each, and for each byte
+        self._seconds = LinearFit(0.003, 0.0003, u=1.0, v=8.0)  # of a batch: for itself, and for each item
 
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
         """`engines`: those that serve it now; at least one."""
@@ -382,6 +382,7 @@ class PendingBatch:
     """Pieces that may share a batch and wait for the next one. `look` is called to send what is due."""
 
     key: BatchKey
+    _: KW_ONLY
     kind: BatchKind
     sizes: ModelSizes
     config: EmbeddingsConfig

@@ -1,6 +1,6 @@
 """What is read of requests for embeddings, scores and rankings, to send them in batches or in pieces."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 
@@ -43,6 +43,7 @@ class Pairs:
 
     names: tuple[str, str]
     queries: str | list[str]
+    _: KW_ONLY
     documents: list[str]
     sizes_bytes: list[int]
     fields: dict[str, Any]

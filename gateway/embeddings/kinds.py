@@ -130,7 +130,7 @@ class Coalescer:
         if not others:
             body = wire.body_of(batch.key.template, waiters[0].inputs.items[first.start : first.start + first.items])
             suffix = "" if waiters[0].whole else str(first.start)
-            return wire.part_of(waiters[0].request, body, batch.items, batch.tokens, suffix)
+            return wire.part_of(waiters[0].request, body, batch.items, tokens=batch.tokens, suffix=suffix)
         body = wire.body_of(batch.key.template, items_of(waiters))
         name, weights = self._new_id(), {piece.tenant: piece.weight for piece in batch.pieces}
         deadlines = [waiter.request.demand.deadline_seconds for waiter in waiters]
@@ -252,7 +252,9 @@ _MOST_BYTES = 4  # times those of the request may go to the backends: each piece
 class RerankWaiter(Waiter):
     """A rerank or score request. `holding`: memory for the scores that it has."""
 
-    def __init__(self, request: InferenceRequest, pairs: Pairs, record: Record, now: float, holding: Holding) -> None:
+    def __init__(
+        self, request: InferenceRequest, pairs: Pairs, record: Record, *, now: float, holding: Holding
+    ) -> None:
         super().__init__(request, record, now)
         self.pairs = pairs
         self.holding = holding
@@ -312,7 +314,7 @@ class RerankSplitter:
             ranges.insert(0, range(len(tokens), len(tokens) + 1))
             sizes_bytes = [*sizes_bytes, len(wire.query_body(pairs))]
             tokens = sizes.tokens_of_texts(sizes_bytes)
-        waiter = RerankWaiter(request, pairs, record, self._batcher.clock(), holding)
+        waiter = RerankWaiter(request, pairs, record, now=self._batcher.clock(), holding=holding)
         waiter.split(ranges, tokens, sizes_bytes)
         return waiter
 
@@ -337,7 +339,7 @@ class RerankSplitter:
         counted: list[int] = []
         try:
             for count, body in enumerate(wire.probes(request.demand.model, pairs), 1):
-                probe = wire.part_of(request, body, count, 2 * count, f"probe-{count}")
+                probe = wire.part_of(request, body, count, tokens=2 * count, suffix=f"probe-{count}")
                 record = Record(probe.request_id, probe.endpoint, self._batcher.clock())
                 with Holding(self._batcher.memory) as holding:
                     most = wire.most_score_bytes(count, len(body))
@@ -360,14 +362,14 @@ class RerankSplitter:
         measures_query = piece.start == len(waiter.pairs.documents)
         body = wire.query_body(waiter.pairs) if measures_query else wire.pairs_body(waiter.pairs, documents)
         suffix = "query" if measures_query else str(piece.start)
-        request = wire.part_of(waiter.request, body, piece.items, piece.tokens, suffix)
+        request = wire.part_of(waiter.request, body, piece.items, tokens=piece.tokens, suffix=suffix)
         with Holding(self._batcher.memory) as holding:
             response = await self._batcher.fetch(batch, request, wire.most_score_bytes(piece.items, len(body)), holding)
             if response.status != 200:
                 return response
             if measures_query:  # scored against itself, it has twice as many tokens
                 tokens = min(wire.tokens_in(response.body), most_prompt_tokens(1, len(body))) // 2
-                waiter.answered(piece, wire.Scores(wire.AnswerForm({}, ""), [], tokens, 0))
+                waiter.answered(piece, wire.Scores(wire.AnswerForm({}, ""), [], tokens, size_bytes=0))
                 return None
             scores = wire.read_scores(response.body, waiter.pairs, documents)
         seconds = self._batcher.clock() - batch.sent_seconds

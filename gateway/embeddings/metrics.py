@@ -12,12 +12,17 @@ class EmbeddingMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         model = ("model",)
-        self.batch_items = Histogram("gateway_embedding_batch_items", "Inputs per embeddings batch.", model, _ITEMS)
+        self.batch_items = Histogram(
+            "gateway_embedding_batch_items", "Inputs per embeddings batch.", model, bounds=_ITEMS
+        )
         self.batch_tokens = Histogram(
-            "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, _TOKENS
+            "gateway_embedding_batch_tokens", "Estimated tokens per embeddings batch.", model, bounds=_TOKENS
         )
         self.batch_wait = Histogram(
-            "gateway_embedding_batch_wait_seconds", "Time that inputs waited for their batch to be sent.", model, _WAIT
+            "gateway_embedding_batch_wait_seconds",
+            "Time that inputs waited for their batch to be sent.",
+            model,
+            bounds=_WAIT,
         )
         self.flushes = Counter(
             "gateway_embedding_flushes_total", "Embeddings batches sent, by reason.", ("model", "reason")

@@ -11,7 +11,7 @@ takes 100 times as long for values as for long strings.
 import binascii
 from base64 import b64decode, b64encode
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from itertools import chain
 from math import isfinite
@@ -299,7 +299,15 @@ def pairs_of(endpoint: str, document: dict[str, Any], model: str) -> Pairs | Non
     if len(partners) == 1:
         partners *= len(documents)  # measured once: a client chooses the length of both
     sizes = [a + b for a, b in zip(partners, map(text_bytes, documents), strict=True)]
-    return Pairs(names, queries, documents, sizes, fields | {"model": model}, ranks, top_n)
+    return Pairs(
+        names,
+        queries,
+        documents=documents,
+        sizes_bytes=sizes,
+        fields=fields | {"model": model},
+        ranks=ranks,
+        top_n=top_n,
+    )
 
 
 def pairs_body(pairs: Pairs, part: range) -> bytes:
@@ -362,6 +370,7 @@ class Scores:
     form: AnswerForm
     entries: list[dict[str, Any]]
     prompt_tokens: int
+    _: KW_ONLY
     size_bytes: int
 
 
@@ -397,7 +406,7 @@ def read_scores(body: bytes, pairs: Pairs, part: range) -> Scores:
     tokens = min(prompt_tokens_of(document), most_prompt_tokens(len(part), size_bytes))
     given.sort(key=lambda entry: (-entry[score_name] if pairs.ranks else 0, entry["index"]))
     form = AnswerForm({**document, list_name: None}, list_name)
-    return Scores(form, given, tokens, len(body))
+    return Scores(form, given, tokens, size_bytes=len(body))
 
 
 def tokens_in(body: bytes) -> int:

@@ -9,7 +9,7 @@ machine. A publisher that connects needs `kv_events: {endpoint: ..., bind: true}
 import asyncio
 import os
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import NamedTuple
 
 from gateway.backends.backend import Backend
@@ -45,6 +45,7 @@ class Source:
     rank: int
     endpoint: str
     replay: str | None
+    _: KW_ONLY
     topic: str | None = None  # None = any
     bind: bool = False
     capacity_tokens: int | None = field(default=None, compare=False)
@@ -80,7 +81,7 @@ def plan(backend: Backend) -> ReadingPlan:
             if not reported.endpoint:
                 raise ValueError("/kv_event_sources does not contain the endpoint")
             endpoint = str(Address(host, Address.of(reported.endpoint).port))
-            sources.append(Source(reported.rank, endpoint, None, reported.topic, capacity_tokens=capacity))
+            sources.append(Source(reported.rank, endpoint, None, topic=reported.topic, capacity_tokens=capacity))
             if reported.replay_endpoint:  # the events are read even if it cannot be reached
                 replay = str(Address(host, Address.of(reported.replay_endpoint).port))
                 sources[-1] = replace(sources[-1], replay=replay)
@@ -93,7 +94,7 @@ def _configured(config: KvEventsConfig, host: str, rank: int, capacity: int | No
     """Rank r publishes r ports above rank 0, as vLLM does it."""
     endpoint = _of_rank(config.endpoint, None if config.bind else host, rank)
     replay = _of_rank(config.replay, host, rank) if config.replay else None
-    return Source(rank, endpoint, replay, config.topic, config.bind, capacity)
+    return Source(rank, endpoint, replay, topic=config.topic, bind=config.bind, capacity_tokens=capacity)
 
 
 def _of_rank(endpoint: str, host: str | None, rank: int) -> str:

@@ -13,7 +13,9 @@ class ExactFeature(Feature):
 
     def __init__(self, core: Core) -> None:
         fleet = core.fleet
-        self.mode = mode = ExactMode(core.config.models, fleet, core.cache_state, core.clock, core.supervisor)
+        self.mode = mode = ExactMode(
+            core.config.models, fleet, core.cache_state, clock=core.clock, supervisor=core.supervisor
+        )
         fleet.on_change.append(mode.fleet_changed)
         fleet.on_facts.append(mode.facts_changed)
         fleet.on_restart.append(mode.restarted)

@@ -33,6 +33,7 @@ class KvEvents:
         events: EngineEvents,
         engine_number: Callable[[str, int], int | None],
         clock: Callable[[], float],
+        *,
         supervisor: Supervisor | None = None,
     ) -> None:
         self._events = events
@@ -152,7 +153,9 @@ class KvEvents:
             if known := self._streams.get(engine):
                 known.ledger.resize(source.capacity_tokens)
                 continue
-            stream = Stream(engine, backend, source, self._sockets, self._events, self._deliver)
+            stream = Stream(
+                engine, backend, source=source, sockets=self._sockets, events=self._events, deliver=self._deliver
+            )
             self._streams[engine] = stream
             stream.run(stream.open)
 

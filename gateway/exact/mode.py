@@ -47,6 +47,7 @@ class ExactMode:
         models: ModelsConfig,
         fleet: Fleet,
         cache_state: CacheState,
+        *,
         clock: Callable[[], float],
         supervisor: Supervisor,
     ) -> None:
@@ -70,7 +71,7 @@ class ExactMode:
 
             clock, supervisor = self._clock, self._supervisor
             caches = ExactCaches(self._index, self._fleet, self._cache_state)
-            kv_events = KvEvents(caches, caches.engine_number, clock, supervisor)
+            kv_events = KvEvents(caches, caches.engine_number, clock, supervisor=supervisor)
             tokenization = Tokenization(self._models, self._fleet, clock, supervisor=supervisor)
             self._cache_state.use(caches)
             self.prompts.use(tokenization)

@@ -136,7 +136,7 @@ class Stream:
     """Follows one source from `open` to `close`, and passes changes of its engine on."""
 
     def __init__(
-        self, engine: int, backend: str, source: Source, sockets: Sockets, events: EngineEvents, deliver: Deliver
+        self, engine: int, backend: str, *, source: Source, sockets: Sockets, events: EngineEvents, deliver: Deliver
     ) -> None:
         self.source = source
         self.ledger = Ledger(source.capacity_tokens)

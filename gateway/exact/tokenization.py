@@ -9,7 +9,7 @@ import math
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Literal, NamedTuple, Self
 
@@ -129,6 +129,7 @@ class ModelState:
 
     name: str
     source: str
+    _: KW_ONLY
     encoding: str = ""  # how its texts are encoded; empty = not loaded
     failure: str = ""
     content_format: ContentFormat = ContentFormat.STRING
@@ -169,6 +170,7 @@ class Tokenization:
         models: ModelsConfig,
         fleet: Fleet,
         clock: Callable[[], float],
+        *,
         limits: TokenizerLimits = DEFAULT_LIMITS,
         process: TokenizerProcess | None = None,
         supervisor: Supervisor | None = None,
@@ -225,7 +227,9 @@ class Tokenization:
         state = self._models.get(model)
         if state is None or _NEEDED.get(endpoint) not in state.features:
             return None
-        job = Job(model, endpoint, decisive(document), state.content_format, list(state.features))
+        job = Job(
+            model, endpoint, decisive(document), content_format=state.content_format, features=list(state.features)
+        )
         reply = await self._prompts.ask(job, size_bytes)
         if isinstance(reply, NotCounted):
             self.totals[reply.value] += 1
@@ -336,7 +340,13 @@ class Tokenization:
         """Compare a model's tokens with this backend's, and keep the verdict; False = to be tried again."""
 
         async def tokenize(probe: Probe, content_format: ContentFormat) -> list[int] | None:
-            job = Job(model.name, probe.endpoint, decisive(dict(probe.document)), content_format, list(PromptFeature))
+            job = Job(
+                model.name,
+                probe.endpoint,
+                decisive(dict(probe.document)),
+                content_format=content_format,
+                features=list(PromptFeature),
+            )
             tokens = (await self._process.ask(job)).tokens
             return None if tokens is None else array("I", tokens).tolist()
 

@@ -357,8 +357,9 @@ class Worker:
             model = self._models[question.model]
             if isinstance(question, Count):
                 return TokenizerReply(b"", counts=model.counts(question.texts, special=question.special))
-            given = question.endpoint, question.document, question.content_format, question.features
-            return TokenizerReply(model.tokens(*given))
+            return TokenizerReply(
+                model.tokens(question.endpoint, question.document, question.content_format, question.features)
+            )
         except (CannotLoad, NotUnderstood) as error:
             return TokenizerReply(None, str(error), isinstance(error, CannotLoad))
         except Exception as error:  # one prompt's fault must not end the others' service

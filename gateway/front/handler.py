@@ -165,6 +165,7 @@ class Handler(RequestHandler):
     def __init__(
         self,
         config: Config,
+        *,
         fleet: Fleet,
         dispatchers: Mapping[str, RequestDispatcher],
         reader: RequestReader,
@@ -293,7 +294,15 @@ class Handler(RequestHandler):
                 await self._apis[route.answered_by].answer(incoming, owner, reply)
             else:
                 names = self._reader.names.listed
-                answer_local(route, incoming.path, incoming.key, self._fleet, names, self._draining, reply)
+                answer_local(
+                    route,
+                    incoming.path,
+                    key=incoming.key,
+                    fleet=self._fleet,
+                    aliases=names,
+                    draining=self._draining,
+                    reply=reply,
+                )
             return "completed"
         if route.source:
             request = await self._sources[route.source].read(incoming, route, connection, reply, self._reader)

@@ -139,6 +139,7 @@ class RequestReader:
     def __init__(
         self,
         config: Config,
+        *,
         estimates: Estimates,
         stored: ResponseStore,
         salt_secret: bytes,

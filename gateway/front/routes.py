@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from types import MappingProxyType
 
 from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
@@ -16,6 +16,7 @@ class Route:
     endpoint: str
     kind: Kind = Kind.LIGHT
     target: bytes = b""
+    _: KW_ONLY
     done_marker: bytes | None = None
     local: bool = False  # the gateway answers it itself
     anthropic: bool = False

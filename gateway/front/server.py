@@ -31,6 +31,7 @@ class Server:
         config: ServerConfig,
         handler: RequestHandler,
         clock: Callable[[], float],
+        *,
         memory: MemoryBudget,
         supervisor: Supervisor | None = None,
     ) -> None:
@@ -105,7 +106,7 @@ class Server:
         connection = ClientConnection(self, loop)
         if self._tls is None or family == socket.AF_UNIX:
             return connection
-        return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop)
+        return EncryptedTransport(connection, self._tls.context, self.config.header_timeout_seconds, loop=loop)
 
     async def adopt(self, client: socket.socket) -> None:
         """Take over the connection of a client from another process."""

@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import structlog
@@ -164,6 +164,7 @@ class Predecessor:
     """
 
     knowledge: Knowledge
+    _: KW_ONLY
     sharing: SlotSharing
     ports: Ports
     addresses: dict[str, tuple[str, int]]

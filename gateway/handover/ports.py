@@ -39,7 +39,7 @@ class Reopened(Protocol):
 class Ports:
     """The ports of one gateway, with its batches, if it has any."""
 
-    def __init__(self, main: Port, admin: Port, metrics: Port, streams: Streams, batches: Reopened | None) -> None:
+    def __init__(self, main: Port, admin: Port, metrics: Port, *, streams: Streams, batches: Reopened | None) -> None:
         self._ports = {"main": main, "admin": admin, "metrics": metrics}
         self._streams = streams
         self._batches = batches

@@ -84,7 +84,7 @@ def own_needs(
 
 def uses_of(message: Mapping[str, Iterable[int]]) -> dict[str, EngineUse]:
     """Needs, or what is lent, as they come in a message."""
-    return {key: EngineUse(*use) for key, use in message.items()}
+    return {key: EngineUse._make(use) for key, use in message.items()}
 
 
 def _sum(one: EngineUse, other: EngineUse) -> EngineUse:
@@ -105,7 +105,7 @@ class SlotSharing:
     `number`: of its last `needs`. `lent`: to the process before it.
     """
 
-    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]) -> None:
+    def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, *, kv_headroom: Callable[[], float]) -> None:
         self._fleet = fleet
         self._own_needs = partial(own_needs, fleet, queue, lengths, kv_headroom)
         self._before: Uses = {}  # needs of the process before

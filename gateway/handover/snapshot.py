@@ -8,7 +8,7 @@ import asyncio
 import os
 from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -47,6 +47,7 @@ class Knowledge:
     """The owners of what a snapshot holds."""
 
     fleet: Fleet
+    _: KW_ONLY
     membership: Membership
     sources: Callable[[], Collection[str]]  # of discovery, by name
     cache_state: CacheState
@@ -143,7 +144,8 @@ class Knowledge:
     def restore_stored(self, stored: list[Any]) -> None:
         """Take over where responses are stored."""
         self.stored.restore(
-            (name, Place(backend, model, (key, tenant), *alias)) for name, backend, model, key, tenant, *alias in stored
+            (name, Place(backend, model, (key, tenant), alias=alias[0] if alias else ""))
+            for name, backend, model, key, tenant, *alias in stored
         )
 
     def stored_since(self, noted: int) -> list[Any]:

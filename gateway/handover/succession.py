@@ -47,6 +47,7 @@ class Handover:
         gateway: Serving,
         sharing: SlotSharing,
         predecessor: Predecessor,
+        *,
         successor: Successor | None,
         stop: asyncio.Event,
     ) -> None:

@@ -12,7 +12,7 @@ the root outward, and a prompt belongs to the first family that gains enough.
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +49,7 @@ class Corpus:
     """
 
     samples: Sequence[Sample]
+    _: KW_ONLY
     rows: Ints
     owner: Ints  # the sample that a piece belongs to
     content: Ints
@@ -118,7 +119,18 @@ def build(samples: Sequence[Sample], breathe: Breathe) -> Corpus:
     longest = np.zeros(len(digest_of), np.int64)
     np.maximum.at(longest, content, size)
     distinctive = longest >= _DISTINCTIVE_BYTES
-    return Corpus(samples, rows, owner, content, node, parent, np.concatenate(starts), size, distinctive, digest_of)
+    return Corpus(
+        samples,
+        rows=rows,
+        owner=owner,
+        content=content,
+        node=node,
+        parent=parent,
+        start=np.concatenate(starts),
+        size=size,
+        distinctive=distinctive,
+        digest=digest_of,
+    )
 
 
 def _salts(samples: Sequence[Sample]) -> list[int]:
@@ -142,6 +154,7 @@ class Family:
     """
 
     members: Ints
+    _: KW_ONLY
     branches: Ints
     first_row: Ints  # where the member leaves the common way
     core_end: Ints
@@ -234,7 +247,7 @@ def _alike(corpus: Corpus, branching: _Branching, breathe: Breathe) -> list[Ints
     size[corpus.content[rows]] = corpus.size[rows]
     if len(content) == 0 or sums(branch, size[content], count).max() < LEAST_SAVING_BYTES:
         return []
-    family = _clustered(branch, content, size, holders, count, breathe)
+    family = _clustered(branch, content, size=size, holders=holders, count=count, breathe=breathe)
     groups = [np.flatnonzero(family[branching.branches] == number) for number in range(int(family.max()) + 1)]
     return [group for group in groups if len(group) >= LEAST_SAMPLES]
 
@@ -277,7 +290,7 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
     if not core_bytes.all():
         kept = chosen[core_bytes > 0]
         return _measured(corpus, branching, kept, hit_bytes) if len(kept) >= LEAST_SAMPLES else None
-    core_end = _ends(corpus, rows, places, in_core, core_bytes)
+    core_end = _ends(corpus, rows, places, in_core=in_core, core_bytes=core_bytes)
     in_core &= rows < core_end[places]
     core_bytes = sums(places[in_core], corpus.size[rows[in_core]], len(members))
     beyond = np.maximum(0, hit_bytes[members] - corpus.start[first_row[0]])
@@ -285,7 +298,16 @@ def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: In
     saving[0] = 0  # nothing was before it
     last = corpus.rows[members + 1] - 1
     share = float(saving.sum() / (corpus.start[last] + corpus.size[last]).sum())
-    return Family(members, group.branches, first_row, core_end, core_bytes, saving, share, core)
+    return Family(
+        members,
+        branches=group.branches,
+        first_row=first_row,
+        core_end=core_end,
+        core_bytes=core_bytes,
+        saving_bytes=saving,
+        saving_share=share,
+        is_core=core,
+    )
 
 
 def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:

@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
 from typing import Any
@@ -109,6 +109,7 @@ class Difference:
     kind: str
     start: int
     ends: tuple[int, int]
+    _: KW_ONLY
     texts: tuple[bytes, bytes]
 
 
@@ -123,7 +124,7 @@ def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference 
     first, second = family.members[one], family.members[other]
     texts = corpus.samples[first].text, corpus.samples[second].text
     if corpus.content[corpus.rows[first]] != corpus.content[corpus.rows[second]]:
-        return Difference("cache salt", 0, (0, 0), texts)
+        return Difference("cache salt", 0, (0, 0), texts=texts)
     start = common_prefix(*texts)
     if start == min(map(len, texts)):
         return None
@@ -131,7 +132,7 @@ def compare(corpus: Corpus, family: Family, one: int, other: int) -> Difference 
         return found
     common = _common_pieces(corpus, family, one, other)
     if _share_in_order(common) < _IN_ORDER:
-        return Difference(_order_kind(texts, start), start, (start, start), texts)
+        return Difference(_order_kind(texts, start), start, (start, start), texts=texts)
     return _words(texts, start, common)
 
 
@@ -143,7 +144,7 @@ def _token(texts: tuple[bytes, bytes], start: int) -> Difference | None:
     ends = tokens[0][2], tokens[1][2]
     if texts[0][ends[0] : ends[0] + _AGREE_BYTES] != texts[1][ends[1] : ends[1] + _AGREE_BYTES]:
         return None
-    return Difference(tokens[0][0], tokens[0][1], ends, texts)
+    return Difference(tokens[0][0], tokens[0][1], ends, texts=texts)
 
 
 def _common_pieces(corpus: Corpus, family: Family, one: int, other: int) -> list[tuple[int, int, int]]:
@@ -199,7 +200,7 @@ def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, 
             ends = ends[0] + 1, ends[1] + 1
     kinds = [kind_of_words(text[start:end]) for text, end in zip(texts, ends, strict=True)]
     kind = kinds[0] if kinds[0] == kinds[1] else "words"
-    return Difference("extra text" if "extra text" in kinds else kind, start, ends, texts)
+    return Difference("extra text" if "extra text" in kinds else kind, start, ends, texts=texts)
 
 
 def _order_kind(texts: tuple[bytes, bytes], start: int) -> str:
@@ -246,6 +247,7 @@ class Cause:
     family: Family
     kind: str
     part: tuple[str, int]  # its name, and the bytes before the place
+    _: KW_ONLY
     position_bytes: int
     shown_by: tuple[Difference, ...]
 
@@ -266,7 +268,7 @@ def find_cause(corpus: Corpus, family: Family) -> Cause | None:
     if kind in _MAY_BE_NATURAL and kind != "extra text" and not _is_written(corpus, family):
         return None  # of a history that is cut, answers are a part
     part = ("cache_salt", 0) if kind == "cache salt" else part_of(alike[0].texts[0], position)
-    return Cause(family, kind, part, position, alike)
+    return Cause(family, kind, part, position_bytes=position, shown_by=alike)
 
 
 def _is_written(corpus: Corpus, family: Family) -> bool:
@@ -424,7 +426,7 @@ def make_report(taken: Snapshot, breathe: Breathe) -> dict[str, Any]:
         "shares": _shares(in_window, behind),
         "clients": clients(rows, _MOST_ROWS),
         "applications": applications(rows, taken.samples, _MOST_ROWS, show_text),
-        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text, taken.holders),
+        "prefixes": hottest(taken.epochs, taken.samples, _MOST_ROWS, show_text=show_text, holders=taken.holders),
         "breakers": found,
         "samples": {
             "kept": len(taken.samples),

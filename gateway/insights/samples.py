@@ -9,7 +9,7 @@ epoch fills.
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from hashlib import blake2b
 from random import Random
 from typing import Any, TypeVar
@@ -57,6 +57,7 @@ class ReportLimits:
     """
 
     per_second: float = 1.0
+    _: KW_ONLY
     burst: int = 128
     samples: int = 512
     total_bytes: int = 8 << 20
@@ -224,6 +225,7 @@ class Snapshot:
     """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
 
     uptime_seconds: float
+    _: KW_ONLY
     now_seconds: float
     since_start: Counts
     epochs: list[Epoch]
@@ -245,6 +247,7 @@ class PrefixReport:
         self,
         now: float,
         random: Random,
+        *,
         show_text: bool = False,
         holders: Holders | None = None,
         limits: ReportLimits | None = None,
@@ -296,7 +299,16 @@ class PrefixReport:
         longest = self._limits.epochs * self._limits.epoch_seconds
         since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
         samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
-        return Snapshot(uptime, now, counted, self._epochs(since), samples, models, self._show_text, self._holders)
+        return Snapshot(
+            uptime,
+            now_seconds=now,
+            since_start=counted,
+            epochs=self._epochs(since),
+            samples=samples,
+            models=models,
+            show_text=self._show_text,
+            holders=self._holders,
+        )
 
     def _epochs(self, since_seconds: float) -> list[Epoch]:
         """Those that end after then, oldest first; not changed afterwards."""

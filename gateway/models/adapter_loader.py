@@ -31,11 +31,11 @@ def backend_for(fleet: Fleet, name: str, base: str, refused: Callable[[Backend],
 class AdapterLoader:
     """Loads adapters inside the `async with` block of `commands`. `waiting` counts the requests for a model."""
 
-    def __init__(self, fleet: Fleet, waiting: Callable[[str], int], clock: Clock, supervisor: Supervisor) -> None:
+    def __init__(self, fleet: Fleet, waiting: Callable[[str], int], clock: Clock, *, supervisor: Supervisor) -> None:
         self._fleet = fleet
         self._waiting = waiting
         self._adapters: Mapping[str, LoraConfig] = {}
-        self.commands = Commands("adapters", self._look_at_all, clock, supervisor)  # one for each adapter
+        self.commands = Commands("adapters", self._look_at_all, clock, supervisor=supervisor)  # one for each adapter
 
     def follow(self, adapters: Mapping[str, LoraConfig]) -> None:
         """Take over other adapters. Those that are loaded stay loaded."""
@@ -61,7 +61,11 @@ class AdapterLoader:
             log.warning("adapter_load_failed", backend=backend.name, adapter=name, reason=str(error))
             return
         card = ModelCard(
-            name, adapter.path, adapter.base, None, {"id": name, "object": "model", "parent": adapter.base}
+            name,
+            adapter.path,
+            adapter.base,
+            max_model_len=None,
+            raw={"id": name, "object": "model", "parent": adapter.base},
         )
         if name not in backend.context_tokens:  # its list, read meanwhile, has it
             self._fleet.learned(backend, replace(backend.facts, models=(*backend.facts.models, card)))

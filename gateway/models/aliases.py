@@ -47,6 +47,7 @@ class Aliases(ModelNames):
         aliases: Mapping[str, AliasTarget],
         served: Mapping[str, str] = MappingProxyType({}),
         own: Collection[str] = (),
+        *,
         fallbacks: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     ) -> None:
         super().__init__(served, own)
@@ -60,7 +61,7 @@ class Aliases(ModelNames):
     def configured(cls, config: ModelsConfig, served: Mapping[str, str]) -> ModelNames:
         """The names of this configuration; without its aliases and fallbacks, those of engines alone."""
         if config.aliases or config.fallbacks:
-            return cls(config.aliases, served, config.by_name, config.fallbacks)
+            return cls(config.aliases, served, config.by_name, fallbacks=config.fallbacks)
         return ModelNames(served, config.by_name)
 
     def __contains__(self, name: str) -> bool:

@@ -21,7 +21,7 @@ class Commands:
     One command at a time runs for the same `key`. What failed `may_run` again after a while.
     """
 
-    def __init__(self, name: str, look: Callable[[], None], clock: Clock, supervisor: Supervisor) -> None:
+    def __init__(self, name: str, look: Callable[[], None], clock: Clock, *, supervisor: Supervisor) -> None:
         self._name = name
         self._look = look
         self._clock = clock

@@ -53,6 +53,7 @@ class Fallbacks:
         fleet: Fleet,
         dispatcher: RequestDispatcher,
         complete: Complete,
+        *,
         fell_back: Callable[[tuple[str, str, str]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -70,7 +71,12 @@ class Fallbacks:
             if other is None:
                 return await self._wait(request, reply, record)
             return await self._send_as(
-                other, "no_backend", request, reply, record, NoBackend.of(model, "at this moment")
+                other,
+                "no_backend",
+                request=request,
+                reply=reply,
+                record=record,
+                error=NoBackend.of(model, "at this moment"),
             )
         try:
             return await self._dispatcher.dispatch(request, reply, record)
@@ -82,7 +88,7 @@ class Fallbacks:
             wakes = reason == "no_backend" and self._fleet.will_serve(model)
             other = None if wakes else self._first_served(request)
             if other is not None:
-                return await self._send_as(other, reason, request, reply, record, error)
+                return await self._send_as(other, reason, request=request, reply=reply, record=record, error=error)
             if reason != "no_backend":
                 raise
         return await self._wait(request, reply, record)

@@ -27,11 +27,15 @@ class ModelsFeature(Feature):
     def __init__(self, core: Core) -> None:
         self._core = core
         fleet, waiting = core.fleet, core.queue.waiting
-        self._sleeper = Sleeper(fleet, waiting, core.clock, core.supervisor)
-        self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, core.supervisor)
+        self._sleeper = Sleeper(fleet, waiting, core.clock, supervisor=core.supervisor)
+        self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, supervisor=core.supervisor)
         self._adapter_loader.follow(core.config.models.adapters)
         self._fallbacks = Fallbacks(
-            fleet, core.feature_dispatcher, core.prompts.complete, core.metrics.fallbacks.add, core.clock
+            fleet,
+            core.feature_dispatcher,
+            core.prompts.complete,
+            fell_back=core.metrics.fallbacks.add,
+            clock=core.clock,
         )
 
     def names(self, config: Config) -> ModelNames:

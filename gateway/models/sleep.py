@@ -37,12 +37,12 @@ class Sleeper:
     """Puts backends to sleep and wakes them, inside the `async with` block of `commands`. `waiting` counts a model's
     requests."""
 
-    def __init__(self, fleet: Fleet, waiting: Callable[[str], int], clock: Clock, supervisor: Supervisor) -> None:
+    def __init__(self, fleet: Fleet, waiting: Callable[[str], int], clock: Clock, *, supervisor: Supervisor) -> None:
         self._fleet = fleet
         self._waiting = waiting
         self._clock = clock
         self._busy: dict[Backend, tuple[int, float]] = {}  # requests sent until it was last busy, and when that was
-        self.commands = Commands("sleep", self._look_at_all, clock, supervisor)  # one for each backend
+        self.commands = Commands("sleep", self._look_at_all, clock, supervisor=supervisor)  # one for each backend
         fleet.on_leave.append(self._forget)
 
     def _forget(self, backend: Backend) -> None:

@@ -29,7 +29,7 @@ Breathe = Callable[[], None]
 class Live:
     """A metric whose values are read when it is scraped: `read` gives label values and value."""
 
-    def __init__(self, kind: type[Metric], name: str, documentation: str, labels: Labels, read: Read) -> None:
+    def __init__(self, kind: type[Metric], name: str, documentation: str, *, labels: Labels, read: Read) -> None:
         self.name, self.documentation, self.labels, self.read = name, documentation, labels, read
         self._kind: Any = kind
 
@@ -59,7 +59,7 @@ class Counter(Live):
 
     def __init__(self, name: str, documentation: str, labels: Labels) -> None:
         self._sums: dict[Labels, _Sum] = {}
-        super().__init__(CounterMetricFamily, name, documentation, labels, lambda: self.values.items())
+        super().__init__(CounterMetricFamily, name, documentation, labels=labels, read=lambda: self.values.items())
 
     @property
     def values(self) -> dict[Labels, float]:
@@ -80,10 +80,10 @@ class Counter(Live):
 class Histogram(Live):
     """Counts by label values and upper bounds, and sums by label values."""
 
-    def __init__(self, name: str, documentation: str, labels: Labels, bounds: tuple[float, ...]) -> None:
+    def __init__(self, name: str, documentation: str, labels: Labels, *, bounds: tuple[float, ...]) -> None:
         self.values: dict[Labels, tuple[list[int], list[float]]] = {}
         self._bounds = bounds
-        super().__init__(HistogramMetricFamily, name, documentation, labels, self._copied)
+        super().__init__(HistogramMetricFamily, name, documentation, labels=labels, read=self._copied)
 
     def observe(self, labels: Labels, *values: float) -> None:
         known = self.values.get(labels)
@@ -112,7 +112,7 @@ class ProcessMetrics(Live):
     """What the system knows of this process; it is read from /proc when the metrics are rendered."""
 
     def __init__(self) -> None:
-        super().__init__(Metric, "process", "The process of the gateway.", (), lambda: ())
+        super().__init__(Metric, "process", "The process of the gateway.", labels=(), read=lambda: ())
         self._collector = ProcessCollector(registry=None)
 
     def families(self) -> Iterable[Metric]:
@@ -153,21 +153,23 @@ class Metrics:
             "gateway_request_duration_seconds",
             "Time from the end of a request to the end of its response.",
             ("endpoint", "model"),
-            _LONG,
+            bounds=_LONG,
         )
         self.first_byte = Histogram(
             "gateway_time_to_first_token_seconds",
             "Time from the end of a request to the first token of a stream.",
             model,
-            _SHORT,
+            bounds=_SHORT,
         )
         self.per_token = Histogram(
             "gateway_time_per_output_token_seconds",
             "Mean time between the tokens of a stream after its first one; without streams whose client was slow.",
             model,
-            _TOKEN,
+            bounds=_TOKEN,
         )
-        self.queue_wait = Histogram("gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), _SHORT)
+        self.queue_wait = Histogram(
+            "gateway_queue_wait_seconds", "Time in the queue.", ("model", "class"), bounds=_SHORT
+        )
         self.hit_tokens = Counter(
             "gateway_prefix_hit_tokens_total",
             "Prompt tokens found in the KV cache, as predicted by the gateway and as reported by the backend.",
@@ -195,7 +197,7 @@ class Metrics:
             ("backend", "reason"),
         )
         self.loop_lag = Histogram(
-            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), LAG_BOUNDS
+            "gateway_event_loop_lag_seconds", "Delay of a periodic timer on the event loop.", (), bounds=LAG_BOUNDS
         )
         self._live: list[Live] = [self.requests, self.duration, self.first_byte, self.per_token, self.queue_wait]
         self._live += [self.hit_tokens, self.prompt_tokens, self.completion_tokens, self.attempts]
@@ -205,10 +207,10 @@ class Metrics:
         self.before_collecting: Callable[[], None] = lambda: None
 
     def gauge(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
-        self._live.append(Live(GaugeMetricFamily, name, documentation, labels, read))
+        self._live.append(Live(GaugeMetricFamily, name, documentation, labels=labels, read=read))
 
     def counter(self, name: str, documentation: str, labels: Labels, read: Read) -> None:
-        self._live.append(Live(CounterMetricFamily, name, documentation, labels, read))
+        self._live.append(Live(CounterMetricFamily, name, documentation, labels=labels, read=read))
 
     def include(self, *live: Live) -> None:
         self._live += live

@@ -43,6 +43,7 @@ class Broadcast:
         view: Shown,
         watched: Callable[[bool], None],
         supervisor: Supervisor,
+        *,
         clock: Callable[[], float],
         period_seconds: float = _PERIOD_SECONDS,
     ) -> None:

@@ -55,7 +55,7 @@ def fleet_view(
         shown = {key: whole[key] for key in _OF_BACKEND} | {"hit_rate": hit_rates.of(backend.name)}
         ranks = len(backend.engines)
         tiles += [
-            shown | _of_engine(engine, ranks, trust(engine.index), whole, now)
+            shown | _of_engine(engine, ranks, trust(engine.index), whole=whole, now=now)
             for engine in backend.engines[: MOST_TILES - len(tiles)]
         ]
     return {"engines": engines, "not_shown": engines - len(tiles), "tiles": tiles}

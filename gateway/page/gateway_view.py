@@ -1,7 +1,7 @@
 """What the dashboard shows of the gateway itself, and of the traffic: rates since the last look at its counters."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from gateway import BUILD, __version__
@@ -21,6 +21,7 @@ class Totals:
     """Sums since the start. `outcomes`: requests by outcome; `lag_counts`: the event loop's lag by its bounds."""
 
     at_seconds: float
+    _: KW_ONLY
     outcomes: Mapping[str, float]
     prompt_tokens: float
     output_tokens: float
@@ -39,14 +40,14 @@ def totals_of(metrics: Metrics, use: ProcessUse, now: float) -> Totals:
     counts, (lag_seconds,) = metrics.loop_lag.values.get((), ([], [0.0]))
     return Totals(
         now,
-        outcomes,
-        _sum(metrics.prompt_tokens),
-        _sum(metrics.completion_tokens),
-        sum(amount for (_, kind), amount in hits if kind == "actual"),
-        sum(amount for (_, kind), amount in hits if kind == "predicted"),
-        tuple(counts),
-        lag_seconds,
-        use.cpu_seconds,
+        outcomes=outcomes,
+        prompt_tokens=_sum(metrics.prompt_tokens),
+        output_tokens=_sum(metrics.completion_tokens),
+        hit_tokens=sum(amount for (_, kind), amount in hits if kind == "actual"),
+        predicted_tokens=sum(amount for (_, kind), amount in hits if kind == "predicted"),
+        lag_counts=tuple(counts),
+        lag_seconds=lag_seconds,
+        cpu_seconds=use.cpu_seconds,
     )
 
 

@@ -6,7 +6,7 @@ kept only while somebody watches.
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ class Sources:
     """
 
     fleet: Fleet
+    _: KW_ONLY
     queue: Queue
     offline_counts: Callable[[], Mapping[str, tuple[int, int]]]
     metrics: Metrics
@@ -123,8 +124,8 @@ class LiveView:
             self._hit_rates.add(record.backend, record.prompt_tokens, record.actual_hit_tokens)
         totals = totals_of(sources.metrics, use, now)
         before = self._before or totals
-        tiles = fleet_view(backends, sources.describer(), self._hit_rates, sources.trust, now)
-        queue = queue_view(sources.queue, sources.explain, fleet.why_none, _rules(sources.config()), now)
+        tiles = fleet_view(backends, sources.describer(), self._hit_rates, trust=sources.trust, now=now)
+        queue = queue_view(sources.queue, sources.explain, fleet.why_none, rules=_rules(sources.config()), now=now)
         queue["offline"] = offline_view(sources.offline_counts())
         gateway = sources.gauges() | {
             "lag": lag_view(before, totals),
@@ -168,4 +169,9 @@ class LiveView:
 def _rules(config: Config) -> QueueRules:
     admission, routing = config.admission, config.routing
     window_seconds = inf if routing.prefill_window_seconds is None else routing.prefill_window_seconds
-    return QueueRules(admission.max_queued_requests, admission.kv_headroom, window_seconds, routing.starvation_seconds)
+    return QueueRules(
+        admission.max_queued_requests,
+        admission.kv_headroom,
+        window_seconds,
+        starvation_seconds=routing.starvation_seconds,
+    )

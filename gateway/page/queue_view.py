@@ -4,7 +4,7 @@ Of everything only the largest, so that a queue of thousands costs as much as on
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from heapq import nlargest
 from math import inf
 from operator import itemgetter
@@ -31,6 +31,7 @@ class QueueRules:
     max_requests: int
     kv_headroom: float = 1.0
     window_seconds: float = inf  # of prefill ahead
+    _: KW_ONLY
     starvation_seconds: float = inf
 
 
@@ -49,7 +50,10 @@ def queue_view(
         if found is None:
             continue
         view = _model_view(model, queue, found, now)
-        view["head"] = [_head(ticket, found.tenants, explain, why_none, rules, now) for ticket in found.in_order(heads)]
+        view["head"] = [
+            _head(ticket, found.tenants, explain=explain, why_none=why_none, rules=rules, now=now)
+            for ticket in found.in_order(heads)
+        ]
         views.append(view)
     return {
         "waiting": len(queue),

@@ -53,6 +53,7 @@ class DashboardPages:
         stream: Broadcast,
         decisions: Decisions,
         config: Callable[[], Config],
+        *,
         port: Callable[[], int],
         preview: Callable[[], Awaitable[dict[str, Any]]],
     ) -> None:

@@ -5,7 +5,7 @@ The fleet notifies it of changes, which are rare. It keeps the state of each bac
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from gateway.backends.backend import Backend
@@ -25,6 +25,7 @@ class TimelineEvent:
     at_seconds: float
     kind: str
     subject: str
+    _: KW_ONLY
     detail: str
     is_bad: bool = False
 
@@ -91,7 +92,7 @@ class Timeline:
     ) -> None:
         self.happened += 1
         at_seconds = self._clock() if at_seconds is None else at_seconds
-        self._history.append(TimelineEvent(at_seconds, kind, subject, detail, is_bad))
+        self._history.append(TimelineEvent(at_seconds, kind, subject, detail=detail, is_bad=is_bad))
 
 
 def _state(backend: Backend) -> str:

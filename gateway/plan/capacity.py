@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from gateway.plan.model import ModelShape, Quantization, chosen
@@ -37,6 +37,7 @@ class KvCache:
     block_tokens: int
     block_bytes: int
     groups: tuple[int | None, ...]  # layers that share a table of blocks, by their window in tokens; None = all
+    _: KW_ONLY
     blocks: int  # to hand out; vLLM keeps one more to itself
 
     def blocks_for(self, tokens: int, shared_tokens: int = 0) -> int:
@@ -67,14 +68,14 @@ def default_block_tokens(shape: ModelShape) -> int:
 
 def kv_cache(shape: ModelShape, split: int, value_bytes: float, block_tokens: int, size_bytes: int) -> KvCache:
     if shape.stored is None:
-        return KvCache(block_tokens, 0, (), 0)
+        return KvCache(block_tokens, 0, (), blocks=0)
     counts = [kind.count for kind in shape.attention]
     fewest, most = min(counts), max(counts)
     # vLLM's rule: groups of as many layers as the rarest kind has, or as the commonest if these are close.
     size = most if most < fewest * _EVEN_ENOUGH else fewest
     groups = [kind.window_tokens for kind in shape.attention for _ in range(_ceil(kind.count, size))]
     block_bytes = int(block_tokens * shape.stored.bytes_on_gpu(split, value_bytes) * size)
-    return KvCache(block_tokens, block_bytes, tuple(groups), max(0, size_bytes // block_bytes - 1))
+    return KvCache(block_tokens, block_bytes, tuple(groups), blocks=max(0, size_bytes // block_bytes - 1))
 
 
 def bytes_per_sequence(shape: ModelShape, tokens: int, value_bytes: float) -> int:
@@ -94,6 +95,7 @@ class Settings:
     """The engine's settings that memory depends on."""
 
     gpu_bytes: int
+    _: KW_ONLY
     max_length_tokens: int
     max_num_seqs: int
     batched_tokens: int
@@ -113,6 +115,7 @@ class Workload:
     prompt_tokens: int
     output_tokens: int
     shared_prefix_tokens: int = 0
+    _: KW_ONLY
     concurrency: int | None = None
     assumed: bool = False  # no lengths were given
 
@@ -126,6 +129,7 @@ class Fit:
     """One way to use the GPUs: `replicas` backends, each on `gpus` GPUs. Bytes are those of each GPU."""
 
     tensor_parallel: int
+    _: KW_ONLY
     budget_bytes: int
     weight_bytes: int
     reserve_bytes: int
@@ -171,9 +175,24 @@ def fit(shape: ModelShape, settings: Settings, tensor_parallel: int) -> Fit:
     stages = settings.pipeline_parallel
     weights = _ceil(_of_a_stage(weights, shape, stages), tensor_parallel)
     left, longest = budget - weights - reserve, settings.max_length_tokens
-    cache = kv_cache(_stage(shape, stages), tensor_parallel, settings.kv_value_bytes, settings.block_tokens, left)
+    cache = kv_cache(
+        _stage(shape, stages),
+        tensor_parallel,
+        settings.kv_value_bytes,
+        block_tokens=settings.block_tokens,
+        size_bytes=left,
+    )
     to_start = cache.blocks_to_start(longest, settings.batched_tokens)
-    return Fit(tensor_parallel, budget, weights, reserve, cache, longest, to_start, pipeline_parallel=stages)
+    return Fit(
+        tensor_parallel,
+        budget_bytes=budget,
+        weight_bytes=weights,
+        reserve_bytes=reserve,
+        cache=cache,
+        max_length_tokens=longest,
+        blocks_to_start=to_start,
+        pipeline_parallel=stages,
+    )
 
 
 def _stage(shape: ModelShape, stages: int) -> ModelShape:
@@ -213,6 +232,7 @@ class Plan:
 
     shape: ModelShape
     settings: Settings
+    _: KW_ONLY
     workload: Workload
     gpus: int
     options: tuple[Fit, ...]
@@ -235,7 +255,7 @@ def make_plan(
                 held = found.cache.sequences(workload.tokens, workload.shared_prefix_tokens)
                 slots = recommended(found.cache, workload, slots)
             options.append(replace(found, replicas=gpus // found.gpus, sequences=held, max_num_seqs=slots))
-    return Plan(shape, settings, workload, gpus, tuple(options), choose(options, workload))
+    return Plan(shape, settings, workload=workload, gpus=gpus, options=tuple(options), choice=choose(options, workload))
 
 
 def startable_length(plan: Plan) -> int:
@@ -289,9 +309,19 @@ def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
     if not plan.choice.cache.groups:
         return []
     choice, longest, own = plan.choice, plan.settings.max_length_tokens, plan.shape.max_length_tokens
-    fits = choice.sequences, choice.max_num_seqs, given_max_num_seqs, choice.replicas
     refused = f"max_model_len {longest:,} is more than the model's own {own:,}: vLLM refuses to start."
-    return [*([refused] if longest > own else []), *advice(plan.workload, longest, *fits), *_concurrency(plan)]
+    return [
+        *([refused] if longest > own else []),
+        *advice(
+            plan.workload,
+            longest,
+            held=choice.sequences,
+            fits=choice.max_num_seqs,
+            given=given_max_num_seqs,
+            backends=choice.replicas,
+        ),
+        *_concurrency(plan),
+    ]
 
 
 def advice(workload: Workload, longest: int, held: int, fits: int, given: int | None, backends: int) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -84,7 +84,7 @@ def running_document(url: str, facts: Facts, workload: Workload, given_max_num_s
     if (longest := card.max_model_len) is None:
         raise PlanError(f"{url}/v1/models does not tell max_model_len of {card.id}")
     block, tokens = facts.block_size_tokens or capacity.BLOCK_TOKENS, facts.kv_cache_tokens // facts.engines
-    cache, slots = KvCache(block, 0, (None,), tokens // block), given_max_num_seqs or facts.max_num_seqs
+    cache, slots = KvCache(block, 0, (None,), blocks=tokens // block), given_max_num_seqs or facts.max_num_seqs
     fits = capacity.recommended(cache, workload, slots or _LARGEST_DEFAULT)
     held = cache.sequences(workload.tokens, workload.shared_prefix_tokens)
     return {
@@ -96,7 +96,7 @@ def running_document(url: str, facts: Facts, workload: Workload, given_max_num_s
         "block_tokens": block,
         "kv_headroom": capacity.KV_HEADROOM,
         "max_num_seqs": fits,
-        "warnings": list(capacity.advice(workload, longest, held, fits, slots, facts.engines)),
+        "warnings": list(capacity.advice(workload, longest, held=held, fits=fits, given=slots, backends=facts.engines)),
         "gateway": gateway_file(1, fits * facts.engines, url),
     }
 
@@ -167,6 +167,7 @@ class PlanRequest:
     """The options of the command that are of vLLM and its GPUs; None = not given."""
 
     model: str
+    _: KW_ONLY
     gpu_memory_gib: float | None
     gpus: int
     tensor_parallel: int | None
@@ -194,7 +195,7 @@ def workload_of(prompt: int | None, output: int | None, shared_prefix: int, conc
         raise PlanError("--shared-prefix-tokens is more than --prompt-tokens: the shared part belongs to the prompt")
     if prompt + output < 1:
         raise PlanError("--prompt-tokens and --output-tokens are both 0: there is nothing to plan for")
-    return Workload(prompt, output, shared_prefix, concurrency, assumed)
+    return Workload(prompt, output, shared_prefix, concurrency=concurrency, assumed=assumed)
 
 
 def plan_model(request: PlanRequest, workload: Workload) -> Document:
@@ -209,7 +210,7 @@ def plan_model(request: PlanRequest, workload: Workload) -> Document:
     size, source = None, "counted from config.json"
     if request.preset is None and request.quantization == "auto":
         size, source = weigh(Path(request.model), config, shape.dtype_bytes)
-    settings = _settings(request, shape, int(memory * GIB), size, gpu)
+    settings = _settings(request, shape, int(memory * GIB), weight_bytes=size, gpu=gpu)
     make = partial(capacity.make_plan, shape, workload=workload, gpus=request.gpus, splits=_splits(request, shape))
     plan, found = make(settings), []
     if request.max_model_len is None and (length := capacity.startable_length(plan)):
@@ -217,7 +218,11 @@ def plan_model(request: PlanRequest, workload: Workload) -> Document:
         plan = make(replace(settings, max_length_tokens=length))
     found += capacity.warnings(plan, request.max_num_seqs)
     best = plan.choice
-    command = None if best is None else serve_command(plan, best, name, request.kv_cache_dtype, request.quantization)
+    command = (
+        None
+        if best is None
+        else serve_command(plan, best, name, kv_cache_dtype=request.kv_cache_dtype, quantization=request.quantization)
+    )
     document = plan_document(plan, found, model=name, weights_from=source, command=command)
     return document if gpu is None or shape.stored is None else _with_speeds(document, plan, gpu)
 
@@ -237,7 +242,13 @@ def _with_speeds(document: Document, plan: Plan, gpu: Gpu) -> Document:
     """The document with tokens per second of each option, and by batch of the chosen one."""
     curve: list[BatchSpeed] = []
     for shown, option in zip(document["options"], plan.options, strict=True):
-        line = Roofline(plan.shape, plan.settings, gpu, option.tensor_parallel, option.pipeline_parallel)
+        line = Roofline(
+            plan.shape,
+            plan.settings,
+            gpu,
+            tensor_parallel=option.tensor_parallel,
+            pipeline_parallel=option.pipeline_parallel,
+        )
         if option.starts:
             shown["fleet_tokens_per_second"] = round(fleet_tokens_per_second(line, option, plan.workload), 1)
         if option is plan.choice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +20,7 @@ class Gpu:
 
     name: str
     memory_gib: float  # that CUDA reports as the total
+    _: KW_ONLY
     bytes_per_second: float
     flops: float
     link_bytes_per_second: float
@@ -27,19 +28,21 @@ class Gpu:
 
 
 _GPUS: Final = (
-    Gpu("a10", 22.0, 600e9, 125e12, _PCIE),
-    Gpu("a100", 79.2, 2.039e12, 312e12, _NVLINK, has_small_defaults=True),
-    Gpu("a100-40", 39.4, 1.555e12, 312e12, _NVLINK, has_small_defaults=True),
-    Gpu("b200", 178.4, 8.0e12, 2250e12, 2 * _NVLINK),
-    Gpu("h100", 79.2, 3.35e12, 989e12, _NVLINK),
-    Gpu("h100-pcie", 79.2, 2.0e12, 756e12, _PCIE),
-    Gpu("h200", 139.8, 4.8e12, 989e12, _NVLINK),
-    Gpu("l4", 22.0, 300e9, 121e12, _PCIE),
-    Gpu("l40s", 44.4, 864e9, 362e12, _PCIE),
-    Gpu("mi300x", 191.5, 5.3e12, 1307e12, _NVLINK),
-    Gpu("rtx-3090", 23.7, 936e9, 71e12, _PCIE),
-    Gpu("rtx-4090", 23.5, 1.008e12, 165e12, _PCIE),
-    Gpu("rtx-5090", 31.4, 1.792e12, 209e12, _PCIE),
+    Gpu("a10", 22.0, bytes_per_second=600e9, flops=125e12, link_bytes_per_second=_PCIE),
+    Gpu("a100", 79.2, bytes_per_second=2.039e12, flops=312e12, link_bytes_per_second=_NVLINK, has_small_defaults=True),
+    Gpu(
+        "a100-40", 39.4, bytes_per_second=1.555e12, flops=312e12, link_bytes_per_second=_NVLINK, has_small_defaults=True
+    ),
+    Gpu("b200", 178.4, bytes_per_second=8.0e12, flops=2250e12, link_bytes_per_second=2 * _NVLINK),
+    Gpu("h100", 79.2, bytes_per_second=3.35e12, flops=989e12, link_bytes_per_second=_NVLINK),
+    Gpu("h100-pcie", 79.2, bytes_per_second=2.0e12, flops=756e12, link_bytes_per_second=_PCIE),
+    Gpu("h200", 139.8, bytes_per_second=4.8e12, flops=989e12, link_bytes_per_second=_NVLINK),
+    Gpu("l4", 22.0, bytes_per_second=300e9, flops=121e12, link_bytes_per_second=_PCIE),
+    Gpu("l40s", 44.4, bytes_per_second=864e9, flops=362e12, link_bytes_per_second=_PCIE),
+    Gpu("mi300x", 191.5, bytes_per_second=5.3e12, flops=1307e12, link_bytes_per_second=_NVLINK),
+    Gpu("rtx-3090", 23.7, bytes_per_second=936e9, flops=71e12, link_bytes_per_second=_PCIE),
+    Gpu("rtx-4090", 23.5, bytes_per_second=1.008e12, flops=165e12, link_bytes_per_second=_PCIE),
+    Gpu("rtx-5090", 31.4, bytes_per_second=1.792e12, flops=209e12, link_bytes_per_second=_PCIE),
 )
 GPUS: Final = MappingProxyType({gpu.name: gpu for gpu in _GPUS})
 

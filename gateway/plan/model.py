@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,7 @@ class Quantization:
     name: str
     bits: float | None  # None: nothing is known of this method, weights are counted as if unpacked
     experts_only: bool = False
+    _: KW_ONLY
     kv_cache_fp8: bool = False
 
 
@@ -224,7 +225,7 @@ def read_quantization(section: Any) -> Quantization | None:
     fp8_cache = isinstance(scheme, dict) and scheme.get("num_bits") == 8
     fp8_cache = fp8_cache or str(section.get("kv_cache_quant_algo", "")).upper() == "FP8"
     name, bits = _bits(method, section)
-    return Quantization(name, bits, method == "mxfp4", fp8_cache)
+    return Quantization(name, bits, method == "mxfp4", kv_cache_fp8=fp8_cache)
 
 
 def _bits(method: str, section: dict[str, Any]) -> tuple[str, float | None]:
@@ -262,6 +263,7 @@ class Parameters:
     embeddings: int  # and the output layer: never packed
     linear: int
     experts: int
+    _: KW_ONLY
     widest: int  # values of the widest feed-forward layer that one token goes through
     used_share: float = 1.0  # of the experts, by one token
 
@@ -298,7 +300,7 @@ def count_parameters(fields: Document) -> Parameters:
     linear += sparse * (3 * hidden * shared + hidden * experts) + (layers - sparse) * matrices * hidden * dense_inner
     widest = max(used * inner + shared if sparse else 0, dense_inner if sparse < layers else 0)
     share = min(1.0, used / experts) if sparse else 1.0
-    return Parameters(embeddings, linear, sparse * experts * 3 * hidden * inner, widest, share)
+    return Parameters(embeddings, linear, sparse * experts * 3 * hidden * inner, widest=widest, used_share=share)
 
 
 def _attention(fields: Document, hidden: int, heads: int) -> int:
@@ -392,6 +394,7 @@ class StoredToken:
 
     heads: int
     values_per_head: int
+    _: KW_ONLY
     latent: bool = False  # one vector for all heads: every GPU holds all of it
     extra_bytes: int = 0  # beside the values, whatever their type
     bytes_in_8_bits: int | None = None  # of all values, where only a part of them is packed; None: a byte each
@@ -409,6 +412,7 @@ class ModelShape:
     """What planning needs to know of a model."""
 
     family: str
+    _: KW_ONLY
     layers: int
     hidden: int
     heads: int

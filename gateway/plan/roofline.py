@@ -6,7 +6,7 @@ token. So a larger batch costs little until the computing takes longer than the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from operator import itemgetter
 
 from gateway.plan.capacity import Fit, Settings, Workload, bytes_per_sequence
@@ -30,6 +30,7 @@ class BatchSpeed:
 
     batch: int
     tokens_per_second: float  # of answers, with the time that prompts take
+    _: KW_ONLY
     decode_tokens_per_second: float
     seconds_per_token: float
     limit: str  # what takes most of the time
@@ -43,6 +44,7 @@ class Roofline:
     shape: ModelShape
     settings: Settings
     gpu: Gpu
+    _: KW_ONLY
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
 
@@ -104,7 +106,14 @@ class Roofline:
         step = sum(parts.values())
         prefill = batch * self.prefill_seconds(workload.prompt_tokens - workload.shared_prefix_tokens) / output
         limit = max({**parts, "prefill": prefill}.items(), key=itemgetter(1))[0]
-        return BatchSpeed(batch, batch / (step + prefill), batch / step, step + prefill, limit, fits)
+        return BatchSpeed(
+            batch,
+            batch / (step + prefill),
+            decode_tokens_per_second=batch / step,
+            seconds_per_token=step + prefill,
+            limit=limit,
+            fits=fits,
+        )
 
 
 def batch_curve(roofline: Roofline, option: Fit, workload: Workload) -> list[BatchSpeed]:

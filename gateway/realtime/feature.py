@@ -22,10 +22,17 @@ class RealtimeFeature(Feature):
     def __init__(self, core: Core) -> None:
         self._core = core
         config = core.config
-        self.tunnels = Tunnels(core.relay, config.realtime, core.clock, partial(secrets.token_bytes, _MASK_BYTES))
+        self.tunnels = Tunnels(
+            core.relay, config.realtime, core.clock, random_key=partial(secrets.token_bytes, _MASK_BYTES)
+        )
         self._dispatcher = core.new_dispatcher(self.tunnels.send)
         self.sessions = RealtimeSessions(
-            core.fleet, self._dispatcher, core.new_id, core.unix_seconds, core.ledger.spend, config.server.cors_origins
+            core.fleet,
+            self._dispatcher,
+            new_id=core.new_id,
+            unix_seconds=core.unix_seconds,
+            spend=core.ledger.spend,
+            cors_origins=config.server.cors_origins,
         )
 
     def routes(self) -> Mapping[tuple[bytes, bytes], Route]:

@@ -186,6 +186,7 @@ class RealtimeSessions:
         self,
         fleet: Fleet,
         dispatcher: SessionDispatcher,
+        *,
         new_id: Callable[[], str],
         unix_seconds: Callable[[], float],
         spend: Callable[[Record, int, int], None],
@@ -216,7 +217,7 @@ class RealtimeSessions:
         _check_upgrade(incoming)
         if key is None:
             self._check_page(headers)
-        terms = reader.scheduling.read(incoming, streams=False)
+        tenant, weight, batch, deadline_seconds = reader.scheduling.read(incoming, streams=False)
         tunnel = ClientTunnel(connection, reply, incoming)
         model = _queried_model(incoming.path) or self._fleet.only_model()
         if model is None:
@@ -232,7 +233,14 @@ class RealtimeSessions:
             Kind.GENERATE,
             b"GET",
             route.target,
-            Demand(model, *terms, hint=seed(client, session) if session else 0),
+            Demand(
+                model,
+                tenant=tenant,
+                weight=weight,
+                batch=batch,
+                deadline_seconds=deadline_seconds,
+                hint=seed(client, session) if session else 0,
+            ),
             reply.request_id,
             headers=upstream_headers(incoming, reply.request_id),
             dispatcher=REALTIME,

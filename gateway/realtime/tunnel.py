@@ -260,7 +260,7 @@ class Tunnels:
     """Owner of the WebSocket sessions on backends. `random_key`: 16 random bytes for each handshake."""
 
     def __init__(
-        self, relay: Relay, config: RealtimeConfig, clock: Callable[[], float], random_key: Callable[[], bytes]
+        self, relay: Relay, config: RealtimeConfig, clock: Callable[[], float], *, random_key: Callable[[], bytes]
     ) -> None:
         self._relay = relay
         self._config = config

@@ -268,6 +268,7 @@ class Pool:
         backend: Backend,
         config: UpstreamConfig,
         clock: Callable[[], float],
+        *,
         tls: BackendContexts | None = None,
     ) -> None:
         self.backend = backend
@@ -348,7 +349,9 @@ class Pool:
                 if origin.tls:
                     context, name = await self._tls.options(self.backend.config.tls)
                     loop, bounded = asyncio.get_running_loop(), BoundedReads(connection)
-                    encrypted = EncryptedTransport(bounded, context, seconds, loop, name or origin.host)
+                    encrypted = EncryptedTransport(
+                        bounded, context, seconds, loop=loop, server_name=name or origin.host
+                    )
                     await _opened(encrypted, origin)
                     failure = await encrypted.failure()
                 else:

@@ -44,6 +44,7 @@ class Relay:
         self,
         fleet: Fleet,
         config: UpstreamConfig,
+        *,
         clock: Callable[[], float],
         memory: MemoryBudget,
         comment_seconds: float = 0.0,
@@ -71,7 +72,7 @@ class Relay:
     def _follow_fleet(self) -> None:
         for backend in self._fleet.backends:
             if (pool := self._pools.get(backend)) is None:
-                self._pools[backend] = Pool(backend, self._config, self._clock, self._tls)
+                self._pools[backend] = Pool(backend, self._config, self._clock, tls=self._tls)
             else:
                 pool.follow(self._config)
 
@@ -177,4 +178,6 @@ class Relay:
         # Those with output first: what another request gets shows that a backend works.
         for response in sorted(self._under_way, key=lambda each: not each.heard):
             with self._supervisor.guard("answer_watch"):
-                response.watch(now, _LOOK_SECONDS, self._config, self._comment_seconds, self._fleet)
+                response.watch(
+                    now, _LOOK_SECONDS, self._config, comment_seconds=self._comment_seconds, fleet=self._fleet
+                )

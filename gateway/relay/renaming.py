@@ -93,7 +93,7 @@ class NameReplacer:
 class RenamedEvents(EventStream):
     """An event stream whose events have the alias as their model. `nested`: it is in an object of the event."""
 
-    def __init__(self, done_marker: bytes | None, hides_usage: bool, alias: str, nested: bool) -> None:
+    def __init__(self, done_marker: bytes | None, hides_usage: bool, alias: str, *, nested: bool) -> None:
         super().__init__(done_marker, hides_usage)
         self._name = alias
         self._new = b"%b:%b" % (_KEY, orjson.dumps(alias))

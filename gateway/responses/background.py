@@ -38,7 +38,7 @@ class _Response:
     """One response that runs on. `looks` is set when its status should be asked at once. `record`: of what it uses."""
 
     def __init__(
-        self, request: InferenceRequest, background: BackgroundRun, backend: Backend, kept: KeptLease, record: Record
+        self, request: InferenceRequest, background: BackgroundRun, backend: Backend, *, kept: KeptLease, record: Record
     ) -> None:
         self.request = request
         self.record = record
@@ -71,6 +71,7 @@ class BackgroundResponses:
         self,
         lease_broker: LeaseBroker,
         send: Send,
+        *,
         config: UpstreamConfig,
         clock: Callable[[], float],
         supervisor: Supervisor,
@@ -106,7 +107,7 @@ class BackgroundResponses:
             return
         if record.completion_tokens:
             return  # the answer had the whole response
-        response = _Response(request, run, backend, self._lease_broker.keep(lease), record.go_on())
+        response = _Response(request, run, backend, kept=self._lease_broker.keep(lease), record=record.go_on())
         self._running[run.response_id] = response
         response.run(self._hold(response))
 

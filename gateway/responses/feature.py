@@ -17,7 +17,7 @@ class ResponsesFeature(Feature):
     def __init__(self, core: Core) -> None:
         config, over = core.config.upstream, core.ledger.over
         self.background = BackgroundResponses(
-            core.lease_broker, core.relay.send, config, core.clock, core.supervisor, over
+            core.lease_broker, core.relay.send, config=config, clock=core.clock, supervisor=core.supervisor, over=over
         )
         self.stored = StoredResponses(self.background.look)
         core.keep_with(self.background.keep)

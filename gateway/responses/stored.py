@@ -3,7 +3,7 @@
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import islice
 
 from gateway.request import BackgroundRun
@@ -21,6 +21,7 @@ class Place:
     backend: str
     model: str
     owner: tuple[str, str]
+    _: KW_ONLY
     alias: str = ""
 
 
@@ -54,7 +55,7 @@ class StoredResponses:
         """What gets the backend and the first bytes of a response to this client."""
 
         def note(backend: str, opening: bytes) -> None:
-            response_id = self.remember(opening, Place(backend, model, owner, alias))
+            response_id = self.remember(opening, Place(backend, model, owner, alias=alias))
             if run is not None:
                 run.began(response_id)
 

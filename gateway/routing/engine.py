@@ -13,7 +13,7 @@ cost = prefill ahead of it + its own uncached prefill, which also stalls the seq
 
 import math
 from bisect import bisect_left, insort
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.routing.adapters import AdapterSlots
@@ -42,6 +42,7 @@ class EngineLoad:
     """
 
     changes: int = 0  # number of changes so far
+    _: KW_ONLY
     in_flight: int = 0  # sequences
     decoding: int = 0  # sequences with a first token
     pooled: int = 0  # sequences in flight that never decode: embeddings, scores
@@ -254,6 +255,7 @@ class Engine:
     index: int
     name: str  # of the backend
     rank: int | None = None  # None if the backend has one engine
+    _: KW_ONLY
     cap: int = 256  # the most sequences at once
     slots: int = 256  # that may be in flight now: the adaptive limit, less while the backend starts slowly
     kv_cache_tokens: int | None = None

@@ -11,7 +11,7 @@ are those of the lengths without a limit (the Kaplan-Meier estimate). Old answer
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from math import log, log2
 from typing import Any, Final
@@ -54,7 +54,7 @@ class _Means:
 
     __slots__ = ("answers", "bytes_per_token", "output_tokens", "prompts")
 
-    def __init__(self, bytes_per_token: float, output_tokens: float, prompts: int = 0, answers: int = 0) -> None:
+    def __init__(self, bytes_per_token: float, output_tokens: float, prompts: int = 0, *, answers: int = 0) -> None:
         self.bytes_per_token = bytes_per_token
         self.output_tokens = output_tokens
         self.prompts = prompts
@@ -125,7 +125,7 @@ class Estimates:
     def start_from(self, means: dict[str, Any], known: list[Any]) -> None:
         """Go on from what another process has learned."""
         for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
-            self._means[model] = _Means(bytes_per_token, output_tokens, prompts, answers)
+            self._means[model] = _Means(bytes_per_token, output_tokens, prompts, answers=answers)
         for key, (prompt_tokens, answer_tokens) in known:
             self._known[key] = prompt_tokens, answer_tokens
 
@@ -279,6 +279,7 @@ class _Lengths:
     """
 
     excess_tokens: int = 0  # of a prompt beyond its estimate, which does not see the chat template
+    _: KW_ONLY
     answers: int = 0
     mean_tokens: int = _UNKNOWN_TOKENS
     quantile_tokens: int = _UNKNOWN_TOKENS

@@ -16,7 +16,7 @@ steps ahead: a preemption costs less than a second of recomputing, so a peak tha
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import accumulate
 from math import sqrt
 from typing import Final, NamedTuple
@@ -151,6 +151,7 @@ class KvLedger:
     """
 
     block_tokens: int = 16
+    _: KW_ONLY
     shares: bool = True
     taken_tokens: int = 0
     margins_squared: int = 0

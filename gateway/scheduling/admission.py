@@ -9,7 +9,7 @@ capacity; the others choose again in each scan.
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from gateway.request import Demand
@@ -33,6 +33,7 @@ class Capacity:
     calibration: Calibration
     lengths: OutputLengths
     kv_headroom: float = 1.0
+    _: KW_ONLY
     window_seconds: float = math.inf
 
     def is_open(self, engine: Engine, now: float, *, guarded: bool = False) -> bool:

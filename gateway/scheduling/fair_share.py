@@ -220,7 +220,7 @@ class Tenant:
 
     __slots__ = ("in_flight", "name", "seen_seconds", "served_tokens", "shares", "waiting", "weight")
 
-    def __init__(self, name: str, weight: float, shares: list[Share], served_tokens: float = 0.0) -> None:
+    def __init__(self, name: str, weight: float, shares: list[Share], *, served_tokens: float = 0.0) -> None:
         self.name = name
         self.weight = weight
         self.shares = shares  # interactive, batch
@@ -309,7 +309,7 @@ class Tenants:
         self.clocks = [FairClock(now) for now in served["now"]]
         for name, weight, interactive, batch, served_tokens in served["tenants"]:
             shares = [Share(weight, interactive), Share(weight, batch)]
-            self._by_name[name] = Tenant(name, weight, shares, served_tokens)
+            self._by_name[name] = Tenant(name, weight, shares, served_tokens=served_tokens)
 
     def flow_began(self, now: float) -> None:
         """A tenant without waiting requests queues one."""

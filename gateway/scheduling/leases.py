@@ -96,6 +96,7 @@ class LeaseBroker(LeaseSource):
         scheduler: Scheduler,
         queue: Queue,
         max_wait_seconds: float,
+        *,
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
     ) -> None:

@@ -7,7 +7,7 @@ otherwise, while later requests overtake it.
 
 import math
 from collections.abc import Callable, ItemsView, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import compress, islice
 from operator import attrgetter
 from typing import Final
@@ -41,6 +41,7 @@ class SchedulerSettings:
 
     aging: float = 0.05
     kv_headroom: float = 1.0
+    _: KW_ONLY
     scan: int = 32
     starvation_seconds: float = 30.0
     hold_without_backend: bool = True
@@ -54,6 +55,7 @@ class Scheduler:
         self,
         serving: Callable[[str], Sequence[Engine] | None],
         policy: Policy,
+        *,
         queue: Queue,
         lengths: OutputLengths,
         calibrations: Calibrations,
@@ -334,7 +336,9 @@ class Scheduler:
         engines = list(serving)
         if engines:  # model names that do not exist are not kept
             settings, calibration = self._settings, self._calibrations.learning(model)
-            capacity = Capacity(calibration, self._lengths, settings.kv_headroom, settings.prefill_window_seconds)
+            capacity = Capacity(
+                calibration, self._lengths, settings.kv_headroom, window_seconds=settings.prefill_window_seconds
+            )
             self._views[model] = ModelView(engines, capacity, Shortlist(engines))
         return engines
 

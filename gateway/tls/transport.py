@@ -27,6 +27,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         protocol: asyncio.BufferedProtocol,
         context: ssl.SSLContext,
         handshake_seconds: float,
+        *,
         loop: asyncio.AbstractEventLoop,
         server_name: str | None = None,
     ) -> None:

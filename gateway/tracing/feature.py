@@ -18,7 +18,9 @@ class TracingFeature(Feature):
 
     def __init__(self, core: Core) -> None:
         fleet = core.fleet
-        self.tracing = Tracing(core.config.tracing, __version__, core.clock, core.unix_seconds, fleet.url_of)
+        self.tracing = Tracing(
+            core.config.tracing, __version__, core.clock, wall_clock=core.unix_seconds, url_of=fleet.url_of
+        )
 
     def traces(self) -> TraceSource | None:
         return self.tracing.tracer

@@ -36,6 +36,7 @@ class Tracing:
         config: TracingConfig,
         version: str,
         clock: Callable[[], float],
+        *,
         wall_clock: Callable[[], float],
         url_of: Callable[[str], str],
     ) -> None:
@@ -107,7 +108,7 @@ class Tracing:
             self._exporter.close()  # which ends its retries
 
     def _made(self, config: TracingConfig) -> "Exporter":
-        return Exporter(config, self._version, self._stop.wait, self._clock)
+        return Exporter(config, self._version, self._stop.wait, clock=self._clock)
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -153,7 +154,7 @@ class Exporter:
     """One receiver's exporter. `pause` waits that many seconds, and less while the gateway stops."""
 
     def __init__(
-        self, config: TracingConfig, version: str, pause: Callable[[float], bool], clock: Callable[[], float]
+        self, config: TracingConfig, version: str, pause: Callable[[float], bool], *, clock: Callable[[], float]
     ) -> None:
         from gateway.tracing.spans import Spans
 

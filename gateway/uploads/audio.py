@@ -44,6 +44,7 @@ class Uploads:
         self,
         fleet: Fleet,
         dispatcher: RequestDispatcher,
+        *,
         backlog: Backlog,
         max_wait_seconds: float,
         max_buffered_bytes: int,
@@ -96,13 +97,21 @@ class Uploads:
 
         form.rename(accepted)
         length = headers.get(b"content-length")
-        terms = reader.scheduling.read(incoming, streams=form.streams)
+        tenant, weight, batch, deadline_seconds = reader.scheduling.read(incoming, streams=form.streams)
         return InferenceRequest(
             route.endpoint,
             route.kind,
             incoming.method,
             route.target,
-            Demand(model, *terms, size_bytes=upload.held_bytes, streams=form.streams),
+            Demand(
+                model,
+                tenant=tenant,
+                weight=weight,
+                batch=batch,
+                deadline_seconds=deadline_seconds,
+                size_bytes=upload.held_bytes,
+                streams=form.streams,
+            ),
             reply.request_id,
             upload=form,
             worked_bytes=_UNKNOWN_BYTES if length is None else int(length),

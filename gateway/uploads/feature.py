@@ -19,10 +19,10 @@ class UploadsFeature(Feature):
         self.uploads = Uploads(
             core.fleet,
             core.dispatcher,
-            core.queue.backlog,
-            config.admission.max_wait_seconds,
-            config.server.max_buffered_upload_bytes,
-            core.clock,
+            backlog=core.queue.backlog,
+            max_wait_seconds=config.admission.max_wait_seconds,
+            max_buffered_bytes=config.server.max_buffered_upload_bytes,
+            clock=core.clock,
         )
 
     def routes(self) -> Mapping[tuple[bytes, bytes], Route]:

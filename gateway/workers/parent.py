@@ -47,6 +47,7 @@ class Workers:
         count: int,
         place: Callable[[int, int], WorkerPlace],
         announce: Callable[[], None],
+        *,
         clock: Callable[[], float],
     ) -> None:
         """`place`: of a worker, by its number and the descriptor of its line."""
@@ -185,12 +186,12 @@ class Parent:
             keeps = keeps_batches(self._config)
 
             def place(number: int, line: int) -> WorkerPlace:
-                return WorkerPlace(number, server.workers, folder, line, main, keeps)
+                return WorkerPlace(number, server.workers, folder=folder, line=line, main=main, keeps_batches=keeps)
 
-            workers = Workers(server.workers, place, partial(self._announce, ports), self._clock)
+            workers = Workers(server.workers, place, partial(self._announce, ports), clock=self._clock)
             for name, sockets in (("admin", listeners.admin), ("metrics", listeners.metrics)):
                 if name in ports_of(server):
-                    port = WorkersPort(name, folder, server.workers, workers.serving, workers)
+                    port = WorkersPort(name, folder, server.workers, serving=workers.serving, own=workers)
                     ports[f"{name}_port"] = await stack.enter_async_context(port.listening(sockets))
             stack.enter_context(self._heeding_signals(workers))
             async with asyncio.TaskGroup() as group:

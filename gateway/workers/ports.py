@@ -66,7 +66,7 @@ class WorkersPort:
     """One port for operators. `name`: admin or metrics; `serving`: the numbers of the workers that serve now."""
 
     def __init__(
-        self, name: str, folder: str, count: int, serving: Callable[[], Sequence[int]], own: Collector
+        self, name: str, folder: str, count: int, *, serving: Callable[[], Sequence[int]], own: Collector
     ) -> None:
         """`own`: the metrics of the parent itself."""
         self._name, self._folder, self._count = name, folder, count
@@ -109,7 +109,7 @@ class WorkersPort:
 
     async def _metrics(self, request: web.Request) -> web.Response:
         numbers, path = self._present(), request.raw_path
-        asked = [self._asked(request, number, path, b"", _SCRAPE_SECONDS) for number in numbers]
+        asked = [self._asked(request, number, path, body=b"", seconds=_SCRAPE_SECONDS) for number in numbers]
         found = dict(zip(numbers, await asyncio.gather(*asked, return_exceptions=True), strict=True))
         answers = {number: each for number, each in found.items() if isinstance(each, WorkerAnswer)}
         if not answers:
@@ -125,11 +125,13 @@ class WorkersPort:
     async def _all(self, request: web.Request, path: str, seconds: float) -> dict[int, WorkerAnswer]:
         """The answers of all workers that serve. Raises WorkerUnreachable."""
         numbers, body = self._present(), await body_of(request)
-        answers = await asyncio.gather(*[self._asked(request, number, path, body, seconds) for number in numbers])
+        answers = await asyncio.gather(
+            *[self._asked(request, number, path, body=body, seconds=seconds) for number in numbers]
+        )
         return dict(zip(numbers, answers, strict=True))
 
     async def _asked(self, request: web.Request, number: int, path: str, body: bytes, seconds: float) -> WorkerAnswer:
-        async with self._asking(request, number, path, body, seconds) as answer:
+        async with self._asking(request, number, path, body=body, seconds=seconds) as answer:
             try:
                 return WorkerAnswer(answer.status, self._headers(answer, number), await answer.read())
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -137,7 +139,7 @@ class WorkersPort:
 
     async def _passed_on(self, request: web.Request, number: int, path: str) -> web.StreamResponse:
         """The answer of one worker, as it comes: it may be a stream without an end."""
-        async with self._asking(request, number, path, await body_of(request), None) as answer:
+        async with self._asking(request, number, path, body=await body_of(request), seconds=None) as answer:
             passed = web.StreamResponse(status=answer.status, headers=self._headers(answer, number))
             await passed.prepare(request)
             try:

@@ -7,7 +7,7 @@ import re
 import secrets
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -79,7 +79,7 @@ def caps(results: Results, records: Sequence[Record], servers: Sequence[ServerIn
         page = None if isinstance(cap, int) and _longest_list(results) > cap else pages.get(backend)
         seen = peak(sweep(_seen(record) for record in sent[backend]))
         surely = peak(sweep(_surely(record, late_seconds) for record in sent[backend]))
-        checks.append(_cap(backend, cap, surely, seen, None if page is None else _most(page)))
+        checks.append(_cap(backend, cap, surely, seen=seen, by_engine=None if page is None else _most(page)))
     return checks
 
 
@@ -205,6 +205,7 @@ class CommandContext:
     runtime: Runtime = field(default_factory=runtime)
     hardware: Hardware = field(default_factory=hardware)
     source: SourceTree = field(default_factory=source)
+    _: KW_ONLY
     packages: Freeze = field(default_factory=freeze)
 
 
@@ -215,6 +216,7 @@ class Checkpoints:
     neighbours: Neighbours
     verify: bool
     access: Access = field(default_factory=Access, repr=False)
+    _: KW_ONLY
     now: Callable[[], datetime] = lambda: datetime.now(UTC)
     site: CommandContext | None = None
 
@@ -338,6 +340,7 @@ class Keeping:
 
     checkpoints: Checkpoints
     console: Console
+    _: KW_ONLY
     brief: bool = False
     passed: bool = True
 
@@ -351,7 +354,7 @@ class Keeping:
         written: Sequence[Path],
     ) -> None:
         """Prints a line for each check; of a series, for those that failed."""
-        made = self.checkpoints.keep(target, plan, bounds, results, records, written)
+        made = self.checkpoints.keep(target, plan, bounds=bounds, results=results, records=records, written=written)
         for check in failed(made.checks) if self.brief else made.checks:
             say(self.console, check_line(check), _STYLES[check.status])
         if self.brief:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import aiohttp
@@ -91,6 +91,7 @@ class Question:
     model: str
     endpoint: Endpoint
     extra: Mapping[str, Any]
+    _: KW_ONLY
     new_salt: Callable[[], str] | None = None
 
     def body(self, *, stream: bool) -> dict[str, Any]:
@@ -112,6 +113,7 @@ class Said:
 
     text: str = ""
     prompt_tokens: int | None = None
+    _: KW_ONLY
     completion_tokens: int | None = None
     backend: str | None = None
     error: str = ""
@@ -146,7 +148,8 @@ def whole(body: bytes, backend: str | None = None) -> Said:
     answer = parsed(body)
     if answer is None or not answer.get("choices"):
         return Said(error=f"no answer: {body[:200].decode('utf-8', 'replace')}")
-    return Said(_spoken(answer), *_usage(answer), backend)
+    prompt_tokens, completion_tokens = _usage(answer)
+    return Said(_spoken(answer), prompt_tokens, completion_tokens=completion_tokens, backend=backend)
 
 
 def streamed(body: bytes, backend: str | None = None) -> Said:
@@ -162,7 +165,10 @@ def streamed(body: bytes, backend: str | None = None) -> Said:
     elif lines[-1] != _DONE:
         ended = f"after [DONE]: {lines[-1][:80].decode('utf-8', 'replace')}"
     last: Mapping[str, Any] = next((event for event in reversed(events) if event.get("usage")), {})
-    return Said("".join(map(_spoken, events)), *_usage(last), backend, ended=ended)
+    prompt_tokens, completion_tokens = _usage(last)
+    return Said(
+        "".join(map(_spoken, events)), prompt_tokens, completion_tokens=completion_tokens, backend=backend, ended=ended
+    )
 
 
 async def embed(session: aiohttp.ClientSession, url: str, model: str) -> Embedded:

@@ -24,7 +24,7 @@ def questions_of(plan: Plan, new_salt: Callable[[], str]) -> tuple[list[Question
     salt = new_salt if plan.cache_salt else None
     parts = [plan.part(part) for part in plan.mix] or [plan]
     generating = {
-        (part.model, asked): Question(part.model, asked, part.extra_body, salt)
+        (part.model, asked): Question(part.model, asked, part.extra_body, new_salt=salt)
         for part in parts
         if part.endpoint.generates
         and (asked := Endpoint.CHAT if part.endpoint is Endpoint.RESPONSES else part.endpoint)
@@ -51,8 +51,8 @@ async def verify_live(
         through = await ask(session, driven.url, question)
         again = await ask(session, driven.url, question) if driven.role is Role.ENGINE else None
         stream = await ask(session, driven.url, question, stream=True)
-        unsteady = await _unsteady(session, engines, question, through, direct)
-        checks += _greedy(question.model, engines, through, direct, again, unsteady)
+        unsteady = await _unsteady(session, engines, question, through=through, direct=direct)
+        checks += _greedy(question.model, engines, through=through, direct=direct, again=again, unsteady=unsteady)
         checks.append(_terminator(question.model, through, stream))
         answers += [
             GreedyAnswer(
@@ -69,7 +69,7 @@ async def verify_live(
     if not questions:
         checks.append(_skipped("greedy answer", "the run generates nothing"))
         checks.append(_skipped("end of streams", "the run generates nothing"))
-    return checks + await _embeddings(session, driven, engines, questions, embedders), answers
+    return checks + await _embeddings(session, driven, engines, questions=questions, embedders=embedders), answers
 
 
 async def _health(session: aiohttp.ClientSession, server: ServerInfo) -> Finding:

@@ -53,7 +53,7 @@ def compare_command(options: CompareOptions, **given: Any) -> None:
         if arm.missing:
             say(console, f"leaving out {arm.name}: {arm.missing}")
     try:
-        comparison = compare(options, run, arms, peers, run.out or _OUT, console)
+        comparison = compare(options, run, arms=arms, peers=peers, out=run.out or _OUT, console=console)
     except (TargetError, ServerFailed, TimeoutError, OSError) as error:
         raise fail(error, 1) from None
     show(comparison, console)

@@ -137,7 +137,7 @@ class CompareOptions(BaseModel):
             self.engine,
             self.engines,
             Path(self.model or by_default),
-            self.kv_tokens,
+            kv_tokens=self.kv_tokens,
             max_num_seqs=self.max_num_seqs,
             max_model_len_tokens=self.max_model_len,
         )

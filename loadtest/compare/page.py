@@ -95,8 +95,8 @@ def _trade_off(comparison: Comparison, arms: Sequence[str]) -> list[Chart]:
         Chart(
             title="Throughput against TTFT",
             note="medians, 95 % confidence of throughput; up and left is better",
-            x=linear(0, nice_top(right), X_START, X_END, 6, " ms"),
-            y=linear(0, nice_top(top), Y_START, Y_END, 4),
+            x=linear(0, nice_top(right), start_px=X_START, end_px=X_END, wanted=6, unit=" ms"),
+            y=linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4),
             series=[ChartSeries(arm, _style(arms, arm), [place], spread=[ends[arm]]) for arm, place in places.items()],
             x_title="TTFT p50",
             y_title="output tokens/s",

@@ -35,7 +35,9 @@ def ours(config: Path | None = None) -> Peer:
         return ["-m", "gateway", "serve", "-c", file]
 
     policy = "prefix" if config is None else f"as {config.name} says"
-    return Peer(OURS, policy, _this_python, arguments, package=f"vllm-batching-gateway=={__version__}")
+    return Peer(
+        OURS, policy=policy, find=_this_python, arguments=arguments, package=f"vllm-batching-gateway=={__version__}"
+    )
 
 
 def configuration(setting: Setting, config: Path | None = None) -> dict[str, Any]:
@@ -76,9 +78,9 @@ def _environment(setting: Setting) -> dict[str, str]:  # noqa: ARG001
 
 LITELLM = Peer(
     "litellm",
-    "least busy",
-    in_venv_or_on_path("litellm", "litellm"),
-    _litellm,
+    policy="least busy",
+    find=in_venv_or_on_path("litellm", "litellm"),
+    arguments=_litellm,
     package="litellm[proxy]==1.106.2",
     environment=_environment,
 )
@@ -142,8 +144,10 @@ def _haproxy(setting: Setting) -> list[str]:
     return ["-db", "-f", setting.write("haproxy.cfg", text)]
 
 
-NGINX = Peer("nginx", "least connections", of_the_system("nginx"), _nginx, debian="nginx-light")
-HAPROXY = Peer("haproxy", "least connections", of_the_system("haproxy"), _haproxy, debian="haproxy")
+NGINX = Peer("nginx", policy="least connections", find=of_the_system("nginx"), arguments=_nginx, debian="nginx-light")
+HAPROXY = Peer(
+    "haproxy", policy="least connections", find=of_the_system("haproxy"), arguments=_haproxy, debian="haproxy"
+)
 
 
 _CAP = "4096"
@@ -180,27 +184,34 @@ def _production_stack(setting: Setting) -> list[str]:
 
 SGLANG_ROUTER = Peer(
     "sglang-router",
-    "cache-aware",
-    in_venv("sglang-router", "python"),
-    _sglang_router,
+    policy="cache-aware",
+    find=in_venv("sglang-router", "python"),
+    arguments=_sglang_router,
     package="sglang-router==0.3.2",
     routes_by_prefix=True,
 )
 VLLM_ROUTER = Peer(
     "vllm-router",
-    "cache-aware",
-    in_venv("vllm-router", "vllm-router"),
-    _vllm_router,
+    policy="cache-aware",
+    find=in_venv("vllm-router", "vllm-router"),
+    arguments=_vllm_router,
     package="vllm-router==0.1.17",
     routes_by_prefix=True,
 )
-SMG = Peer("smg", "cache-aware", in_venv_or_on_path("smg", "smg"), _smg, package="smg==1.13.0", routes_by_prefix=True)
+SMG = Peer(
+    "smg",
+    policy="cache-aware",
+    find=in_venv_or_on_path("smg", "smg"),
+    arguments=_smg,
+    package="smg==1.13.0",
+    routes_by_prefix=True,
+)
 PRODUCTION_STACK = Peer(
     "production-stack",
-    "prefix-aware",
+    policy="prefix-aware",
     # Its package is called vllm-router, too, so that only a folder of its own separates the two.
-    in_venv("production-stack", "vllm-router"),
-    _production_stack,
+    find=in_venv("production-stack", "vllm-router"),
+    arguments=_production_stack,
     package="vllm-router",
     source="vllm-project/production-stack",
     python=(3, 12),

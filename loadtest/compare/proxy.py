@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from loadtest.servers.server import HOST, Launch, Server, ServerFailed, ask
@@ -21,6 +21,7 @@ class Setting:
     backends: tuple[str, ...]
     """URLs."""
     port: int
+    _: KW_ONLY
     metrics_port: int
     folder: Path
     """For its configuration and whatever else it writes; it is there."""
@@ -49,6 +50,7 @@ class Peer:
     """One proxy. `find` looks in the folder of virtual environments, or elsewhere."""
 
     name: str
+    _: KW_ONLY
     policy: str
     """Its best one for the job, in words."""
     find: Callable[[Path], Path | None]
@@ -73,7 +75,19 @@ class Peer:
     def server(self, peers_dir: Path, setting: Setting, log: Path, core: int | None = None) -> Server:
         """It, not started yet; what it prints is kept beside its errors. Raises FileNotFoundError."""
         command, environment = self.command(peers_dir, setting), self.environment(setting)
-        return Server(Launch(command, setting.url, "", READY_SECONDS, environment, "it", core, apart=True), log)
+        return Server(
+            Launch(
+                command,
+                setting.url,
+                "",
+                ready_seconds=READY_SECONDS,
+                environment=environment,
+                name="it",
+                core=core,
+                apart=True,
+            ),
+            log,
+        )
 
 
 def in_venv(name: str, program: str) -> Callable[[Path], Path | None]:
@@ -123,7 +137,9 @@ def started(
 
     It gives several good answers in a row first, so that it knows of more than one backend.
     """
-    body = BodyMaker(endpoint, setting.model, stream=False).body(Prompt(NO_GROUP, "", "ready?", 1))
+    body = BodyMaker(endpoint, setting.model, stream=False).body(
+        Prompt(NO_GROUP, prefix="", tail="ready?", max_tokens=1)
+    )
     last = "none"
 
     def answers_well() -> bool:

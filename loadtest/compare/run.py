@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
@@ -115,6 +115,7 @@ class OutageCourse:
 
     engines: Engines
     load: OutageLoad
+    _: KW_ONLY
     endpoint: Endpoint
     peers_dir: Path
     out: Path
@@ -129,7 +130,7 @@ def carry_out(course: OutageCourse, peers: Sequence[Peer], repetitions: int, see
         every = list(product(peers, Fault))
         for peer, fault in rng.sample(every, len(every)):
             try:
-                turn = _turn(course, peer, fault, repetition, seed)
+                turn = _turn(course, peer, fault, repetition=repetition, seed=seed)
             except KeyboardInterrupt:
                 return _of(course, turns)
             turns.append(turn)
@@ -148,11 +149,20 @@ def _turn(course: OutageCourse, peer: Peer, fault: Fault, repetition: int, seed:
     folder.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
     options = engines.options
-    setting = Setting(tuple(engines.urls), port, metrics_port, folder, options.model, options.max_num_seqs)
+    setting = Setting(
+        tuple(engines.urls),
+        port,
+        metrics_port=metrics_port,
+        folder=folder,
+        model=options.model,
+        max_num_seqs=options.max_num_seqs,
+    )
     engine = repetition % len(engines.processes)
     plan = load.plan(setting.url, course.endpoint, options.model, seed + repetition)
     try:
-        with started(peer, course.peers_dir, setting, folder / "log.err", course.endpoint) as proxy:
+        with started(
+            peer, course.peers_dir, setting=setting, log=folder / "log.err", endpoint=course.endpoint
+        ) as proxy:
             found = observe(engines, load.outage(engine, fault), plan)
             proxy.check()
     except ServerFailed as error:
@@ -189,14 +199,22 @@ def compare(
     say(console, f"{'looking at' if options.backends else 'starting'} {many} engines", "dim")
     with fleet(options, out / "engines") as engines:
         target = asyncio.run(look_at(engines.urls[0], Access(), _model(options)))
-        course = Course(options, run, engines, target, _model(options) or target.models[0], out, console)
+        course = Course(
+            options,
+            run,
+            fleet=engines,
+            target=target,
+            model=_model(options) or target.models[0],
+            out=out,
+            console=console,
+        )
         setup = _setup(course, engines)
         here = [arm for arm in arms if not arm.missing]
         turns = [] if options.killed is Killing.ONLY else _all_turns(course, here, peers)
         killed = None
         if options.killed is not Killing.NO and not any(turn.ended_early for turn in turns):
             killed = _killed(course, engines, [peers[arm.name] for arm in here if arm.name != DIRECT])
-    return compared(environment(sys.argv, began, target.server), setup, arms, turns, killed)
+    return compared(environment(sys.argv, began, target.server), setup, arms, turns=turns, killed=killed)
 
 
 def compared(
@@ -213,7 +231,14 @@ def compared(
 def _killed(course: Course, engines: Fleet, peers: Sequence[Peer]) -> OutageResults:
     assert engines.owned is not None
     options, run = course.options, course.run
-    away = OutageCourse(engines.owned, options.killed_load, run.endpoint, options.peers, course.out, course.console)
+    away = OutageCourse(
+        engines.owned,
+        options.killed_load,
+        endpoint=run.endpoint,
+        peers_dir=options.peers,
+        out=course.out,
+        console=course.console,
+    )
     return carry_out(away, peers, run.repetitions, run.drawn_seed())
 
 

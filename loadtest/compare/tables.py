@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
 
 from loadtest.compare.outage import report
@@ -22,6 +22,7 @@ class Column:
     title: str
     value: Callable[[ArmRun], float | None]
     shown: Callable[[float], str]
+    _: KW_ONLY
     higher_is_better: bool | None = False
     """None: a count of events, without a winner."""
 
@@ -75,19 +76,19 @@ def _mib(value: float) -> str:
 
 
 QUALITY = (
-    Column("hit rate", _of("hit_ratio"), percent, True),
+    Column("hit rate", _of("hit_ratio"), percent, higher_is_better=True),
     Column("TTFT p50", _of("ttft_p50"), milliseconds),
     Column("TTFT p99", _of("ttft_p99"), milliseconds),
-    Column("output tokens/s", _of("output_tokens_per_second"), number, True),
-    Column("in SLO", _of("attainment"), percent, True),
+    Column("output tokens/s", _of("output_tokens_per_second"), number, higher_is_better=True),
+    Column("in SLO", _of("attainment"), percent, higher_is_better=True),
     Column("failed", _errors, percent),
 )
 DETAILS = (
     Column("TPOT p50", _of("tpot_p50"), milliseconds),
     Column("E2E p50", _of("e2e_p50"), milliseconds),
     Column("E2E p99", _of("e2e_p99"), milliseconds),
-    Column("least used engine", _of("least_share"), percent, None),
-    Column("most sequences at once", _peak, number, None),
+    Column("least used engine", _of("least_share"), percent, higher_is_better=None),
+    Column("most sequences at once", _peak, number, higher_is_better=None),
     Column("preemptions", _of("preemptions"), number),
 )
 DIFFERENCES = (
@@ -208,6 +209,7 @@ class Table:
     title: str
     head: list[str]
     rows: list[list[str]]
+    _: KW_ONLY
     best: frozenset[tuple[int, int]] = frozenset()
     """(row, column) of the cells that are ahead."""
 
@@ -252,7 +254,7 @@ def _medians(title: str, comparison: Comparison, columns: Sequence[Column]) -> T
         if any(one != "-" for one in cells):
             ahead |= {(len(rows), at + 1) for at, leader in enumerate(leading) if leader == name}
             rows.append([f"{name} {arm.version}".strip(), *cells])
-    return Table(title, ["proxy", *(column.title for column in columns)], rows, frozenset(ahead))
+    return Table(title, ["proxy", *(column.title for column in columns)], rows, best=frozenset(ahead))
 
 
 def _ratios(comparison: Comparison, columns: Sequence[Column]) -> Table:

@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -69,7 +69,7 @@ async def added_latency(engines: Sequence[str], proxy: str, endpoint: Endpoint, 
         direct = [Client(plan.model_copy(update={"url": url}), session, time.monotonic) for url in engines]
         through = Client(plan, session, time.monotonic)
         for number in range(-_WARM_UPS, pairs):
-            body = bodies.body(Prompt(NO_GROUP, "", f"{number} is a number, and so is", 1))
+            body = bodies.body(Prompt(NO_GROUP, prefix="", tail=f"{number} is a number, and so is", max_tokens=1))
             # Who goes first changes, too: the second may find something warm.
             both = [direct[number % len(direct)], through]
             took = [await _seconds(client, body) for client in (both if number % 2 else both[::-1])]
@@ -148,7 +148,12 @@ def passes_salt(engines: Sequence[str], proxy: str, endpoint: Endpoint, model: s
 
     A hit means that the salt was lost. None where the engines cache nothing, or a server does not answer.
     """
-    prompt = Prompt(NO_GROUP, "", " ".join([secrets.token_hex(8)] + [f"word{number}" for number in range(_WORDS)]), 1)
+    prompt = Prompt(
+        NO_GROUP,
+        prefix="",
+        tail=" ".join([secrets.token_hex(8)] + [f"word{number}" for number in range(_WORDS)]),
+        max_tokens=1,
+    )
     first, second = (
         BodyMaker(endpoint, model, stream=False, cache_salt=secrets.token_hex(8)).body(prompt) for _ in range(2)
     )
@@ -189,6 +194,7 @@ class Course:
 
     options: CompareOptions
     run: RunOptions
+    _: KW_ONLY
     fleet: Fleet
     target: Target
     model: str
@@ -202,7 +208,7 @@ class Course:
 
     def order(self, plan: Plan, pages: Mapping[str, str]) -> Order:
         """A run that is not written by itself."""
-        return Order(plan, self.target, self.run.bounds, pages, None)
+        return Order(plan, self.target, bounds=self.run.bounds, pages=pages, out=None)
 
 
 def take_turn(course: Course, peer: Peer | None, repetition: int, seed: int) -> ArmRun:
@@ -230,8 +236,12 @@ def _running(course: Course, peer: Peer | None) -> Iterator[Server | None]:
     folder.mkdir(parents=True, exist_ok=True)
     port, metrics_port = free_ports(2)
     cap = course.options.max_num_seqs if course.fleet.owned is not None else None
-    setting = Setting(course.fleet.urls, port, metrics_port, folder, course.model, cap)
-    with started(peer, course.options.peers, setting, folder / "log.err", course.run.endpoint) as proxy:
+    setting = Setting(
+        course.fleet.urls, port, metrics_port=metrics_port, folder=folder, model=course.model, max_num_seqs=cap
+    )
+    with started(
+        peer, course.options.peers, setting=setting, log=folder / "log.err", endpoint=course.run.endpoint
+    ) as proxy:
         yield proxy
 
 
@@ -265,7 +275,9 @@ def _overhead(course: Course, proxy: Server, seed: int) -> Overhead:
     fleet, endpoint = course.fleet, course.run.endpoint
     added = None
     if course.options.pairs:
-        added = asyncio.run(added_latency(fleet.urls, proxy.url, endpoint, course.model, course.options.pairs))
+        added = asyncio.run(
+            added_latency(fleet.urls, proxy.url, endpoint, model=course.model, pairs=course.options.pairs)
+        )
     if not course.options.measures_overhead:
         return Overhead(added=added)
     base = course.plan(proxy.url, seed)

@@ -279,7 +279,7 @@ class Client:
         record.begin(self._clock())
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                ended, at = await self._exchange(record, body, call, watch, answer)
+                ended, at = await self._exchange(record, body, call, watch=watch, answer=answer)
         except asyncio.CancelledError:
             ended = RequestEnd(INTERRUPTED)
             raise
@@ -294,7 +294,7 @@ class Client:
         finally:
             first_token = watch.first_content if call.stream else None
             end = self._clock() if at is None else at
-            record.finish(ended, end, first_token, watch.read_times, watch.events)
+            record.finish(ended, end, first_token, read_times=watch.read_times, events=watch.events)
         return answer
 
     async def _exchange(
@@ -302,7 +302,9 @@ class Client:
     ) -> tuple[RequestEnd, float | None]:
         """How it ended, and when its last byte came."""
         endpoint = call.endpoint
-        async with self._session.post(self._url, endpoint.path, body, self._clock, endpoint.content_type) as received:
+        async with self._session.post(
+            self._url, endpoint.path, body, clock=self._clock, content_type=endpoint.content_type
+        ) as received:
             whole: list[bytes] = []
             try:
                 while not received.is_over:
@@ -314,7 +316,9 @@ class Client:
                 take = _taker(received, call, watch, whole)
                 for at, data in received.take():
                     take(data, at)
-            return _judged(record, received, call, watch, b"".join(whole), answer), received.ended_at
+            return _judged(
+                record, received, call=call, watch=watch, body=b"".join(whole), answer=answer
+            ), received.ended_at
 
     async def _read(self, received: Received, call: Call, watch: StreamWatch, whole: list[bytes]) -> None:
         """Looks into what has come, in slices: the reads of other streams must not wait for all of it."""

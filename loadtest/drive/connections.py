@@ -204,7 +204,7 @@ class Connections:
         """Sends it to the server of the URL; `clock` gives the moments of reads."""
         server = self._servers.get(url)
         if server is None:
-            server = self._servers[url] = ServerConnections(url, self._headers, self._clock, self._tls)
+            server = self._servers[url] = ServerConnections(url, self._headers, self._clock, tls=self._tls)
         return server.post(path, body, clock, content_type)
 
 
@@ -212,7 +212,7 @@ class ServerConnections:
     """The connections to one server. Its addresses are looked up once, and used in turns."""
 
     def __init__(
-        self, url: str, headers: Mapping[str, str], clock: Callable[[], float], tls: Callable[[], ssl.SSLContext]
+        self, url: str, headers: Mapping[str, str], clock: Callable[[], float], *, tls: Callable[[], ssl.SSLContext]
     ) -> None:
         parts = urlsplit(url)
         self._clock = clock

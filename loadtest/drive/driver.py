@@ -7,7 +7,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from loadtest.drive.client import Client
 from loadtest.drive.connections import Connections
@@ -24,6 +24,7 @@ class Lane:
     name: str | None
     source: Source
     bodies: BodyMaker
+    _: KW_ONLY
     client: Client
 
 
@@ -55,7 +56,7 @@ def lanes_of(plan: Plan, session: Connections, clock: Callable[[], float]) -> La
     """All lanes over one session. Reads the files that workloads name."""
 
     def lane(name: str | None, alone: Plan) -> Lane:
-        return Lane(name, source_of(alone.workload), alone.body_maker(), Client(alone, session, clock))
+        return Lane(name, source_of(alone.workload), alone.body_maker(), client=Client(alone, session, clock))
 
     if not plan.mix:
         return Lanes([lane(None, plan)], [1.0], plan.seed)
@@ -76,6 +77,7 @@ class Driver:
         plan: Plan,
         worker: int,
         session: Connections,
+        *,
         clock: Callable[[], float],
         emit: Callable[[Record], None],
     ) -> None:
@@ -149,7 +151,9 @@ class Driver:
                 await asyncio.sleep(max(0.0, due - self._clock()))
                 if self._is_full():
                     lane = self._lanes.of(index)
-                    self._drop(_planned(lane, index, 0, next(iter(lane.source.turns(index))).prompt, due))
+                    self._drop(
+                        _planned(lane, index, 0, prompt=next(iter(lane.source.turns(index))).prompt, intended=due)
+                    )
                 else:
                     self._starting += 1
                     group.create_task(self._arrival(index, due))
@@ -166,10 +170,12 @@ class Driver:
             if number and not await self._reached(due := due + turn.pause_seconds):
                 return True
             if number and self._plan.concurrency is None and self._is_full():
-                self._drop(_planned(lane, index, number, turn.prompt, due))
+                self._drop(_planned(lane, index, number, prompt=turn.prompt, intended=due))
                 return False
             prompt = turn.prompt.after(history)
-            record, answer = await self._one(lane, index, number, prompt, due, keeps_text=turn.remembers)
+            record, answer = await self._one(
+                lane, index, turn=number, prompt=prompt, intended=due, keeps_text=turn.remembers
+            )
             if not record.ok:
                 return False
             due = record.end
@@ -191,7 +197,7 @@ class Driver:
     async def _one(
         self, lane: Lane, index: int, turn: int, prompt: Prompt, intended: float, *, keeps_text: bool
     ) -> tuple[Record, str]:
-        record = _planned(lane, index, turn, prompt, intended)
+        record = _planned(lane, index, turn, prompt=prompt, intended=intended)
         body = lane.bodies.body(prompt)
         self.in_flight += 1
         try:

@@ -72,7 +72,7 @@ async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
 async def _is_refused(session: aiohttp.ClientSession, plan: Plan) -> bool:
     if plan.endpoint.takes_audio or (not plan.endpoint.generates and plan.cache_salt is None):
         return False
-    body = plan.body_maker().body(Prompt(NO_GROUP, "", ASKED, _ANSWER_TOKENS))
+    body = plan.body_maker().body(Prompt(NO_GROUP, prefix="", tail=ASKED, max_tokens=_ANSWER_TOKENS))
     url, headers = plan.url + plan.endpoint.path, {"content-type": "application/json"}
     async with session.post(url, data=body, headers=headers, timeout=_TIMEOUT, allow_redirects=False) as response:
         await response.read()

@@ -33,7 +33,7 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
         while (value := search.next()) is not None and not stopped:
             load = load_of(options.find, value)
             plan = options.plan(url, target, load, seed)
-            order = Order(plan, target, options.bounds, options.pages(target), options.out)
+            order = Order(plan, target, bounds=options.bounds, pages=options.pages(target), out=options.out)
             try:
                 results, records = measured(order, console)
             except (Stopped, TargetError, WorkerDied, OSError) as error:
@@ -51,7 +51,7 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
                 failures[folder] = f"no request came in {plan.duration_seconds:g} s; a longer --duration has some"
                 say(console, f"{folder}: {failures[folder]}", "red")
                 break
-            ran.append(Ran("", load.label, sum(one.load == load.label for one in ran), results))
+            ran.append(Ran("", load.label, sum(one.load == load.label for one in ran), results=results))
             if results.verdict.valid:
                 search.take(value, passed=carries(results))
             else:
@@ -60,7 +60,7 @@ def find(options: RunOptions, target: Target, console: Console, keeping: Keeping
             if options.out is not None:
                 written = write_results(results, records, options.out / ran[-1].folder)
                 if keeping is not None:
-                    keeping.keep("", plan, options.bounds, results, records, written)
+                    keeping.keep("", plan, bounds=options.bounds, results=results, records=records, written=written)
             seed += _SEED_STEP
     if not ran:
         return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from loadtest.report.schema import GpuSeries
 
@@ -30,6 +30,7 @@ class GpuReading:
     name: str
     utilization_percent: float | None = None
     memory_used_mib: float | None = None
+    _: KW_ONLY
     memory_total_mib: float | None = None
     power_watts: float | None = None
 
@@ -68,4 +69,6 @@ def _name(labels: Mapping[str, str]) -> str:
 def _reading(name: str, values: Mapping[str, float]) -> GpuReading:
     used, free = values.get("memory_used_mib"), values.get("memory_free_mib")
     total = values.get("memory_total_mib", used + free if used is not None and free is not None else None)
-    return GpuReading(name, values.get("utilization_percent"), used, total, values.get("power_watts"))
+    return GpuReading(
+        name, values.get("utilization_percent"), used, memory_total_mib=total, power_watts=values.get("power_watts")
+    )

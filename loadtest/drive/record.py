@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from operator import sub
 from typing import Any, Self
 
@@ -56,6 +56,7 @@ class Record:
     index: int
     group: int
     intended: float
+    _: KW_ONLY
     sent: float
     end: float
     outcome: str
@@ -168,6 +169,7 @@ class Harvest:
     records: list[Record] = field(default_factory=list)
     itl_ticks: Counter[int] = field(default_factory=Counter)
     healths: list[WorkerHealth] = field(default_factory=list)
+    _: KW_ONLY
     stopped_early: bool = False
     origin: float = 0.0  # the run's zero on the monotonic clock
     lost: list[str] = field(default_factory=list)  # why workers ended before their time; the first one stops the run

@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Order:
 
     plan: Plan
     target: Target
+    _: KW_ONLY
     bounds: Bounds
     pages: Mapping[str, str]
     out: Path | None
@@ -56,7 +57,9 @@ def carry_out(order: Order, console: Console, keeping: Keeping | None = None) ->
     if order.out is not None:
         written = write_results(results, records, order.out)
         if keeping is not None:
-            keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
+            keeping.keep(
+                order.target_name, order.plan, bounds=order.bounds, results=results, records=records, written=written
+            )
         written += write_summary(results, order.out)
         say_written(console, written)
     return results
@@ -82,7 +85,9 @@ def measured(
         counted = _counted_since(before, order, console)
     where = environment(sys.argv, started_at, order.target.server)
     samples = sampling.samples(harvest.origin)
-    results = summarise(order.plan, harvest, order.bounds, where, counted, samples)
+    results = summarise(
+        order.plan, harvest, bounds=order.bounds, environment=where, metrics_delta=counted, samples=samples
+    )
     return results, harvest.records
 
 
@@ -144,7 +149,7 @@ def orders_of(
             for name in names[first:] + names[:first]:
                 plan = options.plan(urls[name], looked[name], load, seed)
                 pages = options.pages(looked[name])
-                order = Order(plan, looked[name], options.bounds, pages, options.out, name)
+                order = Order(plan, looked[name], bounds=options.bounds, pages=pages, out=options.out, target_name=name)
                 yield name, load.label, repetition, order
             seed += _SEED_STEP
 
@@ -179,13 +184,20 @@ def carry_out_series(
                 failures[folder] = "ended by hand, as all that follow"
                 break
             results, records = found
-            one = Ran(target, load, repetition, results)
+            one = Ran(target, load, repetition, results=results)
             ran.append(one)
             say(console, run_line(one.folder, results))
             if options.out is not None:
                 written = write_results(results, records, options.out / one.folder)
                 if keeping is not None:
-                    keeping.keep(order.target_name, order.plan, order.bounds, results, records, written)
+                    keeping.keep(
+                        order.target_name,
+                        order.plan,
+                        bounds=order.bounds,
+                        results=results,
+                        records=records,
+                        written=written,
+                    )
     if not ran:
         return None
     series = series_of(ran, ran[0].results.environment, failures)

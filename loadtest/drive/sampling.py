@@ -47,7 +47,7 @@ class PageSampler:
     """Reads the pages, by name, inside the block; a page that does not answer misses that second."""
 
     def __init__(
-        self, pages: Mapping[str, str], clock: Callable[[], float], access: Access | None = None, target: str = ""
+        self, pages: Mapping[str, str], clock: Callable[[], float], access: Access | None = None, *, target: str = ""
     ) -> None:
         self._clock = clock
         self._access = access or Access()
@@ -142,7 +142,7 @@ class Sampling:
 
     def __init__(self, pages: Mapping[str, str], access: Access, target: str) -> None:
         self._gpus = GpuSampler(time.monotonic)
-        self._pages = PageSampler(pages, time.monotonic, access, target)
+        self._pages = PageSampler(pages, time.monotonic, access, target=target)
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:

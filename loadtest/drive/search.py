@@ -6,7 +6,7 @@ A run near the limit passes or fails by chance, so a load counts by all its runs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 
@@ -34,6 +34,7 @@ class LoadSearch:
     """Asks for one load after the other until it is over; `take` says whether a run at that load passed."""
 
     aim: Aim
+    _: KW_ONLY
     most_runs: int = 40
     _passes: dict[float, int] = field(default_factory=dict)
     _fails: dict[float, int] = field(default_factory=dict)

@@ -31,10 +31,15 @@ def loads_of(concurrency: str | None, rate: str | None, trace_speed: float, ramp
     """Each value between commas of whichever is given; the trace's own times where none is."""
     if concurrency is not None:
         such_as = "a whole number from 1 such as 64, a ramp such as 4:64, or several such as 8,16,32"
-        loads = [_load("c", part, "concurrency", ramp_seconds, such_as) for part in concurrency.split(",")]
+        loads = [
+            _load("c", part, "concurrency", ramp_seconds=ramp_seconds, such_as=such_as)
+            for part in concurrency.split(",")
+        ]
     elif rate is not None:
         such_as = "a number above 0 such as 20, a ramp such as 5:50, or several such as 5,10,20"
-        loads = [_load("r", part, "rate_per_second", ramp_seconds, such_as) for part in rate.split(",")]
+        loads = [
+            _load("r", part, "rate_per_second", ramp_seconds=ramp_seconds, such_as=such_as) for part in rate.split(",")
+        ]
     else:
         loads = [Load("trace", {"trace_speed": trace_speed})]
     if len({load.label for load in loads}) < len(loads):

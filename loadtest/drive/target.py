@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import aiohttp
@@ -30,6 +30,7 @@ class Target:
     models: list[str]
     server: dict[str, str] = field(default_factory=dict)
     bytes_per_token: float | None = None
+    _: KW_ONLY
     metrics_url: str | None = None
     # Of the engines behind it, and of its admin port.
     pages_behind: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +63,7 @@ async def look_at(url: str, access: Access, model: str | None = None) -> Target:
                 models,
                 server | await _version(session, url),
                 await _bytes_per_token(session, url, model or models[0]),
-                f"{url}/metrics" if await _is_engine(session, url) else None,
+                metrics_url=f"{url}/metrics" if await _is_engine(session, url) else None,
             )
     except (aiohttp.ClientError, OSError) as error:
         raise TargetError(f"cannot reach {url}: {error or type(error).__name__}{certificate_hint(error)}") from None

@@ -178,7 +178,7 @@ async def _work(pipe: Pipe, plan: Plan, worker: int, open_files: int) -> None:
     async with open_session(plan) as session:
         clock = _Clock()
         ended: list[Record] = []
-        driver = Driver(plan, worker, session, clock, ended.append)
+        driver = Driver(plan, worker, session, clock=clock, emit=ended.append)
         warmed = await driver.warm_up()
         _settle_memory()
         pipe.send(Ready(warmed, capacity))

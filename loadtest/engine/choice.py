@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from loadtest.engine.kv_cache import BlockContent, SequenceState
@@ -83,6 +83,7 @@ class Choice:
     """An answer's plan: `pieces` holds the text of each token if a stop string cut it, else the prose has it."""
 
     index: int
+    _: KW_ONLY
     prompt: TokenisedText
     prose: Prose
     sequence: SequenceState
@@ -121,6 +122,7 @@ class PreparedPrompt:
     """A prompt ready for the engine. `replayed_tokens` at its end are the beginning of the answer to the rest."""
 
     tokens: TokenisedText
+    _: KW_ONLY
     keys: Sequence[int]
     parent_key: int
     seed: int  # of the answer, by the prompt without what is replayed
@@ -178,7 +180,9 @@ def plan_choice(
         output_tokens, reason = len(pieces), "stop"
     keys = prompt.keys
     tail = prompt.tokens.packed[len(keys) * block_size * BYTES_PER_TOKEN :]
-    output_keys = OutputKeys(keys[-1] if keys else prompt.parent_key, tail, prose.packed, words, block_size)
+    output_keys = OutputKeys(
+        keys[-1] if keys else prompt.parent_key, tail, prose.packed, output_tokens=words, block_size=block_size
+    )
     sequence = SequenceState(
         sequence_id=sequence_id,
         prompt_tokens=prompt.tokens.num_tokens,
@@ -191,13 +195,13 @@ def plan_choice(
         reason = "tool_calls"
     return Choice(
         index,
-        prompt.tokens,
-        prose,
-        sequence,
-        reason,
-        stop,
-        words,
-        pieces,
+        prompt=prompt.tokens,
+        prose=prose,
+        sequence=sequence,
+        finish_reason=reason,
+        stop_reason=stop,
+        words=words,
+        pieces=pieces,
         tool=tool,
         limit_tokens=limit_tokens - replayed,
     )
@@ -208,11 +212,11 @@ def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, stee
     return BlockContent(
         prompt.tokens,
         choice.prose.packed,
-        prompt.lora_name,
-        lora_id,
-        prompt.cache_salt,
-        steering.session_id,
-        steering.reports_hits,
+        lora_name=prompt.lora_name,
+        lora_id=lora_id,
+        cache_salt=prompt.cache_salt,
+        session_id=steering.session_id,
+        reports_hits=steering.reports_hits,
     )
 
 

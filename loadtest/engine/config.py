@@ -1,6 +1,6 @@
 """The settings of a simulated engine, given at its start."""
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.engine.kv_events import KvEventsConfig
 from loadtest.engine.scheduler import Limits
@@ -12,6 +12,7 @@ class EngineConfig:
     """One simulated vLLM server. `time_scale` multiplies all engine times: 0 answers at once, 1 is real time."""
 
     model: str = "sim"
+    _: KW_ONLY
     host: str = "127.0.0.1"
     port: int = 0
     limits: Limits = field(default_factory=Limits)

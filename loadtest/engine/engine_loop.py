@@ -3,7 +3,7 @@
 import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
 
 from loadtest.engine.kv_cache import SequenceState
@@ -123,6 +123,7 @@ class Running:
     sequence: SequenceState
     sink: TokenSink
     wants_every_token: bool
+    _: KW_ONLY
     finish_reason: str
     loop: "EngineLoop"
 
@@ -135,6 +136,7 @@ class EngineLoop:
         scheduler: Scheduler,
         stats: EngineStats,
         time_scale: float,
+        *,
         loop: asyncio.AbstractEventLoop,
         after_step: Callable[[], None] | None = None,
     ) -> None:
@@ -168,7 +170,7 @@ class EngineLoop:
         self._catch_up_idle()
         sequence.arrive(self._engine_seconds)
         self.scheduler.add(sequence)
-        running = Running(sequence, sink, wants_every_token, finish_reason, self)
+        running = Running(sequence, sink, wants_every_token, finish_reason=finish_reason, loop=self)
         self._running[sequence.sequence_id] = running
         self.peak_requests = max(self.peak_requests, len(self._running))
         if wants_every_token:

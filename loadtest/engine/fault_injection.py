@@ -14,7 +14,7 @@ from loadtest.engine.ledger import LedgerEntry
 class StreamFaults:
     """Decides how many tokens may be sent, and strikes when the scripted one was."""
 
-    def __init__(self, entry: LedgerEntry, script: Script, stream: EventStream, resume: Callable[[], None]) -> None:
+    def __init__(self, entry: LedgerEntry, script: Script, stream: EventStream, *, resume: Callable[[], None]) -> None:
         self._entry = entry
         self._script = script
         self._stream = stream

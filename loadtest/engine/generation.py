@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Protocol
 
 from loadtest.engine.api.errors import ApiError
@@ -39,6 +39,7 @@ class _Sink:
 
     stream: "StreamedGeneration"
     choice: Choice
+    _: KW_ONLY
     generated: int = 0
     sent: int = 0
     ended: bool = False
@@ -71,6 +72,7 @@ class StreamedGeneration:
         engine: EngineRanks,
         choices: Sequence[Choice],
         writer: EventWriter,
+        *,
         stream: EventStream,
         entry: LedgerEntry,
     ) -> None:
@@ -83,7 +85,7 @@ class StreamedGeneration:
         self._headed = self._opened = False
         self._unsent_answers = len(choices)
         self._wake = asyncio.Event()
-        self._faults = StreamFaults(entry, entry.script, stream, self._resume) if entry.script else None
+        self._faults = StreamFaults(entry, entry.script, stream, resume=self._resume) if entry.script else None
         self._failure: ApiError | None = None
 
     def __enter__(self) -> "StreamedGeneration":

@@ -3,7 +3,7 @@
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -17,6 +17,7 @@ class BlockContent:
     prompt: TokenisedText
     # The output's tokens from one number up to another, packed.
     packed_output: Callable[[int, int], bytes]
+    _: KW_ONLY
     lora_name: str | None = None
     lora_id: int | None = None
     cache_salt: str | None = None
@@ -66,6 +67,7 @@ class SequenceState:
     sequence_id: int
     prompt_tokens: int
     output_tokens: int
+    _: KW_ONLY
     prompt_keys: Sequence[int] = ()
     output_keys: Callable[[], Sequence[int]] = _no_keys
     arrived_seconds: float = 0.0

@@ -87,6 +87,7 @@ class KvEventPublisher:
         config: KvEventsConfig,
         rank: int,
         log: KvEventLog,
+        *,
         unix_seconds: Callable[[], float],
         addresses: tuple[Address, Address | None],
     ) -> None:

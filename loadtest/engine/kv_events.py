@@ -1,7 +1,7 @@
 """KV events as vLLM encodes them, one msgpack batch a step, and its rules for endpoints, ports and ranks."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -36,6 +36,7 @@ class KvEventsConfig:
 
     endpoint: str = "tcp://*:5557"
     replay_endpoint: str | None = None
+    _: KW_ONLY
     buffer_steps: int = 10_000
     hwm: int = 100_000
     max_queue_size: int = 100_000

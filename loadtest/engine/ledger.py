@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -27,6 +27,7 @@ class LedgerEntry:
     method: str
     path: str
     started_seconds: float
+    _: KW_ONLY
     # The path as it was sent.
     raw_path: str = ""
     headers: Sequence[tuple[str, str]] = ()
@@ -111,7 +112,9 @@ class Ledger:
         inference: bool,
     ) -> LedgerEntry:
         """A request arrived. Inference requests are those whose concurrency counts."""
-        entry = LedgerEntry(method, path, self._clock(), raw_path, headers, inference, script)
+        entry = LedgerEntry(
+            method, path, self._clock(), raw_path=raw_path, headers=headers, inference=inference, script=script
+        )
         self.total += 1
         self.in_flight += inference
         self.max_in_flight = max(self.max_in_flight, self.in_flight)

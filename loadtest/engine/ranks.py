@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import count
 from typing import Final
 
@@ -26,6 +26,7 @@ class RankLoad:
     in_flight: int
     waiting: int
     running: int
+    _: KW_ONLY
     kv_usage: float
 
     @property
@@ -109,7 +110,7 @@ class EngineRanks:
 def _load(rank: EngineLoop) -> RankLoad:
     scheduler = rank.scheduler
     usage = scheduler.pool.num_used / scheduler.pool.num_blocks
-    return RankLoad(rank.num_requests, scheduler.num_waiting, scheduler.num_running, usage)
+    return RankLoad(rank.num_requests, scheduler.num_waiting, scheduler.num_running, kv_usage=usage)
 
 
 def new_publishers(
@@ -125,7 +126,9 @@ def new_publishers(
         else [publisher.addresses for publisher in earlier.by_rank]
     )
     return KvEventPublishers(
-        KvEventPublisher(events, rank, KvEventLog(config.limits.block_size, events.hashes), unix_seconds, pair)
+        KvEventPublisher(
+            events, rank, KvEventLog(config.limits.block_size, events.hashes), unix_seconds=unix_seconds, addresses=pair
+        )
         for rank, pair in enumerate(addresses)
     )
 
@@ -153,4 +156,4 @@ def _engine(
     publisher = None if publishers is None else publishers.by_rank[rank]
     scheduler = Scheduler(config.limits, config.step_time, None if publisher is None else publisher.log)
     after_step = None if publisher is None else publisher.flush
-    return EngineLoop(scheduler, EngineStats(config.max_model_len), config.time_scale, loop, after_step)
+    return EngineLoop(scheduler, EngineStats(config.max_model_len), config.time_scale, loop=loop, after_step=after_step)

@@ -1,7 +1,7 @@
 """Sampling parameters and routing headers, read from a request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from loadtest.engine.api.errors import ApiError, bad_request, invalid
@@ -15,6 +15,7 @@ class SamplingParams:
     """The fields that change what the simulated engine does."""
 
     n: int = 1
+    _: KW_ONLY
     max_tokens: int | None = None
     min_tokens: int = 0
     ignore_eos: bool = False

@@ -7,7 +7,7 @@ so one counter (`decode_clock`) gives the length of all of them, and ends and bl
 
 import heapq
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 from loadtest.engine.kv_cache import BlockPool, CacheObserver, SequenceState, State
@@ -27,6 +27,7 @@ class Limits:
 
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
+    _: KW_ONLY
     block_size: int = 16
     num_blocks: int = 27_000
     prefix_caching: bool = True
@@ -45,6 +46,7 @@ class Counters:
     """Totals since the start."""
 
     prompt_tokens: int = 0
+    _: KW_ONLY
     prompt_tokens_cached: int = 0
     generation_tokens: int = 0
     prefix_queries_tokens: int = 0
@@ -91,6 +93,7 @@ class Step:
     duration_seconds: float
     repeat: int
     prefills: list[tuple[SequenceState, int]]
+    _: KW_ONLY
     decode_sequences: int
 
 
@@ -207,7 +210,7 @@ class Scheduler:
             duration = self.step_time.decode_stretch_seconds(repeat, decodes, self._context_tokens)
         else:
             duration += self.step_time.decode_seconds(decodes, self._context_tokens)
-        return Step(duration, repeat, prefills, decodes)
+        return Step(duration, repeat, prefills, decode_sequences=decodes)
 
     def commit(self, step: Step, now_seconds: float) -> Committed:
         """The step is done: hand out its tokens, end the sequences that are complete."""

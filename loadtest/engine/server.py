@@ -259,7 +259,15 @@ class SimulatedEngine:
     ) -> web.BaseRequest:
         """A request with this engine's limit on bodies."""
         limit = self.config.max_body_bytes
-        return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=limit)
+        return web.BaseRequest(
+            message,
+            payload=payload,
+            protocol=protocol,
+            payload_writer=writer,
+            task=task,
+            loop=task.get_loop(),
+            client_max_size=limit,
+        )
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, with the request's id in a header if so configured. A stream's headers are sent by then."""
@@ -317,10 +325,14 @@ class SimulatedEngine:
     def _begin(self, request: web.BaseRequest, path: str) -> LedgerEntry:
         inference = path in INFERENCE
         if not self.config.control:
-            return self.service.ledger.begin(request.method, path, path, (), None, inference)
+            return self.service.ledger.begin(
+                request.method, path, raw_path=path, headers=(), script=None, inference=inference
+            )
         headers = [(str(name), value) for name, value in request.headers.items()]
         script = self.service.faults.script_for(request.headers.get("x-sim-script")) if inference else None
-        return self.service.ledger.begin(request.method, path, request.raw_path, headers, script, inference)
+        return self.service.ledger.begin(
+            request.method, path, raw_path=request.raw_path, headers=headers, script=script, inference=inference
+        )
 
     def _find(self, method: str, path: str) -> Handler:
         methods = self._routes.get(path)

@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ class Service:
     """One engine's configuration, model, and records. Handlers get it and the request, nothing else."""
 
     config: EngineConfig
+    _: KW_ONLY
     engine: EngineRanks
     kv_events: KvEventPublishers | None
     unix_seconds: Callable[[], float]
@@ -129,7 +130,16 @@ class Service:
         own = tokens.packed[: len(tokens.packed) - replayed * BYTES_PER_TOKEN]
         if replayed and nonce is not None:
             nonce = find_nonce(detokenise(own))
-        return PreparedPrompt(tokens, keys, parent, seed_of(own), nonce, lora, cache_salt or None, replayed)
+        return PreparedPrompt(
+            tokens,
+            keys=keys,
+            parent_key=parent,
+            seed=seed_of(own),
+            nonce=nonce,
+            lora_name=lora,
+            cache_salt=cache_salt or None,
+            replayed_tokens=replayed,
+        )
 
     def choices(
         self,
@@ -147,7 +157,13 @@ class Service:
             limit = max(1, room if sampling.max_tokens is None else min(room, sampling.max_tokens))
             for number in range(sampling.n):
                 choice = plan_choice(
-                    len(planned), self.engine.new_id(), prompt, sampling, limit, self.config.limits.block_size, forced
+                    len(planned),
+                    self.engine.new_id(),
+                    prompt=prompt,
+                    sampling=sampling,
+                    limit_tokens=limit,
+                    block_size=self.config.limits.block_size,
+                    forced_tokens=forced,
                 )
                 if self.kv_events is not None:
                     content = content_of(choice, prompt, self._lora_id(prompt.lora_name), steering)

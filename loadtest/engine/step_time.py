@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import KW_ONLY, astuple, dataclass
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -30,6 +30,7 @@ class StepTime:
 
     base_seconds: float
     per_prefill_token_seconds: float
+    _: KW_ONLY
     per_attention_pair_seconds: float
     per_decode_sequence_seconds: float
     per_context_token_seconds: float
@@ -59,10 +60,10 @@ class StepTime:
         return StepTime(
             host + (self.base_seconds - host) / gpus + _EXCHANGES_SECONDS,
             self.per_prefill_token_seconds / gpus + exchanged,
-            self.per_attention_pair_seconds / gpus,
-            self.per_decode_sequence_seconds / gpus + exchanged,
-            self.per_context_token_seconds / gpus,
-            self.matrix_seconds / gpus,
+            per_attention_pair_seconds=self.per_attention_pair_seconds / gpus,
+            per_decode_sequence_seconds=self.per_decode_sequence_seconds / gpus + exchanged,
+            per_context_token_seconds=self.per_context_token_seconds / gpus,
+            matrix_seconds=self.matrix_seconds / gpus,
         )
 
 
@@ -94,11 +95,42 @@ class Preset(StrEnum):
 # cpu-tiny: a 4.5 M parameter Llama on one core.
 PRESETS: Final = MappingProxyType(
     {
-        "a100-8b": StepTime(11.9e-3, 89e-6, 4.1e-9, 44e-6, 77e-9),
-        "h100-8b": StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9),
-        "h200-8b": StepTime(6.2e-3, 28e-6, 1.3e-9, 14e-6, 33e-9),
-        "card-8b": StepTime(10.4e-3, 120e-6, 6e-9, 2e-6, 85e-9, 1.7e-3),
-        "cpu-tiny": StepTime(3.3e-3, 60e-6, 5e-9, 150e-6, 45e-9),
+        "a100-8b": StepTime(
+            11.9e-3,
+            89e-6,
+            per_attention_pair_seconds=4.1e-9,
+            per_decode_sequence_seconds=44e-6,
+            per_context_token_seconds=77e-9,
+        ),
+        "h100-8b": StepTime(
+            8e-3,
+            28e-6,
+            per_attention_pair_seconds=1.3e-9,
+            per_decode_sequence_seconds=14e-6,
+            per_context_token_seconds=47e-9,
+        ),
+        "h200-8b": StepTime(
+            6.2e-3,
+            28e-6,
+            per_attention_pair_seconds=1.3e-9,
+            per_decode_sequence_seconds=14e-6,
+            per_context_token_seconds=33e-9,
+        ),
+        "card-8b": StepTime(
+            10.4e-3,
+            120e-6,
+            per_attention_pair_seconds=6e-9,
+            per_decode_sequence_seconds=2e-6,
+            per_context_token_seconds=85e-9,
+            matrix_seconds=1.7e-3,
+        ),
+        "cpu-tiny": StepTime(
+            3.3e-3,
+            60e-6,
+            per_attention_pair_seconds=5e-9,
+            per_decode_sequence_seconds=150e-6,
+            per_context_token_seconds=45e-9,
+        ),
     }
 )
 _KV_CACHE_GIB: Final = MappingProxyType({"a100-8b": 55.9, "h200-8b": 110.7, "card-8b": 12.2})

@@ -6,7 +6,7 @@ keywords that clients' libraries write are followed; `pattern` and conditions ar
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from random import Random
 from typing import Any, Final
 
@@ -35,6 +35,7 @@ class Prescription:
     """What an answer has to be: JSON by a schema or one of some texts; the arguments of a tool, if one is named."""
 
     schema: Any = None
+    _: KW_ONLY
     texts: tuple[str, ...] = ()
     tool: str | None = None
     must_call: bool = False  # the client left it to the model which tool is called

@@ -89,6 +89,7 @@ class OutputKeys(Sequence[int]):
         parent_key: int,
         tail: bytes,
         packed_output: Callable[[int, int], bytes],
+        *,
         output_tokens: int,
         block_size: int,
     ) -> None:

@@ -40,25 +40,39 @@ def batch_curve() -> Exhibit:
     ]
     return Exhibit(
         "batch-curve",
-        "Tokens per second by batch size",
-        "Llama 3.1 8B: about 95 tokens/s for one user, 620 for 8, 2,400 for 32, which is 25 times the single stream.",
-        "holds",
-        f"Computed: {card[1]:,.0f}, {card[8]:,.0f} and {card[32]:,.0f} tokens/s, {times(card[32], card[1])} at 32. "
-        "Each user still gets most of the speed of a single stream, because a step reads the weights once for all.",
-        [
+        title="Tokens per second by batch size",
+        statement=(
+            "Llama 3.1 8B: about 95 tokens/s for one user, 620 for 8, 2,400 for 32, which is 25 times the single "
+            "stream."
+        ),
+        verdict="holds",
+        finding=(
+            f"Computed: {card[1]:,.0f}, {card[8]:,.0f} and {card[32]:,.0f} tokens/s, {times(card[32], card[1])} at 32. "
+            "Each user still gets most of the speed of a single stream, because a step reads the weights once for all."
+        ),
+        charts=[
             chart("Output tokens per second", rates, "users", "tokens/s"),
             chart("Output tokens per second and user", each, "users", "tokens/s a user"),
         ],
-        ["users", "stated", "computed", "a user", "gain", "between tokens"],
-        rows,
-        "Closed loop, prompts of 64 tokens, answers of 256; the table is that of card-8b.",
+        head=["users", "stated", "computed", "a user", "gain", "between tokens"],
+        rows=rows,
+        setting="Closed loop, prompts of 64 tokens, answers of 256; the table is that of card-8b.",
     )
 
 
 def memory_ceiling() -> Exhibit:
     shape = read_shape(preset("llama-3.1-8b"))
     gpu = gpu_of("rtx-5090")
-    settings = Settings(int(gpu.memory_gib * GIB), 8192, *defaults(int(gpu.memory_gib * GIB)), 16, 2)
+    gpu_bytes = int(gpu.memory_gib * GIB)
+    max_num_seqs, batched_tokens = defaults(gpu_bytes)
+    settings = Settings(
+        gpu_bytes,
+        max_length_tokens=8192,
+        max_num_seqs=max_num_seqs,
+        batched_tokens=batched_tokens,
+        block_tokens=16,
+        kv_value_bytes=2,
+    )
     memory = fit(shape, settings, 1)
     tokens = 1536
     each = bytes_per_sequence(shape, tokens, 2)
@@ -76,16 +90,16 @@ def memory_ceiling() -> Exhibit:
     ]  # fmt: skip
     return Exhibit(
         "memory",
-        "The memory ceiling",
-        "The KV cache grows with the batch: at 64 the VRAM tops out, and 32 sequences of 4 GB need 128 GB. "
+        title="The memory ceiling",
+        statement="The KV cache grows with the batch: at 64 the VRAM tops out, and 32 sequences of 4 GB need 128 GB. "
         "The total is batch x (model + cache of a sequence).",
-        "holds, but for the formula",
-        f"With {memory.weight_bytes / GIB:.1f} GiB of weights, a card of {gpu.memory_gib:.0f} GiB holds {fits} "
+        verdict="holds, but for the formula",
+        finding=f"With {memory.weight_bytes / GIB:.1f} GiB of weights, a card of {gpu.memory_gib:.0f} GiB holds {fits} "
         f"sequences of {tokens:,} tokens. Beyond that vLLM does not run out of memory: it preempts, and computes "
         f"again what it dropped. 32 sequences of 32,768 tokens take 32 x {long / GIB:.1f} GiB = {32 * long / GIB:.0f} "
         f"GiB of cache, and the weights once, not 32 times. Paged blocks take what {tokens:,} tokens need, "
         f"{tokens / 8192:.0%} of what reserving 8,192 for each would.",
-        [
+        charts=[
             chart(
                 "Memory by sequences",
                 {"weights, working memory and KV cache": needed},
@@ -102,9 +116,12 @@ def memory_ceiling() -> Exhibit:
                 x=even(128),
             ),
         ],
-        ["sequences", "memory", "fits", "tokens/s", "preemptions", "most at once"],
-        rows,
-        f"gateway plan for rtx-5090; card-8b ({kv_tokens(CARD):,} KV tokens), prompts of 1,024, answers of 512 tokens.",
+        head=["sequences", "memory", "fits", "tokens/s", "preemptions", "most at once"],
+        rows=rows,
+        setting=(
+            f"gateway plan for rtx-5090; card-8b ({kv_tokens(CARD):,} KV tokens), prompts of 1,024, answers of 512 "
+            "tokens."
+        ),
     )
 
 
@@ -130,25 +147,31 @@ def continuous_and_static() -> Exhibit:
     low, high = ratios[0][1], max(ratio for _, ratio in ratios)
     return Exhibit(
         "static",
-        "Continuous against static batching",
-        "Static groups wait for their longest answer: slow requests block fast ones. Continuous batching brings 5 to "
-        "10 times the throughput.",
-        "holds for uneven answers" if high >= 5 else f"up to {high:.1f}x here",
-        f"The gain depends on how uneven the answers are: {low:.1f}x if all have the same length, {high:.1f}x with a "
-        "wide spread. At the spread of chats (0.8) half of the requests wait "
-        f"{typical[Batching.STATIC].ttft_seconds(50):.1f} s for their first token in static groups, "
-        f"{typical[Batching.CONTINUOUS].ttft_seconds(50):.1f} s with continuous batching. Finished answers leave at "
-        "once here; engines that hold them back are slower still.",
-        [
+        title="Continuous against static batching",
+        statement=(
+            "Static groups wait for their longest answer: slow requests block fast ones. Continuous batching brings 5 "
+            "to 10 times the throughput."
+        ),
+        verdict="holds for uneven answers" if high >= 5 else f"up to {high:.1f}x here",
+        finding=(
+            f"The gain depends on how uneven the answers are: {low:.1f}x if all have the same length, {high:.1f}x with "
+            "a wide spread. At the spread of chats (0.8) half of the requests wait "
+            f"{typical[Batching.STATIC].ttft_seconds(50):.1f} s for their first token in static groups, "
+            f"{typical[Batching.CONTINUOUS].ttft_seconds(50):.1f} s with continuous batching. Finished answers leave "
+            "at once here; engines that hold them back are slower still."
+        ),
+        charts=[
             chart("Sequences in the batch", occupied, "time", "sequences", x=even(20, " s"), steps=True),
             chart(
                 "Continuous over static", {"tokens/s, ratio": ratios}, "spread of answer lengths", "times", x=even(1.5)
             ),
         ],
-        ["spread", "batching", "tokens/s", "TTFT p50", "TTFT p99", "gain"],
-        rows,
-        f"h100-8b, {_SLOTS} slots, {2 * _SLOTS} users, prompts of 128 tokens, answers log-normal around 200 (spread: "
-        "sigma).",
+        head=["spread", "batching", "tokens/s", "TTFT p50", "TTFT p99", "gain"],
+        rows=rows,
+        setting=(
+            f"h100-8b, {_SLOTS} slots, {2 * _SLOTS} users, prompts of 128 tokens, answers log-normal around 200 "
+            "(spread: sigma)."
+        ),
     )
 
 
@@ -165,21 +188,26 @@ def effective_batch() -> Exhibit:
     few, many = found[128, 8], found[8, 8]
     return Exhibit(
         "concurrency",
-        "The effective batch is the active concurrency",
-        "A batch size of 128 with 8 active users wastes the cap.",
-        "holds",
-        f"With 8 users, 128 slots give {few.tokens_per_second:,.0f} tokens/s and 8 slots "
+        title="The effective batch is the active concurrency",
+        statement="A batch size of 128 with 8 active users wastes the cap.",
+        verdict="holds",
+        finding=f"With 8 users, 128 slots give {few.tokens_per_second:,.0f} tokens/s and 8 slots "
         f"{many.tokens_per_second:,.0f}: the batch has {few.peak_running} sequences in both. Plan with the real "
         "concurrency.",
-        [chart("Tokens per second by max_num_seqs", lines, "max_num_seqs", "tokens/s")],
-        ["max_num_seqs", "users", "tokens/s", "most at once", "TTFT p50"],
-        [
-            [f"{slots}", f"{users}", f"{one.tokens_per_second:,.0f}", f"{one.peak_running}",
-             f"{one.ttft_seconds(50) * 1e3:,.0f} ms"]
+        charts=[chart("Tokens per second by max_num_seqs", lines, "max_num_seqs", "tokens/s")],
+        head=["max_num_seqs", "users", "tokens/s", "most at once", "TTFT p50"],
+        rows=[
+            [
+                f"{slots}",
+                f"{users}",
+                f"{one.tokens_per_second:,.0f}",
+                f"{one.peak_running}",
+                f"{one.ttft_seconds(50) * 1e3:,.0f} ms",
+            ]
             for (slots, users), one in found.items()
         ],
-        "h100-8b, closed loop, prompts of 64 tokens, answers of 256.",
-    )  # fmt: skip
+        setting="h100-8b, closed loop, prompts of 64 tokens, answers of 256.",
+    )
 
 
 def offline() -> Exhibit:
@@ -191,24 +219,26 @@ def offline() -> Exhibit:
     }
     return Exhibit(
         "offline",
-        "Offline batches and embeddings",
-        "Process 1,000 prompts at once; embed many texts in one call; a single user gains nothing from batching.",
-        "holds",
-        f"1,000 prompts take {found[1].seconds / 60:,.0f} min one by one and {found[256].seconds:,.0f} s with "
+        title="Offline batches and embeddings",
+        statement=(
+            "Process 1,000 prompts at once; embed many texts in one call; a single user gains nothing from batching."
+        ),
+        verdict="holds",
+        finding=f"1,000 prompts take {found[1].seconds / 60:,.0f} min one by one and {found[256].seconds:,.0f} s with "
         f"max_num_seqs 256 ({times(found[1].seconds, found[256].seconds)}). One call with 64 texts embeds "
         f"{times(texts[64], texts[1])} as many a second as calls with one.",
-        [
+        charts=[
             chart(
                 "1,000 prompts", {"all done": [(size, one.seconds) for size, one in found.items()]}, "max_num_seqs", "s"
             ),
             chart("Embedded texts per second", {"texts/s": list(texts.items())}, "texts in a step", "texts/s"),
         ],
-        ["max_num_seqs", "all done", "tokens/s", "between tokens"],
-        [
+        head=["max_num_seqs", "all done", "tokens/s", "between tokens"],
+        rows=[
             [f"{size}", f"{one.seconds:,.0f} s", f"{one.tokens_per_second:,.0f}", f"{one.gap_seconds(50) * 1e3:.1f} ms"]
             for size, one in found.items()
         ],
-        "h100-8b; prompts of 128 tokens, answers log-normal around 200; texts of 64 tokens.",
+        setting="h100-8b; prompts of 128 tokens, answers log-normal around 200; texts of 64 tokens.",
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.engine.scheduler import Batching, Limits
 from loadtest.engine.step_time import kv_tokens
@@ -31,6 +31,7 @@ class Exhibit:
     """A statement that people make of batching, and what the simulated engine or the planner makes of it."""
 
     name: str
+    _: KW_ONLY
     title: str
     statement: str
     verdict: str  # in a word or two
@@ -57,22 +58,26 @@ def chart(
     """Lines over powers of two, unless another horizontal axis is given; `log` is an axis of milliseconds."""
     places = sorted({at for line in lines.values() for at, _ in line})
     values = [value for line in lines.values() for _, value in line] + [value for value, _ in bounds]
-    own = x or doubling([round(at) for at in places], places[0] / 1.15, places[-1] * 1.15, X_START, X_END)
+    own = x or doubling(
+        [round(at) for at in places], places[0] / 1.15, places[-1] * 1.15, start_px=X_START, end_px=X_END
+    )
     y = (
         logarithmic(min(values), max(values), Y_START, Y_END)
         if log
-        else linear(0, nice_top(max(values)), Y_START, Y_END, 4, unit)
+        else linear(0, nice_top(max(values)), start_px=Y_START, end_px=Y_END, wanted=4, unit=unit)
     )
     series = [
         ChartSeries(name, STYLES[number % len(STYLES)], list(line), steps=steps)
         for number, (name, line) in enumerate(lines.items())
     ]
     shown = [] if x is not None and x.even else [f"{at:g}" for at, _ in series[0].points]
-    return Chart(title, note, own, y, series, shown, x_title=x_title, y_title=y_title, bounds=bounds)
+    return Chart(
+        title, note=note, x=own, y=y, series=series, x_shown=shown, x_title=x_title, y_title=y_title, bounds=bounds
+    )
 
 
 def even(high: float, unit: str = "") -> Axis:
-    return linear(0, high, X_START, X_END, 6, unit)
+    return linear(0, high, start_px=X_START, end_px=X_END, wanted=6, unit=unit)
 
 
 def limits(
@@ -87,7 +92,15 @@ def limits(
 ) -> Limits:
     """Those of an engine on the preset's GPUs, with the KV cache that they have."""
     blocks = kv_tokens(preset, gpus) // BLOCK_TOKENS
-    return Limits(max_num_seqs, batched_tokens, BLOCK_TOKENS, blocks, prefix_caching, chunked, batching)
+    return Limits(
+        max_num_seqs,
+        batched_tokens,
+        block_size=BLOCK_TOKENS,
+        num_blocks=blocks,
+        prefix_caching=prefix_caching,
+        chunked_prefill=chunked,
+        batching=batching,
+    )
 
 
 def times(more: float, less: float) -> str:

@@ -37,26 +37,46 @@ def chunked_prefill() -> Exhibit:
     }
     shape, gib = read_shape(preset("llama-3.1-8b")), {}
     for name, its in ways.items():
-        settings = Settings(80 * GIB, _LONGEST, 256, its.max_num_batched_tokens, 16, 2)
+        settings = Settings(
+            80 * GIB,
+            max_length_tokens=_LONGEST,
+            max_num_seqs=256,
+            batched_tokens=its.max_num_batched_tokens,
+            block_tokens=16,
+            kv_value_bytes=2,
+        )
         gib[name] = assumed_reserve(shape, settings, 1) / GIB
     off, on = found["off"], found["2048"]
     late = times(on.ttft_seconds(50, shortest_prompt=8000), off.ttft_seconds(50, shortest_prompt=8000))
     return Exhibit(
         "chunked-prefill",
-        "Chunked prefill, on and off",
-        "Chunked prefill computes long prompts in segments and prevents VRAM spikes; it slows short prompts; with "
-        "good batch settings it brings 2 to 4 times the throughput.",
-        "holds for pauses and memory, not for throughput alone",
-        f"Without it a long prompt stops all answers for {off.gap_seconds(100) * 1e3:,.0f} ms, with 2,048 tokens a "
-        f"step for {on.gap_seconds(100) * 1e3:,.0f} ms, and a step needs {gib['off']:.1f} GiB of working memory "
-        f"instead of {gib['2048']:.1f} GiB. The long prompts themselves start {late} as late. Requests/s hardly "
-        f"change ({off.requests_per_second:.2f} and {on.requests_per_second:.2f}). With short prompts alone, small "
-        f"steps cost throughput ({short['2048']:,.0f} tokens/s with 2,048, {short['8192']:,.0f} with 8,192). Test "
-        "both. vLLM refuses max-num-batched-tokens 0: off needs the longest prompt.",
-        _chunk_charts(found),
-        ["tokens a step", "requests/s", "between tokens p50", "p99", "longest", "TTFT p50, short", "TTFT p50, long",
-         "working memory", "tokens/s, short prompts only"],
-        [
+        title="Chunked prefill, on and off",
+        statement=(
+            "Chunked prefill computes long prompts in segments and prevents VRAM spikes; it slows short prompts; with "
+            "good batch settings it brings 2 to 4 times the throughput."
+        ),
+        verdict="holds for pauses and memory, not for throughput alone",
+        finding=(
+            f"Without it a long prompt stops all answers for {off.gap_seconds(100) * 1e3:,.0f} ms, with 2,048 tokens a "
+            f"step for {on.gap_seconds(100) * 1e3:,.0f} ms, and a step needs {gib['off']:.1f} GiB of working memory "
+            f"instead of {gib['2048']:.1f} GiB. The long prompts themselves start {late} as late. Requests/s hardly "
+            f"change ({off.requests_per_second:.2f} and {on.requests_per_second:.2f}). With short prompts alone, small "
+            f"steps cost throughput ({short['2048']:,.0f} tokens/s with 2,048, {short['8192']:,.0f} with 8,192). Test "
+            "both. vLLM refuses max-num-batched-tokens 0: off needs the longest prompt."
+        ),
+        charts=_chunk_charts(found),
+        head=[
+            "tokens a step",
+            "requests/s",
+            "between tokens p50",
+            "p99",
+            "longest",
+            "TTFT p50, short",
+            "TTFT p50, long",
+            "working memory",
+            "tokens/s, short prompts only",
+        ],
+        rows=[
             [
                 name,
                 f"{one.requests_per_second:.2f}",
@@ -68,8 +88,10 @@ def chunked_prefill() -> Exhibit:
             ]
             for name, one in found.items()
         ],
-        "h100-8b, open loop of 10 requests/s: one of 25 prompts has 16,000 tokens, the others 128; answers of 128.",
-    )  # fmt: skip
+        setting=(
+            "h100-8b, open loop of 10 requests/s: one of 25 prompts has 16,000 tokens, the others 128; answers of 128."
+        ),
+    )
 
 
 def _chunk_charts(found: Mapping[str, Measured]) -> list[Chart]:
@@ -108,27 +130,43 @@ def max_num_seqs() -> Exhibit:
     gain, share = times(found[best].tokens_per_second, found[8].tokens_per_second), found[64].tokens_per_second
     return Exhibit(
         "max-num-seqs",
-        "Tuning max_num_seqs",
-        "max-num-seqs controls how many sequences are batched: tune it for the hardware. The default is 256.",
-        "holds",
-        f"The most tokens/s come with {best} ({found[best].tokens_per_second:,.0f}), {gain} "
+        title="Tuning max_num_seqs",
+        statement="max-num-seqs controls how many sequences are batched: tune it for the hardware. The default is 256.",
+        verdict="holds",
+        finding=f"The most tokens/s come with {best} ({found[best].tokens_per_second:,.0f}), {gain} "
         f"those of 8; {share / found[best].tokens_per_second:.0%} of it come with 64 already, at "
         f"{found[64].gap_seconds(50) * 1e3:.0f} instead of {found[best].gap_seconds(50) * 1e3:.0f} ms between tokens.",
-        [
-            chart("Throughput", {"tokens/s": [(size, one.tokens_per_second) for size, one in found.items()]},
-                  "max_num_seqs", "tokens/s"),
-            chart("Time between tokens",
-                  {f"p{percent}": [(size, one.gap_seconds(percent) * 1e3) for size, one in found.items()]
-                  for percent in (50, 99)}, "max_num_seqs", "ms", log=True),
+        charts=[
+            chart(
+                "Throughput",
+                {"tokens/s": [(size, one.tokens_per_second) for size, one in found.items()]},
+                "max_num_seqs",
+                "tokens/s",
+            ),
+            chart(
+                "Time between tokens",
+                {
+                    f"p{percent}": [(size, one.gap_seconds(percent) * 1e3) for size, one in found.items()]
+                    for percent in (50, 99)
+                },
+                "max_num_seqs",
+                "ms",
+                log=True,
+            ),
         ],
-        ["max_num_seqs", "tokens/s", "between tokens p50", "TTFT p50", "preemptions"],
-        [
-            [f"{size}", f"{one.tokens_per_second:,.0f}", f"{one.gap_seconds(50) * 1e3:.1f} ms",
-             f"{one.ttft_seconds(50):.1f} s", f"{one.preemptions}"]
+        head=["max_num_seqs", "tokens/s", "between tokens p50", "TTFT p50", "preemptions"],
+        rows=[
+            [
+                f"{size}",
+                f"{one.tokens_per_second:,.0f}",
+                f"{one.gap_seconds(50) * 1e3:.1f} ms",
+                f"{one.ttft_seconds(50):.1f} s",
+                f"{one.preemptions}",
+            ]
             for size, one in found.items()
         ],
-        "h100-8b, 512 users, prompts of 512 tokens, answers of 256.",
-    )  # fmt: skip
+        setting="h100-8b, 512 users, prompts of 512 tokens, answers of 256.",
+    )
 
 
 def tensor_parallel() -> Exhibit:
@@ -138,14 +176,23 @@ def tensor_parallel() -> Exhibit:
     rows = []
     for name in _MODELS:
         shape = read_shape(preset(name))
-        settings = Settings(int(gpu.memory_gib * GIB), 8192, *defaults(int(gpu.memory_gib * GIB)), 16, 2)
+        gpu_bytes = int(gpu.memory_gib * GIB)
+        max_num_seqs, batched_tokens = defaults(gpu_bytes)
+        settings = Settings(
+            gpu_bytes,
+            max_length_tokens=8192,
+            max_num_seqs=max_num_seqs,
+            batched_tokens=batched_tokens,
+            block_tokens=16,
+            kv_value_bytes=2,
+        )
         plan = make_plan(shape, settings, asked, gpus)
         for option in plan.options:
             size = option.tensor_parallel
             if not option.starts or not option.sequences:
                 rows.append([name, f"{option.replicas} x tp {size}", "does not fit", "", ""])
                 continue
-            line = Roofline(shape, settings, gpu, size)
+            line = Roofline(shape, settings, gpu, tensor_parallel=size)
             rate = fleet_tokens_per_second(line, option, asked)
             token = line.at(1, asked).seconds_per_token * 1e3
             fleet.setdefault(name, []).append((size, rate))
@@ -164,21 +211,27 @@ def tensor_parallel() -> Exhibit:
     single = dict(alone["llama-3.1-8b"])
     return Exhibit(
         "tensor-parallel",
-        "Tensor parallelism",
-        "Tensor parallelism only benefits models of more than 13B on several GPUs; smaller ones belong on a single "
-        "GPU.",
-        "holds for throughput",
-        f"Tokens/s of four backends with one GPU each over one backend on four: {said}. Of large models little or no "
-        "KV cache fits beside the weights on one GPU, so they have to be split; llama-3.1-70b does not start on one. "
-        f"A split makes a single answer faster, whatever the size: {single[1]:.1f} ms a token of the 8B model on one "
-        f"GPU, {single[4]:.1f} ms on four.",
-        [
+        title="Tensor parallelism",
+        statement=(
+            "Tensor parallelism only benefits models of more than 13B on several GPUs; smaller ones belong on a single "
+            "GPU."
+        ),
+        verdict="holds for throughput",
+        finding=(
+            f"Tokens/s of four backends with one GPU each over one backend on four: {said}. Of large models little or "
+            "no "
+            "KV cache fits beside the weights on one GPU, so they have to be split; llama-3.1-70b does not start on "
+            "one. "
+            f"A split makes a single answer faster, whatever the size: {single[1]:.1f} ms a token of the 8B model on "
+            f"one GPU, {single[4]:.1f} ms on four."
+        ),
+        charts=[
             chart("Four H100, 256 requests at once", fleet, "tensor parallel size", "tokens/s of all backends"),
             chart("One request alone", alone, "tensor parallel size", "ms a token"),
         ],
-        ["model", "backends", "tokens/s, all", "ms a token, alone", "sequences that fit"],
-        rows,
-        "gateway plan's roofline for h100; prompts of 1,024 tokens, answers of 256.",
+        head=["model", "backends", "tokens/s, all", "ms a token, alone", "sequences that fit"],
+        rows=rows,
+        setting="gateway plan's roofline for h100; prompts of 1,024 tokens, answers of 256.",
     )
 
 
@@ -191,27 +244,32 @@ def prefix_caching() -> Exhibit:
     on, off, unique, _ = found.values()
     return Exhibit(
         "prefix-caching",
-        "Prefix caching with identical and with unique prefixes",
-        "Prefix caching saves the computing of shared system prompts. It needs identical prompt prefixes.",
-        "holds",
-        "With the same 2,048 tokens at the start of all prompts, caching serves "
+        title="Prefix caching with identical and with unique prefixes",
+        statement="Prefix caching saves the computing of shared system prompts. It needs identical prompt prefixes.",
+        verdict="holds",
+        finding="With the same 2,048 tokens at the start of all prompts, caching serves "
         f"{times(on.tokens_per_second, off.tokens_per_second)} the tokens/s ({on.hit_ratio:.0%} of prompt tokens are "
         f"hits). With prefixes of their own it brings {times(unique.tokens_per_second, off.tokens_per_second)} and "
         "costs nothing. Put the shared system prompt first; of several backends, send equal prefixes to the same "
         "one, as the gateway does.",
-        [chart("Tokens per second by users", {name: _by_users(name) for name in found}, "users", "tokens/s")],
-        ["", "tokens/s", "hits", "TTFT p50", "TTFT p99"],
-        [
-            [name, f"{one.tokens_per_second:,.0f}", f"{one.hit_ratio:.0%}", f"{one.ttft_seconds(50) * 1e3:,.0f} ms",
-             f"{one.ttft_seconds(99) * 1e3:,.0f} ms"]
+        charts=[chart("Tokens per second by users", {name: _by_users(name) for name in found}, "users", "tokens/s")],
+        head=["", "tokens/s", "hits", "TTFT p50", "TTFT p99"],
+        rows=[
+            [
+                name,
+                f"{one.tokens_per_second:,.0f}",
+                f"{one.hit_ratio:.0%}",
+                f"{one.ttft_seconds(50) * 1e3:,.0f} ms",
+                f"{one.ttft_seconds(99) * 1e3:,.0f} ms",
+            ]
             for name, one in found.items()
         ],
-        "h100-8b, 64 users, prompts of 2,112 tokens, answers of 128.",
-    )  # fmt: skip
+        setting="h100-8b, 64 users, prompts of 2,112 tokens, answers of 128.",
+    )
 
 
 def _prefixed(way: str, requests: int, users: int) -> Measured:
-    asked = [Demanded(2112, 128, 0 if "identical" in way else number, 2048) for number in range(requests)]
+    asked = [Demanded(2112, 128, 0 if "identical" in way else number, prefix_tokens=2048) for number in range(requests)]
     return closed_loop(asked, users, limits(GPU, prefix_caching=way.endswith("on")), PRESETS[GPU])
 
 
@@ -235,26 +293,28 @@ def utilization() -> Exhibit:
     one, full = found[GPU][1], found[GPU][256]
     return Exhibit(
         "gpu-utilization",
-        "GPU utilisation",
-        "Monitor nvidia-smi: the target is a utilisation above 85 %.",
-        "necessary, not sufficient",
-        f"An H100 passes 85 % from {first[GPU]} users on. But it counts the time in which something runs, not how "
-        f"well: one user keeps it busy for {one.gpu_utilization:.0%} of the time at {one.tokens_per_second:,.0f} "
-        f"tokens/s, 256 users for {full.gpu_utilization:.0%} at {full.tokens_per_second:,.0f}. Below 85 % raise the "
-        "concurrency; above it, look at tokens/s by batch.",
-        [chart("Time in which the GPU computes", lines, "users", "%", bounds=[(100 * _TARGET, "target: 85 %")])],
-        ["users", *found],
-        [
-            [f"{many}", *(_busy(its[many]) for its in found.values())]
-            for many in users
-        ],
-        "Closed loop, prompts of 512 tokens, answers of 256; 2 ms of each step are the host's.",
-    )  # fmt: skip
+        title="GPU utilisation",
+        statement="Monitor nvidia-smi: the target is a utilisation above 85 %.",
+        verdict="necessary, not sufficient",
+        finding=(
+            f"An H100 passes 85 % from {first[GPU]} users on. But it counts the time in which something runs, not how "
+            f"well: one user keeps it busy for {one.gpu_utilization:.0%} of the time at {one.tokens_per_second:,.0f} "
+            f"tokens/s, 256 users for {full.gpu_utilization:.0%} at {full.tokens_per_second:,.0f}. Below 85 % raise "
+            "the concurrency; above it, look at tokens/s by batch."
+        ),
+        charts=[chart("Time in which the GPU computes", lines, "users", "%", bounds=[(100 * _TARGET, "target: 85 %")])],
+        head=["users", *found],
+        rows=[[f"{many}", *(_busy(its[many]) for its in found.values())] for many in users],
+        setting="Closed loop, prompts of 512 tokens, answers of 256; 2 ms of each step are the host's.",
+    )
 
 
 def all_together() -> Exhibit:
     random = Random("all")
-    asked = [Demanded(1024 + 128, max(8, round(150 * random.lognormvariate(0, 0.8))), 0, 1024) for _ in range(1500)]
+    asked = [
+        Demanded(1024 + 128, max(8, round(150 * random.lognormvariate(0, 0.8))), 0, prefix_tokens=1024)
+        for _ in range(1500)
+    ]
     ladder: dict[str, Limits] = {
         "static groups of 32": limits(GPU, 32, prefix_caching=False, batching=Batching.STATIC),
         "continuous batching, max_num_seqs 32": limits(GPU, 32, prefix_caching=False),
@@ -266,22 +326,29 @@ def all_together() -> Exhibit:
     rates = [one.tokens_per_second for one in found.values()]
     return Exhibit(
         "all-together",
-        "All of it, one after the other",
-        "Expect 2 to 4 times the throughput with chunked prefill and optimal batch settings.",
-        "holds for the batch settings",
-        f"From static groups to continuous batching: {times(rates[1], rates[0])}. From there, larger batches bring "
-        f"{times(rates[3], rates[1])} and prefix caching {times(rates[4], rates[3])} more: "
-        f"{times(rates[4], rates[0])} in all.",
-        [],
-        ["", "tokens/s", "over the one before", "over the first", "TTFT p50", "between tokens p50"],
-        [
-            [name, f"{one.tokens_per_second:,.0f}", times(one.tokens_per_second, rates[max(0, at - 1)]),
-             times(one.tokens_per_second, rates[0]), f"{one.ttft_seconds(50):.2f} s",
-             f"{one.gap_seconds(50) * 1e3:.1f} ms"]
+        title="All of it, one after the other",
+        statement="Expect 2 to 4 times the throughput with chunked prefill and optimal batch settings.",
+        verdict="holds for the batch settings",
+        finding=(
+            f"From static groups to continuous batching: {times(rates[1], rates[0])}. From there, larger batches bring "
+            f"{times(rates[3], rates[1])} and prefix caching {times(rates[4], rates[3])} more: "
+            f"{times(rates[4], rates[0])} in all."
+        ),
+        charts=[],
+        head=["", "tokens/s", "over the one before", "over the first", "TTFT p50", "between tokens p50"],
+        rows=[
+            [
+                name,
+                f"{one.tokens_per_second:,.0f}",
+                times(one.tokens_per_second, rates[max(0, at - 1)]),
+                times(one.tokens_per_second, rates[0]),
+                f"{one.ttft_seconds(50):.2f} s",
+                f"{one.gap_seconds(50) * 1e3:.1f} ms",
+            ]
             for at, (name, one) in enumerate(found.items())
         ],
-        "h100-8b, 256 users, prompts of 1,152 tokens (1,024 the same in all), answers log-normal around 150.",
-    )  # fmt: skip
+        setting="h100-8b, 256 users, prompts of 1,152 tokens (1,024 the same in all), answers log-normal around 150.",
+    )
 
 
 def _mixed_lengths() -> tuple[list[Demanded], list[float]]:

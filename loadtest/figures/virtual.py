@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import Limits, Scheduler, Step
@@ -19,6 +19,7 @@ class Demanded:
     prompt_tokens: int
     output_tokens: int
     prefix: int | None = None
+    _: KW_ONLY
     prefix_tokens: int = 0
 
 
@@ -27,6 +28,7 @@ class Measured:
     """What came of a load. Latencies are in seconds, in the order in which requests ended."""
 
     seconds: float = 0.0
+    _: KW_ONLY
     busy_seconds: float = 0.0  # in which the GPU computes: neither idle nor waiting for the host
     output_tokens: int = 0
     hit_tokens: int = 0
@@ -134,7 +136,7 @@ def _sequence(number: int, demand: Demanded, block_tokens: int) -> SequenceState
         hash((demand.prefix, -1, block) if block < shared else (number, block))
         for block in range(demand.prompt_tokens // block_tokens)
     ]
-    return SequenceState(number, demand.prompt_tokens, demand.output_tokens, keys)
+    return SequenceState(number, demand.prompt_tokens, demand.output_tokens, prompt_keys=keys)
 
 
 def _percentile(weighted: Sequence[tuple[float, int]], percent: float) -> float:

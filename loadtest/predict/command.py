@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +41,7 @@ _ONE_COPY = 1
 def trace_from(requests: Sequence[Logged], block_tokens: int) -> Trace:
     """The trace that `loadtest record` makes of them, row by row."""
     rows = [
-        Row(line["timestamp"] / 1000, line["input_length"], line["output_length"], tuple(line["hash_ids"]))
+        Row(line["timestamp"] / 1000, line["input_length"], line["output_length"], keys=tuple(line["hash_ids"]))
         for line in trace_of(requests, block_tokens)
     ]
     return Trace("recorded", rows, block_tokens)
@@ -55,7 +55,7 @@ def replayed(trace: Trace, scenario: Scenario, step_time: StepTime, policy: str)
         raise TraceError(f"--kv-tokens: the longest request has {longest} tokens")
     requests = requests_of(trace, _ONE_COPY, trace.rate_per_second, seed=0)
     engines = [ReplayEngine(limits, step_time) for _ in range(scenario.engines)]
-    router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, random.Random(policy)))
+    router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, rng=random.Random(policy)))
     Simulation(requests, engines, router).run()
     return requests
 
@@ -66,6 +66,7 @@ class Prediction:
 
     lines: Sequence[Line]
     judged: int
+    _: KW_ONLY
     before: int  # requests that came earlier: they calibrate, and fill the caches
     calibration: Calibration
     client_seconds: float | None
@@ -96,7 +97,14 @@ def predict(
     predicted = _predicted(answers, streamed, (calibration.overhead_seconds or 0.0) + (way or 0.0))
     measured = _measured(judged) if run is None else _with_usage(measured_by_client(run), judged)
     doubts = () if run is None else run.doubts
-    return Prediction(compared(measured, predicted), len(judged), first, calibration, way, doubts)
+    return Prediction(
+        compared(measured, predicted),
+        len(judged),
+        before=first,
+        calibration=calibration,
+        client_seconds=way,
+        doubts=doubts,
+    )
 
 
 def _predicted(answers: Sequence[ReplayRequest], streamed: Sequence[bool], overhead_seconds: float) -> Side:
@@ -125,7 +133,13 @@ def _with_usage(side: Side, judged: Sequence[Logged]) -> Side:
     """The same; where the client did not read the engines' counters, with the hit rate that answers reported."""
     if side.hit_ratio is not None:
         return side
-    return Side(side.ttft_seconds, side.e2e_seconds, side.output_tokens, side.seconds, _reported_hit_ratio(judged))
+    return Side(
+        side.ttft_seconds,
+        side.e2e_seconds,
+        side.output_tokens,
+        seconds=side.seconds,
+        hit_ratio=_reported_hit_ratio(judged),
+    )
 
 
 def _reported_hit_ratio(judged: Sequence[Logged]) -> float | None:
@@ -252,7 +266,7 @@ def predict_command(
         run = None if measured is None else read_run(measured)
         trace = trace_from(requests, block_size)
         given = None if preset is None else PRESETS[preset.value]
-        found = predict(requests, trace, scenario, policy, given, run)
+        found = predict(requests, trace, scenario=scenario, policy=policy, step_time=given, run=run)
     except (ValueError, OSError, Mismatch, NoFit, TraceError) as error:
         raise fail(error) from None
     _show(found, scenario)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from pathlib import Path
 from statistics import median
@@ -29,6 +29,7 @@ class Side:
     ttft_seconds: Sequence[float]
     e2e_seconds: Sequence[float]
     output_tokens: int
+    _: KW_ONLY
     seconds: float  # from the first arrival to the last end
     hit_ratio: float | None  # of prompt tokens
 
@@ -40,6 +41,7 @@ class Line:
     name: str
     measured: float
     predicted: float
+    _: KW_ONLY
     shown: Callable[[float], str]
     points: bool = False
 
@@ -63,12 +65,14 @@ def compared(measured: Side, predicted: Side) -> list[Line]:
         if ours and theirs:
             ours, theirs = sorted(ours), sorted(theirs)
             lines += [
-                Line(f"{name} p{each}", percentile(ours, each) * 1e3, percentile(theirs, each) * 1e3, milliseconds)
+                Line(
+                    f"{name} p{each}", percentile(ours, each) * 1e3, percentile(theirs, each) * 1e3, shown=milliseconds
+                )
                 for each in _PERCENTS
             ]
-    lines.append(Line("output tokens/s", _per_second(measured), _per_second(predicted), number))
+    lines.append(Line("output tokens/s", _per_second(measured), _per_second(predicted), shown=number))
     if measured.hit_ratio is not None and predicted.hit_ratio is not None:
-        lines.append(Line("hit rate", measured.hit_ratio, predicted.hit_ratio, percent, points=True))
+        lines.append(Line("hit rate", measured.hit_ratio, predicted.hit_ratio, shown=percent, points=True))
     return lines
 
 
@@ -110,6 +114,7 @@ class Sent:
     at: float
     first: float | None
     end: float
+    _: KW_ONLY
     output_tokens: int
 
 
@@ -151,7 +156,7 @@ def _sent(record: dict[str, Any]) -> Sent:
         float(record["sent"]),
         None if first is None else float(first),
         float(record["end"]),
-        int(record["completion_tokens"] or 0),
+        output_tokens=int(record["completion_tokens"] or 0),
     )
 
 

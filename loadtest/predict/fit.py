@@ -8,7 +8,7 @@ whatever the engine's server does besides stepping. Errors are relative, so long
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from statistics import median
 from typing import Any
 
@@ -25,6 +25,7 @@ class Served:
 
     backend: str
     sent: float
+    _: KW_ONLY
     first: float
     end: float
     cached_tokens: int
@@ -44,11 +45,11 @@ def served(requests: Iterable[Logged]) -> Iterator[Served]:
             yield Served(
                 request.backend,
                 sent,
-                request.at_seconds + first,
-                end,
-                cached,
-                max(1, request.prompt_tokens - cached),
-                request.output_tokens,
+                first=request.at_seconds + first,
+                end=end,
+                cached_tokens=cached,
+                computed_tokens=max(1, request.prompt_tokens - cached),
+                output_tokens=request.output_tokens,
             )
 
 
@@ -70,6 +71,7 @@ class Calibration:
     step_time: StepTime
     overhead_seconds: float | None
     idle_requests: int
+    _: KW_ONLY
     answers: int = 0  # that step times were fitted to; 0 where they were given
 
 
@@ -118,8 +120,14 @@ def fit(past: Sequence[Served], max_batched_tokens: int) -> Calibration:
             f" idle engine; before what is judged there are {answers} and {idle_requests} (or give --preset)"
         )
     found = _solved(np.array(rows), np.array(took))
-    step_time = StepTime(found[_BASE], found[_PREFILL], 0.0, found[_SEQUENCE], 0.0)
-    return Calibration(step_time, found[_OVERHEAD], idle_requests, answers)
+    step_time = StepTime(
+        found[_BASE],
+        found[_PREFILL],
+        per_attention_pair_seconds=0.0,
+        per_decode_sequence_seconds=found[_SEQUENCE],
+        per_context_token_seconds=0.0,
+    )
+    return Calibration(step_time, found[_OVERHEAD], idle_requests, answers=answers)
 
 
 def _prefill_seconds(one: Served, step_time: StepTime, max_batched_tokens: int) -> float:

@@ -41,9 +41,11 @@ def replay(options: ReplayOptions) -> None:
     grids = []
     for trace in traces:
         with Workers(trace, options.jobs) as workers, _progress(complaints) as progress:
-            capacities = _capacities(trace, fleets, options.capacity, workers, progress)
-            outcomes, seconds = _replayed(_cells(fleets, capacities, loads, options.seeds, names), workers, progress)
-        grids.append(GridResults(trace, options.baseline, capacities, outcomes, command_line()))
+            capacities = _capacities(trace, fleets, options.capacity, workers=workers, progress=progress)
+            outcomes, seconds = _replayed(
+                _cells(fleets, capacities, loads, seeds=options.seeds, policies=names), workers, progress
+            )
+        grids.append(GridResults(trace, options.baseline, capacities, outcomes=outcomes, command=command_line()))
         _show(terminal_tables(grids[-1]), console)
         complaints.print(_pace(outcomes, seconds))
         if options.out is not None:

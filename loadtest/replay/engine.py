@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.engine.kv_cache import SequenceState, State
 from loadtest.engine.scheduler import Committed, Limits, Scheduler, Step
@@ -131,6 +131,7 @@ class ReplayRequest:
     """
 
     number: int
+    _: KW_ONLY
     arrival_seconds: float
     prompt_tokens: int
     output_tokens: int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
 from gateway.backends.concurrency_limit import Limiter
@@ -35,6 +35,7 @@ class ModelledBackend:
     engine: Engine
     limiter: Limiter | None = None
     misleading: Misleading = field(default_factory=Misleading)
+    _: KW_ONLY
     kv_cache: KvCacheSize = field(default_factory=KvCacheSize)
     joined_seconds: float = -math.inf
 
@@ -120,6 +121,7 @@ class Admission:
 
     name: str
     limit: int | None = None
+    _: KW_ONLY
     ledger: bool = False
     adaptive: bool = False
 
@@ -188,11 +190,11 @@ class GatewayRouter:
         self,
         policy: str,
         scenario: Scenario,
+        *,
         engines: Sequence[ReplayEngine],
         block_tokens: int,
         routing: RoutingConfig,
         admission: Admission = GATEWAY,
-        *,
         exact: bool = False,
     ) -> None:
         self._estimates, self._lengths = Estimates(), OutputLengths()
@@ -208,10 +210,10 @@ class GatewayRouter:
         self._engines = engines
         self._all = fleet(
             scenario.all_engines,
-            cap,
-            scenario.shown_kv_tokens,
-            block_tokens,
-            scenario.told_speeds(),
+            cap=cap,
+            kv_cache_tokens=scenario.shown_kv_tokens,
+            block_tokens=block_tokens,
+            speeds=scenario.told_speeds(),
             adaptive=admission.adaptive,
             itl_objective_seconds=scenario.itl_objective_seconds,
             misleading=scenario.faults.misleading,
@@ -219,10 +221,14 @@ class GatewayRouter:
         self._backends = self._all[: scenario.engines]
         self.scrape_seconds = HealthConfig().probe_interval_seconds if admission.adaptive else math.inf
         headroom = AdmissionConfig().kv_headroom if admission.ledger else _NO_LEDGER
-        settings = SchedulerSettings(routing.aging, headroom, routing.scan, routing.starvation_seconds)
+        settings = SchedulerSettings(
+            routing.aging, headroom, scan=routing.scan, starvation_seconds=routing.starvation_seconds
+        )
         hit_predictor = HitPredictor(index, hit_accuracy, KnownBlocks(PoolBlocks(engines)) if exact else None)
         chosen = _policy(policy, hit_predictor, self._estimates)
-        self.scheduler = Scheduler(self._serving, chosen, self._queue, self._lengths, calibration, settings)
+        self.scheduler = Scheduler(
+            self._serving, chosen, queue=self._queue, lengths=self._lengths, calibrations=calibration, settings=settings
+        )
         self._block_tokens = block_tokens
         self._tells_tokens = exact
         self._demands: dict[int, tuple[ReplayRequest, Demand, Lease]] = {}  # by the request's number

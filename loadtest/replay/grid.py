@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,7 @@ class GridResults:
     trace: Trace
     baseline: str
     capacities: dict[int, float]
+    _: KW_ONLY
     outcomes: Sequence[CellOutcome]
     command: str
 

@@ -13,7 +13,7 @@ import random
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 
 from xxhash import xxh64_intdigest
 
@@ -40,7 +40,7 @@ class CacheAware:
     takes the first to have had it, which is worse for tools; smg chooses among them.
     """
 
-    def __init__(self, engines: int, block_tokens: int, tree_tokens: int, rng: random.Random) -> None:
+    def __init__(self, engines: int, block_tokens: int, tree_tokens: int, *, rng: random.Random) -> None:
         self._rng = rng
         self._block_tokens = block_tokens
         self._most_blocks = tree_tokens // block_tokens
@@ -126,7 +126,7 @@ class BoundedLoadRing:
 class DynamoCost:
     """cost = weight x (prompt tokens in prefill + own uncached ones) / block + active blocks with this request's."""
 
-    def __init__(self, engines: int, block_tokens: int, rng: random.Random, overlap_weight: float = 1.0) -> None:
+    def __init__(self, engines: int, block_tokens: int, rng: random.Random, *, overlap_weight: float = 1.0) -> None:
         self._block_tokens = block_tokens
         self._rng = rng
         self._weight = overlap_weight
@@ -290,6 +290,7 @@ class RouterContext:
     scenario: Scenario
     block_tokens: int
     engines: Sequence[ReplayEngine]
+    _: KW_ONLY
     rng: random.Random
     admission: Admission | None = None  # None = the policy's own
 
@@ -307,10 +308,10 @@ def _own(policy: str, *, exact: bool = False, admission: Admission = GATEWAY) ->
         return GatewayRouter(
             policy,
             site.scenario,
-            site.engines,
-            site.block_tokens,
-            RoutingConfig(),
-            site.admission or admission,
+            engines=site.engines,
+            block_tokens=site.block_tokens,
+            routing=RoutingConfig(),
+            admission=site.admission or admission,
             exact=exact,
         )
 
@@ -326,7 +327,9 @@ _ROUTERS: dict[str, Callable[[RouterContext], Router]] = {
     "least_in_flight": _push(lambda site: LeastInFlight(site.rng)),
     "p2c": _push(lambda site: PowerOfTwoChoices(site.rng)),
     "chwbl": _push(lambda site: BoundedLoadRing(len(site.engines))),
-    "sglang": _push(lambda site: CacheAware(len(site.engines), site.block_tokens, site.scenario.kv_tokens, site.rng)),
+    "sglang": _push(
+        lambda site: CacheAware(len(site.engines), site.block_tokens, site.scenario.kv_tokens, rng=site.rng)
+    ),
     "llmd": _push(lambda site: default_profile(site.rng)),
     "llmd_active": _push(lambda site: active_request_profile(site.rng)),
     "dynamo": _push(lambda site: DynamoCost(len(site.engines), site.block_tokens, site.rng)),

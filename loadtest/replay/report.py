@@ -155,9 +155,9 @@ def page(results: GridResults) -> str:
     return render(
         "replay.html",
         f"Replay of {results.trace.name}",
-        f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
-        [chart for engines in results.fleets for chart in _charts(results, engines)],
-        _STYLES,
+        subtitle=f"{len(results.trace.rows):,} recorded requests · capacity {rates}",
+        charts=[chart for engines in results.fleets for chart in _charts(results, engines)],
+        style=_STYLES,
         baseline=results.baseline,
         against_head=RATIOS_HEAD,
         against=ratio_rows(results),
@@ -194,11 +194,11 @@ def _charts(results: GridResults, engines: int) -> list[Chart]:
         ),
         default=1.0,
     )
-    missed = linear(0, 100 * nice_top(shares), Y_START, Y_END, 4, " %")
+    missed = linear(0, 100 * nice_top(shares), start_px=Y_START, end_px=Y_END, wanted=4, unit=" %")
     return [
         _milliseconds(results, engines, "mean TTFT", lambda f: f.ttft.mean * 1e3),
         _milliseconds(results, engines, "mean E2E", lambda f: f.e2e.mean * 1e3),
-        _chart(results, engines, "SLO missed", lambda f: f.violations * 100, missed),
+        _chart(results, engines, "SLO missed", figure=lambda f: f.violations * 100, y=missed),
         _from_zero(results, engines, "preemptions", lambda f: float(f.preemptions)),
         _from_zero(results, engines, "requests per second within the bounds", lambda f: f.goodput_per_second),
     ]
@@ -211,19 +211,21 @@ def _milliseconds(results: GridResults, engines: int, name: str, figure: Callabl
         for load in results.loads
         if (value := results.mean(engines, load, policy, figure)) is not None
     ]
-    return _chart(results, engines, name, figure, logarithmic(min(values), max(values), Y_START, Y_END))
+    return _chart(results, engines, name, figure=figure, y=logarithmic(min(values), max(values), Y_START, Y_END))
 
 
 def _from_zero(results: GridResults, engines: int, name: str, figure: Callable[[PolicyFigures], float]) -> Chart:
     values = [results.mean(engines, load, policy, figure) for policy in results.policies for load in results.loads]
     top = nice_top(max((value for value in values if value is not None), default=1.0))
-    return _chart(results, engines, name, figure, linear(0, top, Y_START, Y_END, 4))
+    return _chart(results, engines, name, figure=figure, y=linear(0, top, start_px=Y_START, end_px=Y_END, wanted=4))
 
 
 def _chart(results: GridResults, engines: int, name: str, figure: Callable[[PolicyFigures], float], y: Axis) -> Chart:
     loads = results.loads
     margin = 0.02 + 0.04 * (loads[-1] - loads[0])
-    x = linear(100 * (loads[0] - margin), 100 * (loads[-1] + margin), X_START, X_END, 6, " %")
+    x = linear(
+        100 * (loads[0] - margin), 100 * (loads[-1] + margin), start_px=X_START, end_px=X_END, wanted=6, unit=" %"
+    )
     series = []
     for place, policy in enumerate(results.policies):
         points: list[Point] = [(100 * load, results.mean(engines, load, policy, figure)) for load in loads]
@@ -274,7 +276,11 @@ def knee(results: GridResults, policy: str = "ours") -> str:
         drawn = series(figure)
         charts.append(
             Chart(
-                title, "over the limit", x, axis([y for each in drawn for _, y in each.points if y is not None]), drawn
+                title,
+                note="over the limit",
+                x=x,
+                y=axis([y for each in drawn for _, y in each.points if y is not None]),
+                series=drawn,
             )
         )
     names = ["static limit", *(arm for arm, _ in level)]
@@ -296,11 +302,11 @@ def _arms(results: GridResults, policy: str) -> tuple[list[tuple[int, str]], lis
 
 def _limits_axis(limits: list[int]) -> Axis:
     powers = range(math.ceil(math.log2(limits[0])), math.floor(math.log2(limits[-1])) + 1)
-    return doubling([2**power for power in powers], limits[0], limits[-1], X_START, X_END)
+    return doubling([2**power for power in powers], limits[0], limits[-1], start_px=X_START, end_px=X_END)
 
 
 def _axis_from_zero(values: list[float]) -> Axis:
-    return linear(0.0, nice_top(max(values)), Y_START, Y_END, 4)
+    return linear(0.0, nice_top(max(values)), start_px=Y_START, end_px=Y_END, wanted=4)
 
 
 def _axis_of_milliseconds(values: list[float]) -> Axis:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.step_time import PRESETS, StepTime
@@ -56,6 +56,7 @@ class Misleading:
     waiting: int = 0
     preemptions: float = 0.0
     kv_times: float = 1.0
+    _: KW_ONLY
     max_num_seqs: int | None = None
 
 
@@ -67,6 +68,7 @@ class EngineFaults:
     """
 
     slow_factor: float = 1.0
+    _: KW_ONLY
     slow_engines: int = 0
     slow_is_told: bool = True  # to the gateway, as its configuration
     restart_at: float | None = None  # share of the replay's length
@@ -84,6 +86,7 @@ class Scenario:
     engines: int
     rate_per_second: float
     seed: int
+    _: KW_ONLY
     step_time: StepTime = PRESETS["h100-8b"]  # of an engine that is not slow
     kv_tokens: int = 430_000
     max_num_seqs: int = 256

@@ -50,6 +50,7 @@ class Simulation:
         requests: Sequence[ReplayRequest],
         engines: Sequence[ReplayEngine],
         router: Router,
+        *,
         wipe: tuple[float, Sequence[int]] | None = None,
         join_seconds: float = math.inf,
     ) -> None:
@@ -153,8 +154,8 @@ def _sequence(request: ReplayRequest, block_tokens: int) -> SequenceState:
         request.number,
         request.prompt_tokens,
         request.output_tokens,
-        request.keys,
-        lambda: _answer_keys(request, block_tokens),
+        prompt_keys=request.keys,
+        output_keys=lambda: _answer_keys(request, block_tokens),
     )
 
 
@@ -173,14 +174,14 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> PolicyFigures:
     requests = requests_of(
         trace,
         scenario.engines,
-        scenario.rate_per_second,
-        scenario.seed,
-        FlashCrowd() if faults.flash_crowd else None,
-        scenario.lengths,
+        rate_per_second=scenario.rate_per_second,
+        seed=scenario.seed,
+        crowd=FlashCrowd() if faults.flash_crowd else None,
+        lengths=scenario.lengths,
     )
     engines = engines_of(scenario, trace.block_tokens)
     lots = random.Random(f"{policy}/{scenario.seed}")
-    router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, lots))
+    router = router_of(policy, RouterContext(scenario, trace.block_tokens, engines, rng=lots))
     # Of a closed loop the last arrival is not known beforehand: the sessions' starts give its length.
     length = max(request.arrival_seconds for request in requests if request.arrival_seconds < math.inf)
     wipe = None
@@ -188,5 +189,5 @@ def replay(trace: Trace, scenario: Scenario, policy: str) -> PolicyFigures:
         wipe = faults.restart_at * length, range(round(faults.restart_share * scenario.engines))
     join_seconds = math.inf if faults.join_at is None else faults.join_at * length
     began = time.process_time()
-    Simulation(requests, engines, router, wipe, join_seconds).run()
-    return figures_of(requests, scenario, engines, time.process_time() - began, join_seconds)
+    Simulation(requests, engines, router, wipe=wipe, join_seconds=join_seconds).run()
+    return figures_of(requests, scenario, engines, cpu_seconds=time.process_time() - began, join_seconds=join_seconds)

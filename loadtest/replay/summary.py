@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from loadtest.replay.engine import ReplayEngine, ReplayRequest
 from loadtest.replay.scenario import Scenario
@@ -21,6 +21,7 @@ class Percentiles:
     mean: float
     p50: float
     p90: float
+    _: KW_ONLY
     p99: float
 
 
@@ -33,6 +34,7 @@ class JoinFigures:
 
     ttft_before: Percentiles  # of requests that arrived in the minute before
     ttft: Percentiles
+    _: KW_ONLY
     ttft_new: Percentiles
     share_new: float  # of the requests
     hit_ratio: float  # of their prompt tokens
@@ -44,6 +46,7 @@ class PolicyFigures:
     """One policy in one scenario; shares are of the requests that count."""
 
     requests: int
+    _: KW_ONLY
     ttft: Percentiles
     tpot: Percentiles
     e2e: Percentiles
@@ -138,9 +141,9 @@ def _hit_ratio(requests: Sequence[ReplayRequest]) -> float:
 def _spread(values: Iterable[float]) -> Percentiles:
     ordered = sorted(values)
     if not ordered:
-        return Percentiles(0.0, 0.0, 0.0, 0.0)
+        return Percentiles(0.0, 0.0, 0.0, p99=0.0)
     mean = math.fsum(ordered) / len(ordered)
-    return Percentiles(mean, percentile(ordered, 50), percentile(ordered, 90), percentile(ordered, 99))
+    return Percentiles(mean, percentile(ordered, 50), percentile(ordered, 90), p99=percentile(ordered, 99))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +151,7 @@ class Ratios:
     """Geometric means, over scenarios, of a policy's figures against the baseline's; below 1 is better."""
 
     ttft: float
+    _: KW_ONLY
     ttft_p50: float
     ttft_p99: float
     tpot: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 
 from rich.table import Table
 
@@ -40,6 +40,7 @@ class CellVerdict:
     trace: str
     engines: int
     load: float
+    _: KW_ONLY
     e2e: FigureVerdict
     goodput: FigureVerdict
 
@@ -68,8 +69,8 @@ def cells_of(results: GridResults) -> list[CellVerdict]:
             results.trace.name,
             engines,
             load,
-            judged(engines, load, lambda figures: figures.e2e.mean, -1),
-            judged(engines, load, lambda figures: figures.goodput, 1),
+            e2e=judged(engines, load, lambda figures: figures.e2e.mean, -1),
+            goodput=judged(engines, load, lambda figures: figures.goodput, 1),
         )
         for engines in results.fleets
         for load in results.loads

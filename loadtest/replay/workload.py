@@ -9,7 +9,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from itertools import count
 
 from loadtest.replay.engine import ReplayRequest
@@ -87,6 +87,7 @@ class FlashCrowd:
 
     share: float = 0.12  # of the other requests
     begins: float = 0.4
+    _: KW_ONLY
     ends: float = 0.6
     prefix_tokens: int = 8192
     own_tokens: int = 512
@@ -122,9 +123,9 @@ def requests_of(
     made: list[ReplayRequest] = []
     for copy in range(copies):
         offset = rng.random() * trace.span_seconds if copy or seed else 0.0
-        made += _copy(trace, turns, _renamed(copy, common), offset, stretch, rng)
+        made += _copy(trace, turns, renamed=_renamed(copy, common), offset=offset, stretch=stretch, rng=rng)
     if crowd is not None:
-        made += _crowd(crowd, len(made), trace.span_seconds * stretch, trace.block_tokens, rng)
+        made += _crowd(crowd, len(made), trace.span_seconds * stretch, block_tokens=trace.block_tokens, rng=rng)
     made.sort(key=lambda request: request.arrival_seconds)
     for number, request in enumerate(made):
         output_tokens = lengths.output_tokens(request.output_tokens)
@@ -146,14 +147,14 @@ def _copy(
         at = row.at_seconds + (rng.random() * trace.tick_seconds if trace.tick_seconds else 0.0)
         request = ReplayRequest(
             0,
-            (at + offset) % span * stretch,
-            row.prompt_tokens,
-            row.output_tokens,
-            renamed(row.keys),
-            renamed(turn.answer_keys),
-            row.think_seconds,
-            turn.turn,
-            turn.turn_end,
+            arrival_seconds=(at + offset) % span * stretch,
+            prompt_tokens=row.prompt_tokens,
+            output_tokens=row.output_tokens,
+            keys=renamed(row.keys),
+            answer_keys=renamed(turn.answer_keys),
+            think_seconds=row.think_seconds,
+            turn=turn.turn,
+            turn_end=turn.turn_end,
         )
         made.append(request)
         if row.session is not None:
@@ -198,5 +199,13 @@ def _crowd(
     for _ in range(int(crowd.share * others)):
         at = (crowd.begins + rng.random() * (crowd.ends - crowd.begins)) * length_seconds
         keys = prefix + tuple(next(fresh) for _ in range(own))
-        made.append(ReplayRequest(0, at, crowd.prefix_tokens + crowd.own_tokens, crowd.output_tokens, keys))
+        made.append(
+            ReplayRequest(
+                0,
+                arrival_seconds=at,
+                prompt_tokens=crowd.prefix_tokens + crowd.own_tokens,
+                output_tokens=crowd.output_tokens,
+                keys=keys,
+            )
+        )
     return made

@@ -103,7 +103,8 @@ def rate_intervals(
 
 def _stretches(good: Sequence[Record], window: tuple[float, float]) -> Stretches | None:
     """None where the window is too short for what is in it."""
-    stretches, spans = Stretches(*window, _STRETCHES), _conversations(good).values()
+    start, end = window
+    stretches, spans = Stretches(start, end, _STRETCHES), _conversations(good).values()
     if not spans or stretches.seconds <= 0:
         return None
     mean_seconds = math.fsum(end - start for start, end in spans) / len(spans)

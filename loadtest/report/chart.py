@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 STYLES = tuple(f"s{number}{dashes}" for dashes in ("", " dashed") for number in range(1, 7))  # of lines
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
@@ -16,6 +16,7 @@ class Axis:
 
     place: Callable[[float], float]
     ticks: list[tuple[float, str]]
+    _: KW_ONLY
     low: float
     high: float
     unit: str = ""
@@ -30,7 +31,9 @@ def linear(low: float, high: float, start_px: float, end_px: float, wanted: int 
     decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (step / 10 ** math.floor(math.log10(step)) == 2.5))
     values = [index * step for index in range(first, last + 1)]
     ticks = [(value, _ms(value) if unit == " ms" else f"{value:,.{decimals}f}{unit}") for value in values]
-    return Axis(lambda value: start_px + (value - low) / span * (end_px - start_px), ticks, low, high, unit)
+    return Axis(
+        lambda value: start_px + (value - low) / span * (end_px - start_px), ticks, low=low, high=high, unit=unit
+    )
 
 
 def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis:
@@ -44,9 +47,9 @@ def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis
     return Axis(
         lambda v: start_px + math.log(max(v, low) / low) / span * (end_px - start_px),
         ticks,
-        low,
-        high,
-        " ms",
+        low=low,
+        high=high,
+        unit=" ms",
         even=False,
     )
 
@@ -56,7 +59,11 @@ def doubling(marked: Sequence[int], low: float, high: float, start_px: float, en
     span = math.log2(high / low)
     ticks = [(float(value), str(value)) for value in marked]
     return Axis(
-        lambda value: start_px + math.log2(value / low) / span * (end_px - start_px), ticks, low, high, even=False
+        lambda value: start_px + math.log2(value / low) / span * (end_px - start_px),
+        ticks,
+        low=low,
+        high=high,
+        even=False,
     )
 
 
@@ -65,7 +72,9 @@ def percentiles(count: int, start_px: float, end_px: float) -> Axis:
     nines = max(1.0, math.log10(max(count, 10)))
     known = [(0.0, "0"), (50.0, "p50"), (90.0, "p90"), (99.0, "p99"), (99.9, "p99.9"), (99.99, "p99.99")]
     ticks = [(value, name) for value, name in known if _nines(value) <= nines + 1e-9]
-    return Axis(lambda v: start_px + min(_nines(v), nines) / nines * (end_px - start_px), ticks, 0.0, 100.0, even=False)
+    return Axis(
+        lambda v: start_px + min(_nines(v), nines) / nines * (end_px - start_px), ticks, low=0.0, high=100.0, even=False
+    )
 
 
 def nice_step(rough: float) -> float:
@@ -124,6 +133,7 @@ class ChartSeries:
     name: str
     style: str
     points: Sequence[Point]
+    _: KW_ONLY
     steps: bool = False
     area: bool = False
     spread: Sequence[tuple[float, float] | None] = field(default_factory=list)
@@ -140,6 +150,7 @@ class Chart:
     """
 
     title: str
+    _: KW_ONLY
     note: str
     x: Axis
     y: Axis

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from loadtest.drive.record import Record
@@ -51,6 +51,7 @@ class _FigureRow:
     title: str
     column: str
     kind: str
+    _: KW_ONLY
     first: float | None
     cells: list[_Cell]
 
@@ -62,6 +63,7 @@ class _Place:
     title: str
     target: str
     load: str
+    _: KW_ONLY
     rows: list[_FigureRow]
 
 
@@ -72,6 +74,7 @@ class _RunSide:
     name: str
     style: str
     run: Results
+    _: KW_ONLY
     records: Sequence[Record]
 
 
@@ -120,9 +123,11 @@ def _place(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], first: Poi
         spread = first.figures.get(name)
         cells = [_Cell(spread_text(name, spread)), *(_cell(name, pair) for pair in its)]
         kind = _KINDS.get(name, UNITS[name])
-        rows.append(_FigureRow(title_of(name), column(name), kind, None if spread is None else spread.median, cells))
+        rows.append(
+            _FigureRow(title_of(name), column(name), kind, first=None if spread is None else spread.median, cells=cells)
+        )
     alone = len(sides[0].points) == 1
-    return _Place("" if alone else f"{first.target} {first.load}".strip(), first.target, first.load, rows)
+    return _Place("" if alone else f"{first.target} {first.load}".strip(), first.target, first.load, rows=rows)
 
 
 def _cell(name: str, pair: Pair | None) -> _Cell:
@@ -148,7 +153,7 @@ def _unmatched(sides: Sequence[Series], paired: Sequence[Sequence[Pair]], names:
 
 def _charts(saved: Sequence[Saved], names: Sequence[str]) -> list[Chart]:
     runs = [
-        _RunSide(name, STYLES[number % len(STYLES)], one.run, one.records)
+        _RunSide(name, STYLES[number % len(STYLES)], one.run, records=one.records)
         for number, (name, one) in enumerate(zip(names, saved, strict=True))
         if one.run is not None
     ]
@@ -167,18 +172,20 @@ def _charts(saved: Sequence[Saved], names: Sequence[str]) -> list[Chart]:
 
 def _over_time(sides: Sequence[_RunSide]) -> Iterator[Chart]:
     """Latencies and tokens of all runs over the same seconds."""
-    x = linear(0, max(1e-3, *(side.run.overall.end for side in sides)), X_START, X_END, 8, " s")
+    x = linear(
+        0, max(1e-3, *(side.run.overall.end for side in sides)), start_px=X_START, end_px=X_END, wanted=8, unit=" s"
+    )
     for name, title in _OVER_TIME:
         lines = [line for side in sides if (line := _line(side, name)) is not None]
         values = [value for line in lines for _, value in line.points if value is not None]
         if values:
             y = logarithmic(min(values), max(values), Y_START, Y_END)
-            yield Chart(f"{title} over time", "", x, y, lines, y_title=title)
+            yield Chart(f"{title} over time", note="", x=x, y=y, series=lines, y_title=title)
     lines = [line for side in sides if (line := _line(side, "output_tokens_per_second")) is not None]
     top = max((value for line in lines for _, value in line.points if value is not None), default=0.0)
     if top:
-        y = linear(0, nice_top(top), Y_START, Y_END, 4)
-        yield Chart("Output tokens per second", "", x, y, lines, y_title="tokens/s")
+        y = linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4)
+        yield Chart("Output tokens per second", note="", x=x, y=y, series=lines, y_title="tokens/s")
 
 
 def _line(side: _RunSide, name: str) -> ChartSeries | None:

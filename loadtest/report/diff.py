@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -44,6 +44,7 @@ class Change:
     figure: str
     before: Spread
     after: Spread
+    _: KW_ONLY
     significance: Significance = Significance.TOO_FEW
 
     @property
@@ -66,6 +67,7 @@ class Pair:
     label: str
     before: Point
     after: Point
+    _: KW_ONLY
     changes: Sequence[Change]
 
 
@@ -153,7 +155,7 @@ def _paired(before: Sequence[Point], after: Sequence[Point]) -> tuple[list[Pair]
 def _pair(before: Point, after: Point) -> Pair:
     known = [name for name in FIGURES if name in before.figures and name in after.figures]
     changes = [Change(name, before.figures[name], after.figures[name]) for name in known]
-    return Pair(_label(before, after), before, after, changes)
+    return Pair(_label(before, after), before, after, changes=changes)
 
 
 def _label(before: Point, after: Point) -> str:
@@ -213,6 +215,7 @@ class FailRule:
 
     text: str
     figure: str
+    _: KW_ONLY
     above: bool
     bound: float
     change: bool
@@ -246,7 +249,14 @@ def rule_of(text: str) -> FailRule:
         raise RuleError(f"{text!r}: no figure is called {figure}; there are {', '.join(FIGURES)}")
     if percent and not sign:
         raise RuleError(f"{text!r}: a percentage is a change, so it has a sign: {figure}{direction}+{bound}%")
-    return FailRule(text.strip(), figure, direction == ">", float(sign + bound), bool(sign), bool(percent))
+    return FailRule(
+        text.strip(),
+        figure,
+        above=direction == ">",
+        bound=float(sign + bound),
+        change=bool(sign),
+        percent=bool(percent),
+    )
 
 
 def broken(rules: Sequence[FailRule], pairs: Sequence[Pair]) -> list[str]:

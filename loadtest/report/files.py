@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import KW_ONLY, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree.ElementTree import Element, SubElement, indent, tostring
@@ -236,6 +236,7 @@ class Saved:
     name: str
     folder: Path
     series: Series
+    _: KW_ONLY
     run: Results | None
     records: Sequence[Record]
 
@@ -252,13 +253,13 @@ def read(path: Path) -> Saved:
     name = path.name if path.is_dir() and path.name else str(path)
     if "points" in document:
         series = _valid(Series, document, file, SERIES_SCHEMA_VERSION)
-        return Saved(name, folder, _summed_up_anew(series, folder), None, [])
+        return Saved(name, folder, _summed_up_anew(series, folder), run=None, records=[])
     run = _valid(Results, document, file, SCHEMA_VERSION)
     records = _records(folder / "requests.jsonl")
     if records and run.schema_version < _TIMELINE_VERSION:
         levels = sweep((record.sent, record.end) for record in records if record.was_sent)
         run = run.model_copy(update={"timeline": timeline(records, levels)})
-    return Saved(name, folder, series_of_one(run), run, records)
+    return Saved(name, folder, series_of_one(run), run=run, records=records)
 
 
 def runs_of(saved: Saved) -> list[Saved]:
@@ -278,7 +279,10 @@ def _summed_up_anew(series: Series, folder: Path) -> Series:
     files = {name: folder / name / "results.json" for name in series.folders}
     if not all(name in places and file.exists() for name, file in files.items()):
         return series
-    ran = [Ran(*places[name], _valid(Results, _document(file), file, SCHEMA_VERSION)) for name, file in files.items()]
+    ran = []
+    for name, file in files.items():
+        target, load, repetition = places[name]
+        ran.append(Ran(target, load, repetition, results=_valid(Results, _document(file), file, SCHEMA_VERSION)))
     anew = series_of(ran, series.environment, series.failures)
     if not series.answer:
         return anew

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 from loadtest.drive.counted import ENGINE_PREFILL, ENGINE_QUEUE, mean_ms
 from loadtest.report.schema import Interval, Results
@@ -18,6 +18,7 @@ class LatencyRow:
     name: str
     count: int | None
     points: Mapping[str, float]
+    _: KW_ONLY
     intervals: Mapping[str, Interval | None] = field(default_factory=dict)
 
 
@@ -37,7 +38,10 @@ def latency_rows(results: Results) -> Iterator[LatencyRow]:
         if values is not None:
             points = {point: getattr(values, point) for point in POINTS}
             yield LatencyRow(
-                name, values.count, points, {point: results.intervals.get(f"{figure}_{point}") for point in POINTS}
+                name,
+                values.count,
+                points,
+                intervals={point: results.intervals.get(f"{figure}_{point}") for point in POINTS},
             )
     for name, histogram in (("engine queue", ENGINE_QUEUE), ("engine prefill", ENGINE_PREFILL)):
         if (mean := mean_ms(results.metrics_delta, histogram)) is not None:

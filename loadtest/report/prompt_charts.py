@@ -50,7 +50,7 @@ def latency_histogram(records: Sequence[Record]) -> Chart | None:
         title="Histogram of latency",
         note="from the intended send",
         x=axis,
-        y=linear(0, nice_top(top), Y_START, Y_END, 4),
+        y=linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4),
         series=lines,
         x_shown=[f"from {edge:.3g} ms" for edge in edges],
         x_title="latency",
@@ -74,7 +74,7 @@ def ttft_by_prompt(results: Results, records: Sequence[Record], shown: ShownRequ
     return Chart(
         title="TTFT by prompt length",
         note="dots are requests, a click opens one; the line is their median",
-        x=linear(0, top, X_START, X_END, 6),
+        x=linear(0, top, start_px=X_START, end_px=X_END, wanted=6),
         y=logarithmic(min(values), max(values), Y_START, Y_END),
         series=[ChartSeries("median", "s1", list(medians.items()))],
         dots=dots,

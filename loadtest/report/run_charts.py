@@ -37,7 +37,7 @@ _PERCENTILES = (("p50", "s1"), ("p95", "s2"), ("p99", "s6"))
 def time_axis(results: Results) -> Axis:
     """The run from its start to its end."""
     end = results.timeline[-1].start + _width(results.timeline) / 2 if results.timeline else 0.0
-    return linear(0, max(results.overall.end, end), X_START, X_END, 8, " s")
+    return linear(0, max(results.overall.end, end), start_px=X_START, end_px=X_END, wanted=8, unit=" s")
 
 
 def latency_over_time(results: Results, records: Sequence[Record], shown: ShownRequests, kind: str) -> Chart | None:
@@ -87,7 +87,11 @@ def tokens_over_time(results: Results) -> Chart | None:
         return None
     series = [_rate(results.timeline, rates, "tokens/s", "s3", area=True)]
     return _rates(
-        results, "Output tokens per second", "each request's tokens spread evenly over its decode", series, "tokens/s"
+        results,
+        "Output tokens per second",
+        "each request's tokens spread evenly over its decode",
+        series=series,
+        unit="tokens/s",
     )
 
 
@@ -98,13 +102,13 @@ def endings_over_time(results: Results) -> Chart | None:
     series = [_rate(buckets, [b.succeeded / width for b in buckets], "succeeded/s", "s1", area=True)]
     if any(bucket.failed for bucket in buckets):
         series.append(_rate(buckets, [b.failed / width for b in buckets], "failed/s", "bad", area=False))
-    return _rates(results, "Requests ended per second", "", series, "requests/s")
+    return _rates(results, "Requests ended per second", "", series=series, unit="requests/s")
 
 
 def _rates(results: Results, title: str, note: str, series: list[ChartSeries], unit: str) -> Chart:
     top = max(value for one in series for _, value in one.points if value is not None)
-    y = linear(0, nice_top(top), Y_START, Y_END, 4)
-    return Chart(title, note, time_axis(results), y, series, y_title=unit)
+    y = linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4)
+    return Chart(title, note=note, x=time_axis(results), y=y, series=series, y_title=unit)
 
 
 def _rate(buckets: Sequence[Bucket], values: Sequence[float], name: str, style: str, *, area: bool) -> ChartSeries:
@@ -134,7 +138,7 @@ def in_flight(results: Results, records: Sequence[Record]) -> Chart:
         title="Requests in flight",
         note=f"peak {results.concurrency.peak}, mean {number(results.concurrency.mean)}",
         x=time_axis(results),
-        y=linear(0, nice_top(top), Y_START, Y_END, 4),
+        y=linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4),
         series=[ChartSeries("in flight", "s1", points, steps=True, area=True)],
         y_title="requests",
     )
@@ -150,7 +154,7 @@ def on_backends(results: Results, records: Sequence[Record]) -> Iterator[Chart]:
     by_page = {name: (page.at, gauges) for page in _pages(results) for name, gauges in page.backends.items()}
     busiest = sorted(by_backend, key=lambda name: -len(by_backend[name]))[:_MOST_BACKENDS]
     for name in sorted(busiest):
-        yield _on_backend(results, records, name, by_backend[name], by_page)
+        yield _on_backend(results, records, name, its=by_backend[name], by_page=by_page)
 
 
 def _on_backend(
@@ -179,7 +183,7 @@ def _on_backend(
         title=f"In flight on {name}",
         note=f"peak {peak(sweep(spans))}, {cap}",
         x=time_axis(results),
-        y=linear(0, nice_top(highest), Y_START, Y_END, 4),
+        y=linear(0, nice_top(highest), start_px=Y_START, end_px=Y_END, wanted=4),
         series=series,
         y_title="requests",
     )

@@ -69,7 +69,7 @@ def _chart(
         title=title,
         note=note,
         x=time,
-        y=linear(0, top, Y_START, Y_END, 4, unit),
+        y=linear(0, top, start_px=Y_START, end_px=Y_END, wanted=4, unit=unit),
         series=[
             ChartSeries(name, STYLES[number % len(STYLES)], points)
             for number, ((name, _, _), points) in enumerate(zip(known, drawn, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from statistics import median
 from typing import Any
 
@@ -80,6 +80,7 @@ class Ran:
     target: str
     load: str
     repetition: int
+    _: KW_ONLY
     results: Results
 
     @property
@@ -195,7 +196,7 @@ def _limits(slo: Slo | None) -> dict[str, float]:
 
 def series_of_one(results: Results) -> Series:
     """A single run in the form of several."""
-    series = series_of([Ran("", "", 0, results)], results.environment)
+    series = series_of([Ran("", "", 0, results=results)], results.environment)
     return series.model_copy(update={"passed": results.verdict.passed, "reasons": results.verdict.reasons})
 
 

@@ -69,7 +69,7 @@ def trade_off(series: Runs) -> list[Chart]:
     charts = []
     if latency is not None:
         limit = _limit_of(series, latency)
-        drawn = _against(series.points, rate, latency, " ms", [value for value, _ in limit])
+        drawn = _against(series.points, rate, latency, unit=" ms", limits=[value for value, _ in limit])
         title, name = "Throughput against latency", f"E2E {latency[-3:]}"
         charts.append(replace(drawn, title=title, x_title=name, uprights=limit))
     if any(_PER_USER in one.figures for one in series.points) and rate == "output_tokens_per_second":
@@ -104,8 +104,8 @@ def _against(points: Sequence[Measured], rate: str, figure: str, unit: str = "",
     return Chart(
         title="",
         note=_note_of(best, known),
-        x=linear(0, nice_top(max([right, *near])), X_START, X_END, 6, unit),
-        y=linear(0, nice_top(_top(one.figures[rate] for one in known)), Y_START, Y_END, 4),
+        x=linear(0, nice_top(max([right, *near])), start_px=X_START, end_px=X_END, wanted=6, unit=unit),
+        y=linear(0, nice_top(_top(one.figures[rate] for one in known)), start_px=Y_START, end_px=Y_END, wanted=4),
         series=lines,
         routes=routes,
         y_title=f"{_TOTALS.get(rate, 'requests').lower()}/s",
@@ -218,9 +218,9 @@ def _chart(
     elif around is not None:
         far = max(abs(end - around) for spread in spreads for end in whisker(spread))
         away = nice_top(min(max(far, 0.01), around), 2)
-        y = linear(around - away, around + away, Y_START, Y_END, 4)
+        y = linear(around - away, around + away, start_px=Y_START, end_px=Y_END, wanted=4)
     else:
-        y = linear(0, nice_top(max([_top(spreads), *limits])), Y_START, Y_END, 4)
+        y = linear(0, nice_top(max([_top(spreads), *limits])), start_px=Y_START, end_px=Y_END, wanted=4)
     return Chart(
         title=title,
         note=note,
@@ -258,8 +258,10 @@ def _loads(series: Runs) -> Axis:
     """Users double from tick to tick; rates are even."""
     offered = sorted({point.offered for point in series.points})
     if _closed(series):
-        return doubling([round(load) for load in offered], offered[0] / 1.15, offered[-1] * 1.15, X_START, X_END)
-    return linear(0, nice_top(offered[-1]), X_START, X_END, 8)
+        return doubling(
+            [round(load) for load in offered], offered[0] / 1.15, offered[-1] * 1.15, start_px=X_START, end_px=X_END
+        )
+    return linear(0, nice_top(offered[-1]), start_px=X_START, end_px=X_END, wanted=8)
 
 
 def _closed(series: Runs) -> bool:

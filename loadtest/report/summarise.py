@@ -176,7 +176,7 @@ def summarise(
         parts=_parts(records),
         audio=_audio(good, steady_part or overall),
         slo=_slo(records, bounds, steady_part or overall, samples),
-        intervals=_intervals(records, bounds, window, steady_part or overall, plan),
+        intervals=_intervals(records, bounds, window, rates=steady_part or overall, plan=plan),
         client=_client(harvest, latency),
         metrics_delta=dict(metrics_delta),
         timeline=timeline(records, levels) if records else [],

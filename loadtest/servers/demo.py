@@ -147,7 +147,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
     try:
         with _stoppable(), ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gateway-demo-")))
-            engines, name = make_engines(count, kind, model, folder, say)
+            engines, name = make_engines(count, kind, model, logs=folder, say=say)
             stack.callback(_stop_all, engines, say)
             for engine in engines:
                 say(f"starting a {'simulated' if kind == 'sim' else 'CPU'} vLLM at {engine.url}")
@@ -162,7 +162,7 @@ def run(count: int, wanted_port: int | None, kind: EngineKind, model: Path | Non
             stack.callback(stop, gateway, STOP_SECONDS)
             stack.callback(Guard(gateway.pid).dismiss)
             _wait_until_up(gateway, port, admin_port)
-            say(first_steps(port, admin_port, name, sys.executable, kind))
+            say(first_steps(port, admin_port, name, python=sys.executable, kind=kind))
             _stay(lambda: gateway.poll() is None or serves(f"http://{HOST}:{port}/livez"), engines, say)
     except ServerFailed as failed:
         raise DemoFailed(str(failed)) from None
@@ -235,7 +235,7 @@ def demo(
 ) -> None:
     """Start engines and a gateway, and print an example request. Ctrl-C stops all of them."""
     try:
-        run(backends, port, engine, model, typer.echo)
+        run(backends, port, engine, model=model, say=typer.echo)
     except DemoFailed as error:
         for line in str(error).splitlines():
             typer.echo(f"gateway: {line}", err=True)

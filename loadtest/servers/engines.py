@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -42,6 +42,7 @@ class EngineOptions:
     kind: Kind = Kind.VLLM
     count: int = 2
     model_dir: Path = Path(".models/tiny")
+    _: KW_ONLY
     kv_tokens: int = 65_536
     block_tokens: int = _CPU_ATTENTION_BLOCK_TOKENS
     max_num_seqs: int = 32
@@ -65,6 +66,7 @@ class Counted:
     hit_tokens: float
     prompt_tokens: float
     preemptions: float
+    _: KW_ONLY
     requests: tuple[float, ...]
 
 

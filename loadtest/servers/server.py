@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -53,6 +53,7 @@ class Launch:
     command: Sequence[str]
     url: str
     ready_path: str = "/health"
+    _: KW_ONLY
     ready_seconds: float = _READY_SECONDS
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "the server"
@@ -113,7 +114,7 @@ class Server:
             path.write_bytes(b"")
         try:
             with self.log.open("ab") as errors, self._printed.open("ab") as printed:
-                self._process = launch(how.command, how.core, printed, errors, how.environment)
+                self._process = launch(how.command, how.core, printed, error=errors, environment=how.environment)
             self._guard = Guard(self._process.pid)
         except OSError as error:
             if self._process is not None and self._process.poll() is None:

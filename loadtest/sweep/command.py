@@ -76,7 +76,7 @@ def read_plan(file: Path) -> SweepPlan:
 
 def _carried_out(plan: SweepPlan, space: Space, store: Store, console: Console) -> bool:
     with StopSignals() as signals:
-        under_way = Sweep(plan, space, store, console, signals.asked)
+        under_way = Sweep(plan, space=space, store=store, console=console, should_stop=signals.asked)
         try:
             under_way.carry_out()
             finished = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import combinations
 from statistics import median
 from typing import TypeVar
@@ -26,6 +26,7 @@ class Judged:
 
     figures: Mapping[str, float]
     value: float
+    _: KW_ONLY
     excess: float
     complaints: list[str]
     values: Sequence[float] = ()  # what is maximised, of each run
@@ -76,7 +77,15 @@ def judged(runs: Sequence[Results], objective: Objective, gpus: int) -> Judged:
         excess = max(excess, by)
     values = [one[objective.maximise.value] for one in each]
     interval = mean_interval(values) if len(values) > 1 else _within(believed[0], objective.maximise, gpus)
-    return Judged(figures, figures[objective.maximise.value], excess, complaints, values, interval, bool(valid))
+    return Judged(
+        figures,
+        figures[objective.maximise.value],
+        excess=excess,
+        complaints=complaints,
+        values=values,
+        interval=interval,
+        valid=bool(valid),
+    )
 
 
 def _missed(figures: Mapping[str, float], objective: Objective) -> Iterator[tuple[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from loadtest.report.chart import (
@@ -36,6 +36,7 @@ class _ConfigurationRow:
     cells: list[str]
     pages: Sequence[str]
     complaints: str
+    _: KW_ONLY
     style: str
 
 
@@ -45,6 +46,7 @@ class _Section:
 
     title: str
     winner: Winner | None
+    _: KW_ONLY
     unsure: str
     first_plot: int
     charts: list[Chart]
@@ -62,7 +64,7 @@ def sweep_page(
     sections: list[_Section] = []
     for workload, way in dict.fromkeys((entry.workload, entry.through) for entry in found.entries):
         first = sum(len(section.charts) for section in sections)
-        sections.append(_section(found, objective, workload, way, pages, first))
+        sections.append(_section(found, objective, workload=workload, way=way, pages=pages, first_plot=first))
     return render(
         "sweep.html",
         "Sweep of configurations",
@@ -103,7 +105,9 @@ def _section(
         won_it = won is not None and won.label == entry.label
         style = "won" if won_it else "" if entry.fits else "soft" if entry.value is not None else "bad"
         rows.append(
-            _ConfigurationRow(cells, pages.get((workload, way, entry.label), []), "; ".join(entry.complaints), style)
+            _ConfigurationRow(
+                cells, pages.get((workload, way, entry.label), []), "; ".join(entry.complaints), style=style
+            )
         )
     return _Section(
         title=f"{workload}, {WAYS[way]}",
@@ -181,7 +185,7 @@ def _charts(entries: Sequence[ConfigurationResult], objective: Objective, won: W
         whole = [entry for entry in entries if entry.share == 1 and entry.valid]
         measured = [entry for entry in whole if name in entry.figures and entry.value]
         if measured:
-            charts.append(_chart(measured, name, objective, won, numbered))
+            charts.append(_chart(measured, name, objective, won=won, numbered=numbered))
     return charts
 
 
@@ -207,7 +211,7 @@ def _chart(
         title=f"{figure_label(objective.maximise.value).capitalize()} against {figure_label(name)}",
         note="numbers are those of the table; up and left is better; whiskers: 95 % confidence",
         x=_latency_axis(latencies),
-        y=linear(0, nice_top(top), Y_START, Y_END, 4),
+        y=linear(0, nice_top(top), start_px=Y_START, end_px=Y_END, wanted=4),
         series=series,
         x_title=figure_label(name),
         y_title=figure_label(objective.maximise.value),
@@ -221,7 +225,7 @@ def _latency_axis(milliseconds_: Sequence[float]) -> Axis:
     low, high = min(milliseconds_), max(milliseconds_)
     if high > _STRETCHED * low:
         return logarithmic(low, high, X_START, X_END)
-    return linear(0, nice_top(high), X_START, X_END, 6, " ms")
+    return linear(0, nice_top(high), start_px=X_START, end_px=X_END, wanted=6, unit=" ms")
 
 
 def varied(entries: Sequence[ConfigurationResult]) -> list[str]:

@@ -40,7 +40,7 @@ def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
         if finished and (first := winner(found)) is not None:
             ties = [configuration.label for configuration in tied(found, first)]
             unjudged = [configuration.label for configuration, its in found.items() if not its.valid]
-            winners.append(_winner(plan, workload.name, first, found[first], ties, unjudged))
+            winners.append(_winner(plan, workload.name, first=first, found=found[first], ties=ties, unjudged=unjudged))
     return SweepOutcome(
         finished=finished,
         plan=plan.model_dump(mode="json", exclude={"serve": {"env"}}),
@@ -159,8 +159,8 @@ def _chart(entries: Sequence[ConfigurationResult], name: str, objective: Objecti
     return Chart(
         title=f"{figure_label(objective.maximise.value)} against {figure_label(name)}",
         note="in seconds; up and left is better",
-        x=linear(0, right, X_START, X_END, 6),
-        y=linear(0, top, Y_START, Y_END, 4),
+        x=linear(0, right, start_px=X_START, end_px=X_END, wanted=6),
+        y=linear(0, top, start_px=Y_START, end_px=Y_END, wanted=4),
         series=series,
     )
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -81,6 +81,7 @@ class Sweep:
     """A plan under way."""
 
     plan: SweepPlan
+    _: KW_ONLY
     space: Space
     store: Store
     console: Console
@@ -133,7 +134,7 @@ class Sweep:
 
     def _cells(self, configuration: Configuration, stage: Stage, way: Way) -> list[SweepRun]:
         return [
-            SweepRun(configuration, way, stage.workload, stage.share, repetition)
+            SweepRun(configuration, way, stage.workload, share=stage.share, repetition=repetition)
             for repetition in range(self.plan.repeat)
         ]
 
@@ -227,7 +228,7 @@ class Sweep:
         target = asyncio.run(look_at(url, Access(), options.model))
         page = self._page(server, target, options.model)
         plan = options.plan(url, target, load, options.drawn_seed())
-        results, records = measured(Order(plan, target, options.bounds, page, None), self.console)
+        results, records = measured(Order(plan, target, bounds=options.bounds, pages=page, out=None), self.console)
         if results.verdict.ended_early:
             raise Stopped
         server.check()
@@ -236,7 +237,9 @@ class Sweep:
         checkpoints = Checkpoints(asyncio.run(neighbours(servers, {}, None, Access())), options.verify, site=self._site)
 
         def checked(written: Sequence[Path]) -> None:
-            made = checkpoints.keep(driven, plan, options.bounds, results, records, written)
+            made = checkpoints.keep(
+                driven, plan, bounds=options.bounds, results=results, records=records, written=written
+            )
             for check in failed(made.checks):
                 say(self.console, f"  {check_line(check)}", "red")
 

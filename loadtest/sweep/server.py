@@ -27,7 +27,12 @@ def engine(plan: SweepPlan, configuration: Configuration, port: int) -> Launch:
             environment=serve.env,
         )
         return Launch(
-            command_line(options), url, "/health", serve.ready_seconds, environment(options), stop_seconds=_STOP_SECONDS
+            command_line(options),
+            url,
+            "/health",
+            ready_seconds=serve.ready_seconds,
+            environment=environment(options),
+            stop_seconds=_STOP_SECONDS,
         )
     if serve.simulated is not None:
         fixed = [word for flag, value in serve.simulated.items() for word in spelled(flag, value)]
@@ -37,7 +42,9 @@ def engine(plan: SweepPlan, configuration: Configuration, port: int) -> Launch:
         command = [word.replace("{port}", str(port)) for word in given] + arguments
         if command == given + arguments:
             command += ["--host", HOST, "--port", str(port)]
-    return Launch(command, url, "/health", serve.ready_seconds, serve.env, stop_seconds=_STOP_SECONDS)
+    return Launch(
+        command, url, "/health", ready_seconds=serve.ready_seconds, environment=serve.env, stop_seconds=_STOP_SECONDS
+    )
 
 
 def command_text(plan: SweepPlan, configuration: Configuration) -> list[str]:
@@ -58,4 +65,6 @@ def gateway(plan: SweepPlan, backend_url: str, port: int) -> Launch:
     command += ["--admin-port", "0"]
     if plan.gateway_config is not None:
         command += ["--config", str(plan.gateway_config)]
-    return Launch(command, f"http://{HOST}:{port}", "/readyz", _GATEWAY_READY_SECONDS, stop_seconds=_STOP_SECONDS)
+    return Launch(
+        command, f"http://{HOST}:{port}", "/readyz", ready_seconds=_GATEWAY_READY_SECONDS, stop_seconds=_STOP_SECONDS
+    )

@@ -6,7 +6,7 @@ import hashlib
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class SweepRun:
     configuration: Configuration
     way: Way
     workload: Workload
+    _: KW_ONLY
     share: float
     repetition: int
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from loadtest.servers.processes import free_ports
@@ -21,6 +21,7 @@ class VllmOptions:
     """How one engine is started. Ports left at 0 are chosen when it starts."""
 
     model_dir: Path
+    _: KW_ONLY
     served_model_name: str = ""  # default: the model folder's name
     venv_dir: Path = DEFAULT_VENV
     host: str = "127.0.0.1"

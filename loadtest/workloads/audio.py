@@ -31,7 +31,7 @@ class AudioFile:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def read(self) -> Audio:
-        return Audio(self.path.name, self.path.read_bytes(), self.seconds, self.fields)
+        return Audio(self.path.name, self.path.read_bytes(), self.seconds, fields=self.fields)
 
 
 def made_up(rng: random.Random, seconds: int) -> Audio:
@@ -113,4 +113,4 @@ class AudioSource(Source):
 
 
 def _prompt(audio: Audio) -> Prompt:
-    return Prompt(NO_GROUP, "", "", 0, audio=audio)
+    return Prompt(NO_GROUP, prefix="", tail="", max_tokens=0, audio=audio)

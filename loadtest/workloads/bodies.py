@@ -11,7 +11,7 @@ import math
 import random
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ class RecordedLine:
     recorded: Recorded
     at: float | None = None
     session: str | int | None = None
+    _: KW_ONLY
     think_seconds: float | None = None
 
 
@@ -60,7 +61,9 @@ def parsed_line(line: bytes) -> RecordedLine:
     session = document.get("session_id")
     if session is not None and not isinstance(session, str | int):
         raise ValueError("session_id is neither a text nor a whole number")
-    return RecordedLine(Recorded(endpoint, body), _number(document, "timestamp"), session, _number(document, "think_s"))
+    return RecordedLine(
+        Recorded(endpoint, body), _number(document, "timestamp"), session, think_seconds=_number(document, "think_s")
+    )
 
 
 def _endpoint_of(url: object, body: Mapping[str, Any]) -> Endpoint:
@@ -212,7 +215,11 @@ class BodiesSource(Source):
                 places = _answer_places(places, before, messages)
             before = messages
             recorded = Recorded(line.recorded.endpoint, line.recorded.fields, places)
-            yield Turn(Prompt(NO_GROUP, "", "", 0, recorded=recorded), self._pause(rng, number, line), remembers=True)
+            yield Turn(
+                Prompt(NO_GROUP, prefix="", tail="", max_tokens=0, recorded=recorded),
+                self._pause(rng, number, line),
+                remembers=True,
+            )
 
     def _pause(self, rng: random.Random, number: int, line: RecordedLine) -> float:
         if not number:
@@ -223,7 +230,7 @@ class BodiesSource(Source):
 
     def warmup(self, index: int) -> Prompt:
         """A short prompt of made-up words: one of the file would be cached."""
-        return Prompt(NO_GROUP, "", self.distinct(f"warm-up {index}", self.spec.tail_tokens), 8)
+        return Prompt(NO_GROUP, prefix="", tail=self.distinct(f"warm-up {index}", self.spec.tail_tokens), max_tokens=8)
 
 
 def _parts(lines: Iterator[RecordedLine]) -> Iterator[RecordedLine]:

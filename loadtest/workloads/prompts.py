@@ -10,7 +10,7 @@ import math
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import StrEnum
 from itertools import cycle
 from pathlib import Path
@@ -196,6 +196,7 @@ class Audio:
     name: str
     data: bytes
     seconds: float | None
+    _: KW_ONLY
     fields: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -228,6 +229,7 @@ class Prompt:
     """
 
     group: int
+    _: KW_ONLY
     prefix: str
     tail: str
     max_tokens: int
@@ -274,7 +276,7 @@ class Source(ABC):
     def warmup(self, index: int) -> Prompt:
         """A prompt of the same size that shares its first block with no measured prompt and no other warm-up."""
         text = self.distinct(f"warm-up {index}", self.spec.prompt_tokens or self.spec.tail_tokens)
-        return Prompt(NO_GROUP, "", text, self.spec.max_tokens)
+        return Prompt(NO_GROUP, prefix="", tail=text, max_tokens=self.spec.max_tokens)
 
     def output_length(self, rng: random.Random) -> int:
         """Even around the asked length: equal lengths would keep the users of a closed loop in step for ever."""
@@ -342,9 +344,9 @@ class PromptSource(Source):
         tail = self.distinct(f"request {index}", tail_tokens)
         asked = tail_tokens + (self.spec.prefix_tokens if self._prefixes else 0)
         if not self._prefixes:
-            return Prompt(NO_GROUP, "", tail, max_tokens, asked)
+            return Prompt(NO_GROUP, prefix="", tail=tail, max_tokens=max_tokens, asked_tokens=asked)
         group = rng.randrange(len(self._prefixes)) if self._rounds is None else self._rounds.group(index)
-        return Prompt(group, self._prefixes[group], tail, max_tokens, asked)
+        return Prompt(group, prefix=self._prefixes[group], tail=tail, max_tokens=max_tokens, asked_tokens=asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +376,7 @@ class BodyMaker:
 
     endpoint: Endpoint
     model: str
+    _: KW_ONLY
     stream: bool
     ignore_eos: bool = True
     cache_salt: str | None = None

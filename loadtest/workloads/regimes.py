@@ -77,7 +77,7 @@ def _reasoning(prompts: _Prompts) -> list[Row]:
     rows, system = [], prompts.keys(256)
     for at in islice(prompts.arrivals(1.0), 1200):
         tokens = 256 + prompts.length(750, 0.7, 16, 8000)
-        rows.append(Row(at, tokens, prompts.length(8000, 0.6, 500, 32_000), prompts.keys(tokens, system)))
+        rows.append(Row(at, tokens, prompts.length(8000, 0.6, 500, 32_000), keys=prompts.keys(tokens, system)))
     return rows
 
 
@@ -95,13 +95,13 @@ def _mixed(prompts: _Prompts) -> list[Row]:
         for _ in range(rng.randint(1, 6)):
             tokens += prompts.length(120, 0.8, 8, 2000)
             keys, answer_tokens = prompts.keys(tokens, keys), prompts.length(200, 0.8, 4, 2000)
-            rows.append(Row(at, tokens, answer_tokens, keys))
+            rows.append(Row(at, tokens, answer_tokens, keys=keys))
             tokens += answer_tokens
             at += rng.uniform(5, 40)
     span_seconds = max(row.at_seconds for row in rows)
     for _ in range(96):
         tokens = rng.randint(80_000, 120_000)
-        rows.append(Row(rng.uniform(0, span_seconds), tokens, 300, prompts.keys(tokens)))
+        rows.append(Row(rng.uniform(0, span_seconds), tokens, 300, keys=prompts.keys(tokens)))
     return rows
 
 
@@ -119,7 +119,7 @@ def _tools(prompts: _Prompts) -> list[Row]:
         for _ in range(rng.randint(8, 40) if rng.random() < 0.04 else 1):
             tokens = definitions + prompts.length(300, 1.0, 16, 8000)
             answer_tokens = prompts.length(60, 0.8, 4, 1000)
-            rows.append(Row(at + rng.random(), tokens, answer_tokens, prompts.keys(tokens, prefix)))
+            rows.append(Row(at + rng.random(), tokens, answer_tokens, keys=prompts.keys(tokens, prefix)))
     return rows
 
 
@@ -136,7 +136,7 @@ def _agents(prompts: _Prompts) -> list[Row]:
         tokens, keys, think_seconds = 6000 + prompts.length(20_000, 0.5, 1000, 80_000), rng.choice(tools), 0.0
         for _ in range(rng.randint(6, 12)):
             keys, answer_tokens = prompts.keys(tokens, keys), prompts.length(150, 0.8, 8, 2000)
-            rows.append(Row(at, tokens, answer_tokens, keys, session, think_seconds))
+            rows.append(Row(at, tokens, answer_tokens, keys=keys, session=session, think_seconds=think_seconds))
             tokens += answer_tokens + prompts.length(1800, 0.8, 32, 16_000)
             think_seconds = prompts.length(40_000, 1.6, 200, 600_000) / 1000
     return rows
@@ -153,7 +153,7 @@ def _embeddings(prompts: _Prompts) -> list[Row]:
             tokens = sum(prompts.length(40, 0.6, 4, 400) for _ in range(rng.randint(16, 64)))
         else:
             tokens = sum(prompts.length(1200, 0.8, 100, 8000) for _ in range(rng.randint(1, 4)))
-        rows.append(Row(at, tokens, 1, prompts.keys(tokens)))
+        rows.append(Row(at, tokens, 1, keys=prompts.keys(tokens)))
     return rows
 
 
@@ -166,7 +166,7 @@ def _synthetic(prompts: _Prompts) -> list[Row]:
     for at in islice(prompts.arrivals(10.0), 3000):
         shared_tokens, prefix = prompts.zipf(prefixes)
         tokens = shared_tokens + prompts.length(800, 1.2, 16, 16_000)
-        rows.append(Row(at, tokens, prompts.length(250, 0.9, 4, 4000), prompts.keys(tokens, prefix)))
+        rows.append(Row(at, tokens, prompts.length(250, 0.9, 4, 4000), keys=prompts.keys(tokens, prefix)))
     return rows
 
 

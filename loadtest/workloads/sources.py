@@ -42,7 +42,7 @@ class ShareGptSource(Source):
         prompt_tokens = _lognormal(rng, _PROMPT_MEDIAN, _PROMPT_DEVIATION, _LONGEST_PROMPT)
         answer_tokens = _lognormal(rng, _ANSWER_MEDIAN, _ANSWER_DEVIATION, _LONGEST - prompt_tokens)
         text = self.distinct(f"request {index}", prompt_tokens)
-        return (Turn(Prompt(NO_GROUP, "", text, answer_tokens, prompt_tokens)),)
+        return (Turn(Prompt(NO_GROUP, prefix="", tail=text, max_tokens=answer_tokens, asked_tokens=prompt_tokens)),)
 
 
 class DatasetSource(Source):
@@ -69,7 +69,13 @@ class DatasetSource(Source):
             text = f"{round_ + 1}. {question}" if round_ and not number else question
             asked, output_tokens = before + self._tokens(text), self._tokens(answer)
             pause = rng.expovariate(1 / spec.think_seconds) if number and spec.think_seconds else 0.0
-            made.append(Turn(Prompt(NO_GROUP, "", text, output_tokens, asked), pause, remembers=self._whole))
+            made.append(
+                Turn(
+                    Prompt(NO_GROUP, prefix="", tail=text, max_tokens=output_tokens, asked_tokens=asked),
+                    pause,
+                    remembers=self._whole,
+                )
+            )
             before = asked + output_tokens
         return made
 
@@ -156,14 +162,19 @@ class TraceSource(Source):
 
     def warmup(self, index: int) -> Prompt:
         """As long as the usual prompt of the trace."""
-        return Prompt(NO_GROUP, "", self.distinct(f"warm-up {index}", self._warmup_tokens), self.spec.max_tokens)
+        return Prompt(
+            NO_GROUP,
+            prefix="",
+            tail=self.distinct(f"warm-up {index}", self._warmup_tokens),
+            max_tokens=self.spec.max_tokens,
+        )
 
     def _prompt(self, row: Row, label: str) -> Prompt:
         own_tokens = row.prompt_tokens - len(row.keys) * self._block_tokens
         own = self.distinct(f"request {label}", own_tokens) if own_tokens else ""
         text = "".join(self._block(key) for key in row.keys) + own
         group = row.keys[0] if row.keys else NO_GROUP
-        return Prompt(group, "", text, row.output_tokens, row.prompt_tokens)
+        return Prompt(group, prefix="", tail=text, max_tokens=row.output_tokens, asked_tokens=row.prompt_tokens)
 
     def _block(self, key: int) -> str:
         rng = random.Random(f"{self.spec.seed}-block-{key}")
@@ -200,7 +211,7 @@ class SessionSource(Source):
             text = self.distinct(f"session {index} turn {number}", tail_tokens)
             asked = before + tail_tokens
             pause = rng.expovariate(1 / spec.think_seconds) if number and spec.think_seconds else 0.0
-            prompt = Prompt(group, self._systems[group], text, output_tokens, asked)
+            prompt = Prompt(group, prefix=self._systems[group], tail=text, max_tokens=output_tokens, asked_tokens=asked)
             made.append(Turn(prompt, pause, remembers=True))
             before = asked + output_tokens
         return made
@@ -215,7 +226,9 @@ class TextsSource(Source):
         rng = random.Random(f"{spec.seed}-request-{index}")
         lengths = [self.tail_length(rng) for _ in range(log_uniform(rng, low, high))]
         texts = tuple(self.distinct(f"text {index}-{number}", tokens) for number, tokens in enumerate(lengths))
-        return (Turn(Prompt(NO_GROUP, "", texts[0], 0, sum(lengths), inputs=texts)),)
+        return (
+            Turn(Prompt(NO_GROUP, prefix="", tail=texts[0], max_tokens=0, asked_tokens=sum(lengths), inputs=texts)),
+        )
 
 
 def source_of(spec: WorkloadSpec) -> Source:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -28,6 +28,7 @@ class Row:
     at_seconds: float
     prompt_tokens: int
     output_tokens: int
+    _: KW_ONLY
     keys: tuple[int, ...] = ()
     session: int | None = None
     think_seconds: float = 0.0
@@ -40,6 +41,7 @@ class Trace:
     name: str
     rows: Sequence[Row]
     block_tokens: int
+    _: KW_ONLY
     tick_seconds: float = 0.0  # what its times are multiples of, if that is coarse
     sessions: bool = field(default=False)
 
@@ -75,7 +77,7 @@ def read_trace(
     """
     try:
         with path.open(encoding="utf-8") as file:
-            return _read(path, file, block_tokens, limit, minutes)
+            return _read(path, file, block_tokens, limit=limit, minutes=minutes)
     except (OSError, UnicodeDecodeError) as error:
         raise TraceError(f"{path}: {error}") from None
 
@@ -106,10 +108,10 @@ def _trace(path: Path, rows: list[Row], block_tokens: int, *, sessions: bool) ->
         rows.sort(key=lambda row: row.at_seconds)
         start = rows[0].at_seconds
         rows = [
-            Row(row.at_seconds - start, row.prompt_tokens, row.output_tokens, row.keys) if start else row
+            Row(row.at_seconds - start, row.prompt_tokens, row.output_tokens, keys=row.keys) if start else row
             for row in rows
         ]
-    return Trace(path.stem, rows, block_tokens, 0.0 if sessions else _tick(rows), sessions)
+    return Trace(path.stem, rows, block_tokens, tick_seconds=0.0 if sessions else _tick(rows), sessions=sessions)
 
 
 def _tick(rows: list[Row]) -> float:
@@ -184,17 +186,23 @@ def _checked(path: Path, number: int, made: Callable[[], _T]) -> _T:
 
 def _mooncake(document: _Document, block: int) -> Row:
     at = _number(document, "timestamp") / 1000
-    return _row(at, _whole(document, "input_length"), _whole(document, "output_length"), _ids(document), block)
+    return _row(
+        at, _whole(document, "input_length"), _whole(document, "output_length"), ids=_ids(document), block=block
+    )
 
 
 def _in_seconds(document: _Document, block: int) -> Row:
     at = _number(document, "timestamp")
-    return _row(at, _whole(document, "input_length"), _whole(document, "output_length"), _ids(document), block)
+    return _row(
+        at, _whole(document, "input_length"), _whole(document, "output_length"), ids=_ids(document), block=block
+    )
 
 
 def _scaled(document: _Document, block: int) -> Row:
     at = _number(document, "t")
-    return _row(at, _whole(document, "input_tokens"), _whole(document, "output_tokens"), _ids(document), block)
+    return _row(
+        at, _whole(document, "input_tokens"), _whole(document, "output_tokens"), ids=_ids(document), block=block
+    )
 
 
 def _session(document: _Document, block: int) -> Row:
@@ -202,11 +210,18 @@ def _session(document: _Document, block: int) -> Row:
         _number(document, "arrival"),
         _whole(document, "input_length"),
         _whole(document, "output_length"),
-        _ids(document),
-        block,
+        ids=_ids(document),
+        block=block,
     )
     session, think = _whole(document, "session_id"), _number(document, "think_s")
-    return Row(plain.at_seconds, plain.prompt_tokens, plain.output_tokens, plain.keys, session, think)
+    return Row(
+        plain.at_seconds,
+        plain.prompt_tokens,
+        plain.output_tokens,
+        keys=plain.keys,
+        session=session,
+        think_seconds=think,
+    )
 
 
 def _row(at: float, prompt: int, output: int, ids: list[int], block: int) -> Row:
@@ -215,7 +230,7 @@ def _row(at: float, prompt: int, output: int, ids: list[int], block: int) -> Row
     full = prompt // block
     if len(ids) < full:
         raise ValueError(f"{len(ids)} hash_ids for {full} full blocks of {block} tokens")
-    return Row(at, prompt, output, tuple(ids[:full]))
+    return Row(at, prompt, output, keys=tuple(ids[:full]))
 
 
 def _azure_rows(path: Path, lines: Iterator[tuple[int, str]]) -> Iterator[Row]:

@@ -83,7 +83,12 @@ def measure(limits: ServerConfig, named: str = "") -> Iterator[Timing]:
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)  # as the gateway has it
     reader = RequestReader(
-        config, Estimates(), StoredResponses(), b"secret", ("model",), names=Aliases.configured(config.models, {})
+        config,
+        estimates=Estimates(),
+        stored=StoredResponses(),
+        salt_secret=b"secret",
+        tokenized=("model",),
+        names=Aliases.configured(config.models, {}),
     )
     for body in bodies():
         if named in body.name:

@@ -101,7 +101,8 @@ def serving(sections: dict[str, Any], *, reads_log: bool = True, module: str = "
         if not reads_log:
             stack.enter_context(_unread_pipe(log))
         server = gateway_server(sections, log, module=module, ports=ports, **how)
-        yield GatewayProcess(stack.enter_context(server), *ports)
+        port, admin_port = ports
+        yield GatewayProcess(stack.enter_context(server), port, admin_port)
 
 
 @contextmanager

@@ -43,4 +43,4 @@ def setting(place: Place, ports: Ports) -> Setting:
     """What a proxy is started for."""
     folder = place.root / "started"
     folder.mkdir(parents=True, exist_ok=True)
-    return Setting(tuple(ports.backends), ports.proxy, ports.metrics, folder)
+    return Setting(tuple(ports.backends), ports.proxy, metrics_port=ports.metrics, folder=folder)

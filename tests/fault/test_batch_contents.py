@@ -23,7 +23,7 @@ LARGE = 12000000  # more than one part of an upload
 
 
 def bucket(s3: S3Server, where: str) -> S3Bucket:
-    return S3Bucket(where, s3.url, None, MemoryBudget(1 << 30))
+    return S3Bucket(where, s3.url, None, memory=MemoryBudget(1 << 30))
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -175,7 +175,7 @@ async def test_while_the_server_is_down_or_frozen_everything_fails_soon(s3: S3Se
 
 async def test_what_the_client_of_s3_holds_of_an_upload_is_in_the_memory_budget(s3: S3Server) -> None:
     budget = MemoryBudget(12_000_000)
-    one = S3Bucket(s3.new_place(), s3.url, None, budget)
+    one = S3Bucket(s3.new_place(), s3.url, None, memory=budget)
     most_bytes = 0
 
     async def pieces(count: int) -> AsyncIterator[bytes]:

@@ -30,7 +30,7 @@ def url(postgres: PostgresServer) -> str:
 
 
 def bucket(s3: S3Server) -> S3Bucket:
-    return S3Bucket(s3.new_place(), s3.url, None, MemoryBudget(1 << 30))
+    return S3Bucket(s3.new_place(), s3.url, None, memory=MemoryBudget(1 << 30))
 
 
 @pytest.fixture
@@ -171,7 +171,7 @@ async def test_gateways_that_start_together_create_the_tables_once(url: str, s3:
 
 
 async def test_a_bucket_that_cannot_be_used_is_reported(url: str, s3: S3Server) -> None:
-    missing = S3Bucket("s3://missing/prefix", s3.url, None, MemoryBudget(1 << 30))
+    missing = S3Bucket("s3://missing/prefix", s3.url, None, memory=MemoryBudget(1 << 30))
     assert (await schema.check(url, missing)).startswith("batches.path (s3://missing/prefix) cannot be used: ")
     with pytest.raises(StoreUnusable, match="cannot be used"):
         await schema.prepare(url, missing)

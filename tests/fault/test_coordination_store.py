@@ -38,7 +38,7 @@ async def replicas(url: str, *names: str) -> AsyncIterator[list[RedisStore]]:
 
 
 async def put(store: RedisStore, expected: Stamp, *removed: str, settled: bool = False, **records: bytes) -> bool:
-    change = TableChange(expected, str(_CHOICE.getrandbits(64)), settled, records, removed)
+    change = TableChange(expected, str(_CHOICE.getrandbits(64)), settled, records=records, removed=removed)
     applied, table = await store.swap(change)
     assert not applied or table.stamp.version == change.version
     return applied

@@ -177,7 +177,19 @@ async def test_a_batch_expires_on_all_gateways(
     async with gateways(batches, backend, other) as (one, two):
         store, owner = one.gateway.features["batches"].batches._store, Owner("", "")
         file, now = (await upload(one, lines(500))).json["id"], int(one.gateway.core.unix_seconds())
-        batch = Batch("batch_1", owner, CHAT, file, "1h", None, 0, now, now + 4, "out", "err")
+        batch = Batch(
+            "batch_1",
+            owner=owner,
+            endpoint=CHAT,
+            input_file_id=file,
+            window="1h",
+            metadata=None,
+            output_lifetime_seconds=0,
+            created_at=now,
+            expires_at=now + 4,
+            output_id="out",
+            error_id="err",
+        )
         await store.put_batch(batch)
         found = await ended(two, batch.document())
         assert found["status"] == "expired"

@@ -185,7 +185,7 @@ async def echoes(own: Path) -> None:
 
     def accept() -> EncryptedTransport:
         accepted.append(Echo())
-        return EncryptedTransport(accepted[-1], context, 10.0, loop)
+        return EncryptedTransport(accepted[-1], context, 10.0, loop=loop)
 
     async with await loop.create_server(accept, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]

@@ -33,7 +33,15 @@ COMES_BACK_SECONDS = 40.0
 
 
 def observed(engines: Engines, folder: Path, fault: Fault, patience_seconds: float) -> Observed:
-    setting = Setting(tuple(engines.urls), *free_ports(2), folder, OPTIONS.model, OPTIONS.max_num_seqs)
+    port, metrics_port = free_ports(2)
+    setting = Setting(
+        tuple(engines.urls),
+        port,
+        metrics_port=metrics_port,
+        folder=folder,
+        model=OPTIONS.model,
+        max_num_seqs=OPTIONS.max_num_seqs,
+    )
     plan = LOAD.plan(setting.url, Endpoint.CHAT, OPTIONS.model, 1)
     plan = plan.model_copy(update={"timeout_seconds": patience_seconds})
     with started(ours(), Path(), setting, folder / "log.err", Endpoint.CHAT):

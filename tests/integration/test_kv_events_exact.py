@@ -102,7 +102,7 @@ async def following(url: str) -> AsyncIterator[Engine]:
     """From the engine's address to a view that is whole."""
     listener = Listener()
     config = BackendConfig(url=url)
-    backend = Backend(0, config, HealthConfig(), Random(0))
+    backend = Backend(0, config, health=HealthConfig(), random=Random(0))
     async with aiohttp.ClientSession() as session, KvEvents(listener, lambda *_: 0, time.monotonic) as events:
         async with session.get(url + KV_EVENT_SOURCES_PATH) as answer:
             backend.learn(Facts(kv_event_sources=read_kv_event_sources(await answer.json())))

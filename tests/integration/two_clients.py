@@ -168,7 +168,7 @@ def compared(load: ClosedLoop, client: VllmClient, deadline: float) -> Ratios:
         if number >= FEWEST_PAIRS and (ratios.are_known() or time.monotonic() > deadline):
             break
         plan = options.plan(load.url, target, users, seed=number)
-        order, quiet = Order(plan, target, options.bounds, {}, None), Console(quiet=True)
+        order, quiet = Order(plan, target, bounds=options.bounds, pages={}, out=None), Console(quiet=True)
         if number % 2:
             theirs, (ours, _) = client.run(plan), measured(order, quiet)
         else:

@@ -4,6 +4,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
+from tests.rules import arguments
 from tests.rules.layers import CORE, EDGES, FEATURES, ROOTS
 from tests.rules.sources import HOUSES, Source
 
@@ -197,6 +198,7 @@ OF_HOUSES: list[Rule] = [
 OF_GATEWAY: list[Rule] = [keeps_an_error, shares_threads]
 TOGETHER: list[Together] = [
     crosses_layers, layers_of_nothing, is_impure, means_two_things, tests_elsewhere,
+    arguments.by_position, arguments.taken_by_position, arguments.spread,
 ]  # fmt: skip
 
 

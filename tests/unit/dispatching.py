@@ -57,9 +57,14 @@ class Scene:
         self.fleet.on_probe_wanted.append(lambda backend: self.doubts.append(backend.name))
         queue, lengths, calibration = Queue(10, 1000), OutputLengths(), Calibrations(CostModel())
         self.scheduler = Scheduler(
-            self.fleet.candidates, RoundRobinPolicy(), queue, lengths, calibration, SchedulerSettings()
+            self.fleet.candidates,
+            RoundRobinPolicy(),
+            queue=queue,
+            lengths=lengths,
+            calibrations=calibration,
+            settings=SchedulerSettings(),
         )
-        self.lease_broker = LeaseBroker(self.scheduler, queue, 60.0, loop.time)
+        self.lease_broker = LeaseBroker(self.scheduler, queue, 60.0, clock=loop.time)
         self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics, self.record, self.wire = Metrics(), Record("id-1", "chat", 1000.0), FakeWire()
         self.reply = reply_on(self.wire)
@@ -70,7 +75,13 @@ class Scene:
         self.release = asyncio.Event()
         budget = RetryBudget(UpstreamConfig.model_validate(upstream))
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True, holds=holds
+            self.fleet,
+            lease_broker=self.lease_broker,
+            send=self.send,
+            budget=budget,
+            metrics=self.metrics,
+            response_headers=True,
+            holds=holds,
         )
 
     # The relay.

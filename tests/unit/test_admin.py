@@ -272,7 +272,7 @@ def test_a_backend_that_is_down_is_shown_with_the_reason_and_since_when() -> Non
 
 async def test_streams_of_kv_events_are_shown_with_their_backend() -> None:
     scene = Scene()
-    source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", None, "")
+    source = KvEventSource(0, "zmq", "tcp://10.0.0.0:1", replay_endpoint=None, topic="")
     scene.a.learn(Facts(models=(ModelCard("m"),), kv_event_sources=(source,)))
     scene.gateway.features["exact"].mode.facts_changed()
     async with scene.gateway.features["exact"].mode.running():

@@ -16,7 +16,7 @@ GREETINGS = FeatureEntry(
     "greetings",
     "tests.unit.greetings.feature:Greetings",
     lambda config: config.models.aliases != {},
-    {b"/v1/greeting": "greetings are off; set models.aliases."},
+    off_paths={b"/v1/greeting": "greetings are off; set models.aliases."},
 )
 SETTINGS = {
     "server": {"host": "127.0.0.1", "port": 0, "admin": {"port": 0, "allowed_hosts": ["gateway"]}},

@@ -46,7 +46,9 @@ class Scene:
         self.now += 2.0
         self.preemptions += preempted
         kv_usage = 0.99 if preempted else 0.5
-        self.fleet.measured(self.backend, Telemetry(self.now, 8, 0, self.preemptions, kv_usage))
+        self.fleet.measured(
+            self.backend, Telemetry(self.now, running=8, waiting=0, preemptions=self.preemptions, kv_usage=kv_usage)
+        )
 
     def moves(self, reason: str) -> float:
         return self.gateway.core.metrics.limit_moves.values.get(("a", reason), 0.0)

@@ -15,7 +15,9 @@ class Scene:
 
     def __init__(self) -> None:
         self.here = offline_hall(1, max_requests=1000, max_bytes=100_000)
-        self.view = QueueView(self.here.queue, self.here.offline.counts, lambda: ["m", "o"], ["key"], self.here.clock)
+        self.view = QueueView(
+            self.here.queue, self.here.offline.counts, lambda: ["m", "o"], names=["key"], clock=self.here.clock
+        )
         self.held = self.here.scheduler.place(ask(tenant="a"), 0.0)
 
     @property

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.rules import rules
+from tests.rules import arguments, rules
 from tests.rules.rules import Rule
 from tests.rules.sources import Source
 
@@ -101,3 +101,56 @@ def test_packages_have_unit_tests_in_a_folder_of_their_name() -> None:
     assert together(rules.tests_elsewhere, Source("tests/fault/test_a.py", rules.ALONE)) == [
         "tests/fault/test_a.py: tests that need the machine alone are in tests/integration"
     ]
+
+
+ROW = "from dataclasses import KW_ONLY, dataclass\n@dataclass\nclass Row:\n"
+
+
+def test_a_call_passes_four_arguments_by_position_at_most() -> None:
+    many = Source("gateway/a.py", "add(1, 2, 3, 4, 5)")
+    assert together(arguments.by_position, many) == ["gateway/a.py: add is passed 5 arguments by position"]
+    assert together(arguments.by_position, Source("gateway/a.py", "add(1, 2, 3, 4, fifth=5)")) == []
+
+
+def test_any_number_by_position_is_passed_where_any_number_is_taken_and_where_names_cost_too_much() -> None:
+    text = "def add(*numbers): ...\nadd(1, 2, 3, 4, 5)\nmin(1, 2, 3, 4, 5)\nDemand(1, 2, 3, 4, 5)"
+    assert together(arguments.by_position, Source("gateway/a.py", text)) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Row:\n    def __init__(self, a, b, c, d): ...",
+        f"{ROW}    a: int\n    b: int\n    c: int\n    d: int",
+        f"{ROW}    a: int\n    b: int\n@dataclass\nclass Wide(Row):\n    c: int\n    d: int",
+    ],
+)
+def test_a_constructor_takes_three_arguments_by_position_at_most(text: str) -> None:
+    assert len(together(arguments.taken_by_position, Source("gateway/a.py", text))) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class Row:\n    def __init__(self, a, b, c, *, d): ...",
+        f"{ROW}    a: int\n    b: int\n    c: int\n    _: KW_ONLY\n    d: int",
+        f"{ROW}    a: int\n    b: int\n    c: int\n    d: int = field(init=False)\n    e: ClassVar[int] = 1",
+        "class Row(NamedTuple):\n    a: int\n    b: int\n    c: int\n    d: int",
+    ],
+)
+def test_more_are_taken_by_name_or_in_the_order_of_a_row(text: str) -> None:
+    assert together(arguments.taken_by_position, Source("gateway/a.py", text)) == []
+
+
+def test_no_constructor_gets_a_starred_tuple() -> None:
+    row = Source("gateway/rows.py", "class Row:\n    def __init__(self, a, b): ...")
+    text = "from gateway import rows\nfrom gateway.rows import Row\nRow(*pair)\nrows.Row(1, *pair)"
+    assert together(arguments.spread, row, Source("gateway/a.py", text)) == 2 * [
+        "gateway/a.py: Row gets a starred argument"
+    ]
+
+
+def test_a_starred_tuple_is_passed_where_any_number_is_taken_or_was_given() -> None:
+    row = Source("gateway/rows.py", "class Row:\n    def __init__(self, *cells): ...\nclass Pair: ...")
+    text = "from gateway.rows import Pair, Row\nRow(*cells)\ngather(*tasks)\ndef pair(*both):\n    return Pair(*both)"
+    assert together(arguments.spread, row, Source("gateway/a.py", text)) == []

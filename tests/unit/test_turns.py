@@ -397,7 +397,7 @@ def test_encrypted_bytes_are_read_once_in_a_turn() -> None:
     async def main() -> None:
         raw, scene = FakeTransport(), Scene()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        encrypted = EncryptedTransport(scene.client, context, 10.0, asyncio.get_running_loop())
+        encrypted = EncryptedTransport(scene.client, context, 10.0, loop=asyncio.get_running_loop())
         encrypted._intake.begin(cast(asyncio.Transport, raw))
         encrypted._raw = cast(asyncio.Transport, raw)
         encrypted.get_buffer(-1)[:5] = b"\x16\x03\x01\x40\x00"  # the head of a record that needs more to be complete

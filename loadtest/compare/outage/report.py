@@ -143,7 +143,10 @@ def _chart(title: str, found: Sequence[OutageFigures], right: float, top: float)
     series = [ChartSeries("moment", _MOMENT, [(moment, 0.0), (moment, high)]) for moment in dict.fromkeys(moments)]
     series += [ChartSeries("answered", _ANSWERED, answered, steps=True), ChartSeries("lost", _LOST, lost, steps=True)]
     note = "requests a second over seconds"
-    x, y = linear(0, right, X_START, X_END, 6, " s"), linear(0, high, Y_START, Y_END, 4)
+    x, y = (
+        linear(0, right, start_px=X_START, end_px=X_END, wanted=6, unit=" s"),
+        linear(0, high, start_px=Y_START, end_px=Y_END, wanted=4),
+    )
     return Chart(title=title, note=note, x=x, y=y, series=series)
 
 

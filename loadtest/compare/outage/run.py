@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 import aiohttp
 import uvloop
@@ -138,6 +138,7 @@ class Outage:
     engine: int
     fault: Fault
     gone: float
+    _: KW_ONLY
     let_back: float
     long_wait: float
 
@@ -177,7 +178,7 @@ def _made_whole(engines: Engines, number: int) -> Iterator[None]:
 async def _observe(engines: Engines, outage: Outage, plan: Plan) -> Observed:
     records: list[Record] = []
     async with open_session(plan) as session, aiohttp.ClientSession() as pages:
-        await Driver(plan, 0, session, time.monotonic, records.append).warm_up()
+        await Driver(plan, 0, session, clock=time.monotonic, emit=records.append).warm_up()
         await engines.make_cold()
         origin = time.monotonic()
 
@@ -189,7 +190,7 @@ async def _observe(engines: Engines, outage: Outage, plan: Plan) -> Observed:
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(watch.go_on())
             going = group.create_task(_go(engines, outage, watch, clock))
-            await Driver(plan, 0, session, clock, records.append).run()
+            await Driver(plan, 0, session, clock=clock, emit=records.append).run()
             moments = await going
             watching.cancel()
         await watch.look()
@@ -206,10 +207,10 @@ async def _go(engines: Engines, outage: Outage, watch: Watch, clock: Callable[[]
     let_back = clock()
     if outage.fault is Fault.HANG:
         process.resume()
-        return Moments(gone, let_back, let_back, outage.long_wait)
+        return Moments(gone, let_back, let_back, long_wait=outage.long_wait)
     await asyncio.to_thread(engines.start, outage.engine)
     await asyncio.to_thread(process.wait_ready)
-    return Moments(gone, let_back, clock(), outage.long_wait)
+    return Moments(gone, let_back, clock(), long_wait=outage.long_wait)
 
 
 _WARMUPS = 8
@@ -222,6 +223,7 @@ class OutageLoad:
     rate_per_second: float
     seconds: float
     max_tokens: int
+    _: KW_ONLY
     prefix_tokens: int = 128
     tail_tokens: int = 32
     groups: int = 16
@@ -232,7 +234,9 @@ class OutageLoad:
         return self.seconds / 6
 
     def outage(self, engine: int, fault: Fault) -> Outage:
-        return Outage(engine, fault, self.seconds / 3, self.seconds * 2 / 3, self.patience_seconds / 5)
+        return Outage(
+            engine, fault, self.seconds / 3, let_back=self.seconds * 2 / 3, long_wait=self.patience_seconds / 5
+        )
 
     def plan(self, url: str, endpoint: Endpoint, model: str, seed: int) -> Plan:
         """As it is sent; the same requests at the same times for the same seed."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
 
 from pydantic import Field
@@ -38,6 +38,7 @@ class Moments:
     gone: float
     let_back: float
     serving: float
+    _: KW_ONLY
     long_wait: float
 
 

@@ -39,7 +39,7 @@ async def transcribe(service: Service, request: web.BaseRequest, entry: LedgerEn
     if _is_set(fields, "stream"):
         head = event_head(service.request_id(request), task, service.created(), model)
         events = SpeechEvents(head, choices[0], include_usage=_is_set(fields, "stream_include_usage"))
-        return await stream_events(service, request, entry, choices, events)
+        return await stream_events(service, request, entry, choices=choices, events=events)
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
     if fields.get("response_format") == "text":

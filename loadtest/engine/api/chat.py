@@ -75,17 +75,17 @@ async def chat_completions(service: Service, request: web.BaseRequest, entry: Le
     if (ids := read_replay(body)) is not None:
         prompt = service.prompt(*tokens_and_text(ids), model, sampling.cache_salt, has_ids=True)
     else:
-        prompt = chat_prompt(service, body, messages, model, sampling.cache_salt)
+        prompt = chat_prompt(service, body, messages, model=model, cache_salt=sampling.cache_salt)
     entry.note(service.request_id(request), model, [prompt.nonce])
     answer_id = f"chatcmpl-{entry.request_id}"
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, body))
     shown_model = (entry.script.model if entry.script else None) or model
     if sampling.stream:
-        events = ChatEvents(service, answer_id, shown_model, sampling, choices)
-        return await stream_events(service, request, entry, choices, events)
+        events = ChatEvents(service, answer_id, shown_model, sampling=sampling, choices=choices)
+        return await stream_events(service, request, entry, choices=choices, events=events)
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
-    return json_answer(_answer(service, answer_id, shown_model, sampling, generation))
+    return json_answer(_answer(service, answer_id, shown_model, sampling=sampling, generation=generation))
 
 
 async def chat_batch(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
@@ -100,11 +100,13 @@ async def chat_batch(service: Service, request: web.BaseRequest, entry: LedgerEn
     model = service.check_model(body.get("model"))
     service.check_admission(len(conversations))
     chats = [read_messages(body | {"messages": each}) for each in conversations]
-    prompts = [chat_prompt(service, body, messages, model, sampling.cache_salt) for messages in chats]
+    prompts = [chat_prompt(service, body, messages, model=model, cache_salt=sampling.cache_salt) for messages in chats]
     entry.note(service.request_id(request), model, [prompt.nonce for prompt in prompts])
     with Generation(service.engine, service.choices(prompts, sampling, entry), entry) as generation:
         await generation.finished()
-    return json_answer(_answer(service, f"chatcmpl-{entry.request_id}", model, sampling, generation))
+    return json_answer(
+        _answer(service, f"chatcmpl-{entry.request_id}", model, sampling=sampling, generation=generation)
+    )
 
 
 def chat_prompt(
@@ -137,7 +139,7 @@ async def stream_events(
     """Send a generation's events until its end."""
     headers = {"X-Request-Id": entry.request_id or ""} if service.config.request_id_headers else {}
     stream = EventStream(headers)
-    with StreamedGeneration(service.engine, choices, events, stream, entry) as generation:
+    with StreamedGeneration(service.engine, choices, events, stream=stream, entry=entry) as generation:
         response = await stream.open(request)
         await generation.run()
     return response
@@ -209,7 +211,7 @@ class ChatEvents:
     """The chunks of a streamed chat. The common case is a template of bytes around the text."""
 
     def __init__(
-        self, service: Service, answer_id: str, model: str, sampling: SamplingParams, choices: Sequence[Choice]
+        self, service: Service, answer_id: str, model: str, *, sampling: SamplingParams, choices: Sequence[Choice]
     ) -> None:
         self._service = service
         self._sampling = sampling

@@ -40,8 +40,8 @@ async def completions(service: Service, request: web.BaseRequest, entry: LedgerE
     answer_id = f"cmpl-{entry.request_id}"
     shown_model = (entry.script.model if entry.script else None) or model
     if sampling.stream:
-        events = CompletionEvents(service, answer_id, shown_model, sampling, choices)
-        return await stream_events(service, request, entry, choices, events)
+        events = CompletionEvents(service, answer_id, shown_model, sampling=sampling, choices=choices)
+        return await stream_events(service, request, entry, choices=choices, events=events)
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
     return json_answer(
@@ -115,7 +115,7 @@ class CompletionEvents:
     """The chunks of a streamed completion."""
 
     def __init__(
-        self, service: Service, answer_id: str, model: str, sampling: SamplingParams, choices: Sequence[Choice]
+        self, service: Service, answer_id: str, model: str, *, sampling: SamplingParams, choices: Sequence[Choice]
     ) -> None:
         self._service = service
         self._sampling = sampling

@@ -20,6 +20,7 @@ class ApiError(Exception):
         status: int,
         message: str = "",
         error_type: str = "BadRequestError",
+        *,
         param: str | None = None,
         body: Any = None,
         headers: Mapping[str, str] | None = None,
@@ -55,7 +56,7 @@ def bad_request(message: str, param: str | None = None, value: object = None) ->
     if param is not None:
         shown = f", value={value}" if value is not None else ""
         message = f"{message} (parameter={param}{shown})"
-    return ApiError(400, message, "BadRequestError", param)
+    return ApiError(400, message, "BadRequestError", param=param)
 
 
 def invalid(location: str, kind: str, message: str, value: object) -> ApiError:
@@ -70,7 +71,7 @@ def invalid(location: str, kind: str, message: str, value: object) -> ApiError:
     elif value is None:
         shown = "None"
     detail = {"type": kind, "loc": location, "msg": message, "input": shown}
-    return ApiError(400, f"1 validation error:\n  {detail}", HTTPStatus.BAD_REQUEST.phrase, location)
+    return ApiError(400, f"1 validation error:\n  {detail}", HTTPStatus.BAD_REQUEST.phrase, param=location)
 
 
 def missing(field: str, body: Mapping[str, Any]) -> ApiError:
@@ -81,7 +82,7 @@ def unknown_model(model: str, served: str, with_aliases: bool = True) -> ApiErro
     """The request names a model that is not served; the pooling endpoints name no aliases and no parameter."""
     aliases = f" Valid aliases: {served}." if with_aliases else ""
     return ApiError(
-        404, f"The model `{model}` does not exist.{aliases}", "NotFoundError", "model" if with_aliases else None
+        404, f"The model `{model}` does not exist.{aliases}", "NotFoundError", param="model" if with_aliases else None
     )
 
 

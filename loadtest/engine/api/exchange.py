@@ -72,7 +72,7 @@ def _read_leniently(raw: bytes) -> Any:
             "input": "<dict of 0 items>",
             "ctx": {"error": problem.msg},
         }
-        raise ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", f"body.{problem.pos}") from None
+        raise ApiError(400, f"1 validation error:\n  {detail}", "Bad Request", param=f"body.{problem.pos}") from None
     except (ValueError, RecursionError):
         raise ApiError(400, "There was an error parsing the body", "Bad Request") from None
 

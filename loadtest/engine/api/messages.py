@@ -29,13 +29,13 @@ async def messages(service: Service, request: web.BaseRequest, entry: LedgerEntr
     )
     model = service.check_model(body.get("model"))
     service.check_admission(1)
-    prompt = chat_prompt(service, body, turns, model, "")
+    prompt = chat_prompt(service, body, turns, model=model, cache_salt="")
     entry.note(service.request_id(request), model, [prompt.nonce])
     choices = service.choices([prompt], sampling, entry, read_steering(request.headers, {}))
     answer_id = f"chatcmpl-{entry.request_id}"
     if sampling.stream:
         return await stream_events(
-            service, request, entry, choices, MessageEvents(service, answer_id, model, choices[0])
+            service, request, entry, choices=choices, events=MessageEvents(service, answer_id, model, choice=choices[0])
         )
     with Generation(service.engine, choices, entry) as generation:
         await generation.finished()
@@ -58,7 +58,7 @@ async def count_tokens(service: Service, request: web.BaseRequest, entry: Ledger
     """The length of the prompt that a conversation makes."""
     body = await read_json(request)
     model = service.check_model(body.get("model"))
-    count = chat_prompt(service, body, _turns(body), model, "").tokens.num_tokens
+    count = chat_prompt(service, body, _turns(body), model=model, cache_salt="").tokens.num_tokens
     return json_answer({"input_tokens": count, "context_management": {"original_input_tokens": count}})
 
 
@@ -90,7 +90,7 @@ def _usage(service: Service, choice: Choice) -> dict[str, int]:
 class MessageEvents:
     """The named events of a streamed message."""
 
-    def __init__(self, service: Service, answer_id: str, model: str, choice: Choice) -> None:
+    def __init__(self, service: Service, answer_id: str, model: str, *, choice: Choice) -> None:
         self._service = service
         self._id = answer_id
         self._model = model

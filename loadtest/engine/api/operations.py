@@ -53,8 +53,8 @@ async def models(service: Service, request: web.BaseRequest, entry: LedgerEntry)
     if status is not None:
         raise ApiError(status, "scripted failure", "InternalServerError")
     base = service.served_model
-    cards = [_card(service, base, base, None, service.config.max_model_len)]
-    cards += [_card(service, name, f"/adapters/{name}", base, None) for name in service.adapters]
+    cards = [_card(service, base, base, parent=None, max_model_len=service.config.max_model_len)]
+    cards += [_card(service, name, f"/adapters/{name}", parent=base, max_model_len=None) for name in service.adapters]
     return json_answer({"object": "list", "data": cards})
 
 

@@ -49,7 +49,7 @@ def _spend(cpu_seconds: float) -> None:
 def _pooled(service: Service, index: int, prompt: PreparedPrompt) -> Choice:
     """A sequence that ends with its prefill; pooling models keep no prefix cache."""
     sequence = SequenceState(service.engine.new_id(), max(prompt.tokens.num_tokens, 1), 0)
-    return Choice(index, prompt.tokens, Prose(prompt.seed), sequence, "stop")
+    return Choice(index, prompt=prompt.tokens, prose=Prose(prompt.seed), sequence=sequence, finish_reason="stop")
 
 
 def read_inputs(body: Body, field: str = "input") -> list[tuple[TokenisedText, str]]:
@@ -97,12 +97,12 @@ def similarity(left: "array[float]", right: "array[float]") -> float:
 
 
 async def embeddings(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
-    return await _vectors(service, request, entry, "embd", "embedding", "embedding")
+    return await _vectors(service, request, entry=entry, prefix="embd", kind="embedding", field="embedding")
 
 
 async def pooling(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     """The same vectors, in the shape of the pooling endpoint."""
-    return await _vectors(service, request, entry, "pool", "pooling", "data")
+    return await _vectors(service, request, entry=entry, prefix="pool", kind="pooling", field="data")
 
 
 async def embed(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
@@ -112,7 +112,7 @@ async def embed(service: Service, request: web.BaseRequest, entry: LedgerEntry) 
     if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
         raise ApiError(400, "Exactly one of texts, images, or inputs must be provided, and it must be non-empty")
     service.check_model(body.get("model"), with_aliases=False)
-    prompts, tokens = await pool(service, request, entry, body, [(tokenise(each), each) for each in texts])
+    prompts, tokens = await pool(service, request, entry, body=body, texts=[(tokenise(each), each) for each in texts])
     return json_answer(
         {
             "id": f"embd-{entry.request_id}",
@@ -137,7 +137,7 @@ async def _vectors(
             f"Model '{model}' does not support Matryoshka embeddings; "
             f"dimensions must be unset (received dimensions={body['dimensions']}).",
         )
-    prompts, tokens = await pool(service, request, entry, body, inputs)
+    prompts, tokens = await pool(service, request, entry, body=body, texts=inputs)
     data = [
         {"index": index, "object": kind, field: _vector(service, prompt.tokens, base64)}
         for index, prompt in enumerate(prompts)
@@ -170,7 +170,7 @@ def _vector(service: Service, tokens: TokenisedText, base64: bool) -> list[float
 async def classify(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     """One of two labels for each input."""
     body = await read_json(request)
-    prompts, tokens = await pool(service, request, entry, body, read_inputs(body))
+    prompts, tokens = await pool(service, request, entry, body=body, texts=read_inputs(body))
     data: list[dict[str, Any]] = []
     for index, prompt in enumerate(prompts):
         first = (prompt.seed & 0xFFFF) / 0xFFFF
@@ -194,7 +194,7 @@ _PAIRS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), 
 async def score(service: Service, request: web.BaseRequest, entry: LedgerEntry) -> web.StreamResponse:
     body = await read_json(request)
     left, right = _read_pairs(body)
-    scores, tokens = await _scores(service, request, entry, body, left, right)
+    scores, tokens = await _scores(service, request, entry=entry, body=body, left=left, right=right)
     return json_answer(
         {
             "id": f"score-{entry.request_id}",
@@ -211,7 +211,7 @@ async def rerank(service: Service, request: web.BaseRequest, entry: LedgerEntry)
     body = await read_json(request)
     query, documents = _texts(body, "query"), _texts(body, "documents")
     top = body.get("top_n") or len(documents)
-    scores, tokens = await _scores(service, request, entry, body, query, documents)
+    scores, tokens = await _scores(service, request, entry=entry, body=body, left=query, right=documents)
     order = sorted(range(len(documents)), key=lambda index: -scores[index])[:top]
     results = [
         {"index": index, "document": {"text": documents[index], "multi_modal": None}, "relevance_score": scores[index]}
@@ -232,7 +232,7 @@ async def _scores(
 ) -> tuple[list[float], int]:
     """A score in 0..1 for each text on the right, against its partner on the left."""
     texts = [*left, *right]
-    prompts, tokens = await pool(service, request, entry, body, [(tokenise(text), text) for text in texts])
+    prompts, tokens = await pool(service, request, entry, body=body, texts=[(tokenise(text), text) for text in texts])
     vectors = [unit_vector(prompt.tokens.packed, service.config.embedding_dimensions) for prompt in prompts]
     partners = vectors[: len(left)] * (len(right) if len(left) == 1 else 1)
     pairs = zip(partners, vectors[len(left) :], strict=True)

@@ -111,7 +111,7 @@ class ResponseEvents:
     """Renders the events; `final` is the complete response once the stream has closed."""
 
     def __init__(
-        self, body: dict[str, Any], response_id: str, message_id: str, model: str, created: int, choice: Choice
+        self, body: dict[str, Any], response_id: str, *, message_id: str, model: str, created: int, choice: Choice
     ) -> None:
         self._fields = (body, response_id, message_id, model, created, choice)
         self._message_id = message_id
@@ -178,22 +178,32 @@ async def create_response(service: Service, request: web.BaseRequest, entry: Led
     )
     model = service.check_model(body.get("model"))
     service.check_admission(1)
-    prompt = chat_prompt(service, body, turns, model, body.get("cache_salt") or "")
+    prompt = chat_prompt(service, body, turns, model=model, cache_salt=body.get("cache_salt") or "")
     entry.note(service.request_id(request), model, [prompt.nonce])
     steering = replace(read_steering(request.headers, body), rank=None)  # vLLM reads no rank here
     choice = service.choices([prompt], sampling, entry, steering)[0]
     response_id, message_id = f"resp_{service.new_id()}", f"msg_{service.new_id()}"
     created = service.created()
     if body.get("background") and not sampling.stream:
-        return _in_background(service, body, turns, entry, choice, (response_id, message_id, model, created))
+        return _in_background(
+            service, body, turns=turns, entry=entry, choice=choice, names=(response_id, message_id, model, created)
+        )
     if sampling.stream:
-        events = ResponseEvents(body, response_id, message_id, model, created, choice)
-        answer = await stream_events(service, request, entry, [choice], events)
+        events = ResponseEvents(body, response_id, message_id=message_id, model=model, created=created, choice=choice)
+        answer = await stream_events(service, request, entry, choices=[choice], events=events)
         _store(service, body, events.final, turns)
         return answer
     with Generation(service.engine, [choice], entry) as generation:
         await generation.finished()
-    value = response_object(body, response_id, message_id, model, created, choice, choice.sequence.output_tokens)
+    value = response_object(
+        body,
+        response_id,
+        message_id=message_id,
+        model=model,
+        created=created,
+        choice=choice,
+        finished_tokens=choice.sequence.output_tokens,
+    )
     _store(service, body, value, turns)
     return json_answer(value)
 
@@ -209,7 +219,7 @@ def _in_background(
     """Answer that the response is queued, which it is until it is complete, and generate it."""
     if not service.config.responses_store:
         text = "This vLLM engine does not support `store=True` and therefore does not support the background mode."
-        raise ApiError(400, text, "invalid_request_error", "background")
+        raise ApiError(400, text, "invalid_request_error", param="background")
     queued = {**response_object(body, *names, choice, None), "status": "queued"}
     service.responses[names[0]] = {"response": queued, "turns": turns}
 
@@ -245,7 +255,9 @@ async def cancel_response(service: Service, request: web.BaseRequest, entry: Led
 def _stored(service: Service, response_id: str) -> dict[str, Any]:
     stored: dict[str, Any] | None = service.responses.get(response_id)
     if stored is None:
-        raise ApiError(404, f"Response with id '{response_id}' not found.", "invalid_request_error", "response_id")
+        raise ApiError(
+            404, f"Response with id '{response_id}' not found.", "invalid_request_error", param="response_id"
+        )
     return stored
 
 

@@ -35,7 +35,12 @@ class Busy:
         policy = PrefixPolicy(HitPredictor(index, HitAccuracy()), estimates, Affinity())
         self.queue = Queue(_ENDLESS, _ENDLESS)
         self.scheduler = Scheduler(
-            fleet.get, policy, self.queue, OutputLengths(), calibration, SchedulerSettings(scan=scan)
+            fleet.get,
+            policy,
+            queue=self.queue,
+            lengths=OutputLengths(),
+            calibrations=calibration,
+            settings=SchedulerSettings(scan=scan),
         )
         self.held: list[Lease] = []
         self.now = 0.0

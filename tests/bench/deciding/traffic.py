@@ -23,7 +23,10 @@ _PATH = b"/v1/chat/completions"
 def reader(estimates: Estimates) -> RequestReader:
     """The gateway's, with its usual limits."""
     return RequestReader(
-        Config(backends=(BackendConfig(url="http://127.0.0.1:1"),)), estimates, StoredResponses(), b"salt"
+        Config(backends=(BackendConfig(url="http://127.0.0.1:1"),)),
+        estimates=estimates,
+        stored=StoredResponses(),
+        salt_secret=b"salt",
     )
 
 

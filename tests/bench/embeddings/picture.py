@@ -34,13 +34,13 @@ def picture(samples: Sequence[Sample]) -> str:
     top = nice_top(max(_values(rates)))
     x = doubling(clients, clients[0], clients[-1], X_START, X_END)
     charts = [
-        Chart("requests per second", "over clients", x, linear(0, top, Y_START, Y_END, 4), rates),
+        Chart("requests per second", note="over clients", x=x, y=linear(0, top, Y_START, Y_END, 4), series=rates),
         Chart(
             "p50 latency",
-            "over clients",
-            x,
-            logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END),
-            latencies,
+            note="over clients",
+            x=x,
+            y=logarithmic(min(_values(latencies)), max(_values(latencies)), Y_START, Y_END),
+            series=latencies,
         ),
     ]
     return sheet(charts, [(_style(number, arm), _NAMES[arm]) for number, arm in enumerate(arms_in(samples))])

@@ -110,7 +110,7 @@ def exported(counter: Counter, units: int) -> None:
             gateway.core.finished.settle()
             finished = gateway.features["tracing"].tracing.take(units)
             config, version, clock = gateway.core.config.tracing, "1.0", asyncio.get_running_loop().time
-            exporter = Exporter(config, version, lambda _: False, clock)
+            exporter = Exporter(config, version, lambda _: False, clock=clock)
             assert not exporter.export(finished[:EXPORTED_AT_ONCE])
             counter.begin()
             with counter.counting():

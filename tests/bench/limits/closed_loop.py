@@ -30,7 +30,12 @@ class Crowd:
     itl_objective_seconds: float | None = None
 
     def limits(self) -> Limits:
-        return Limits(self.max_num_seqs, self.max_num_batched_tokens, _BLOCK_TOKENS, self.kv_tokens // _BLOCK_TOKENS)
+        return Limits(
+            self.max_num_seqs,
+            self.max_num_batched_tokens,
+            block_size=_BLOCK_TOKENS,
+            num_blocks=self.kv_tokens // _BLOCK_TOKENS,
+        )
 
 
 @dataclass(slots=True)
@@ -94,7 +99,17 @@ class ClosedLoop:
         scheduler = self._engine.scheduler
         running, waiting = scheduler.num_running, scheduler.num_waiting
         usage = scheduler.pool.num_used / scheduler.pool.num_blocks
-        self._seen.append(Telemetry(now, running, waiting, scheduler.counters.preemptions, usage, 0, 0))
+        self._seen.append(
+            Telemetry(
+                now,
+                running=running,
+                waiting=waiting,
+                preemptions=scheduler.counters.preemptions,
+                kv_usage=usage,
+                in_flight=0,
+                sent=0,
+            )
+        )
         if len(self._seen) > self._crowd.late_looks:
             shown = self._seen.popleft()
             self._limiter.observe(replace(shown, at_seconds=now, in_flight=self._in_flight, sent=self._sent))

@@ -81,8 +81,8 @@ def arrivals(capacity: float, seconds: float, seed: int) -> list[Request]:
         now += random.expovariate(capacity * (BURST_SHARE if in_burst else QUIET_SHARE))
         if now >= seconds:
             return requests
-        number = len(requests)
-        requests.append(Request(number, now, *lengths(random.randrange(99)), False))
+        prompt_tokens, output_tokens = lengths(random.randrange(99))
+        requests.append(Request(len(requests), now, prompt_tokens, output_tokens, False))
 
 
 def capacity_per_second(seconds: float) -> float:

@@ -38,7 +38,8 @@ def arrivals(capacity: float, seed: int = 1) -> list[Request]:
         now += random.expovariate(capacity * share)
         if now >= HOURS * HOUR_SECONDS:
             return requests
-        requests.append(Request(len(requests), now, *lengths(random.randrange(99)), False))
+        prompt_tokens, output_tokens = lengths(random.randrange(99))
+        requests.append(Request(len(requests), now, prompt_tokens, output_tokens, False))
 
 
 def tpot_p99(requests: list[Request]) -> float:
@@ -59,14 +60,16 @@ def by_hour(done: list[Request]) -> list[Hour]:
 
 
 def _hour(done: list[Request]) -> Hour:
-    tokens = [sum(each.output_tokens for each in done if each.is_line is is_line) for is_line in (False, True)]
+    asked, lines = (
+        sum(each.output_tokens for each in done if each.is_line is is_line) / HOUR_SECONDS for is_line in (False, True)
+    )
     ttfts = sorted(1000 * each.ttft_seconds for each in done if not each.is_line)
-    return Hour(*[each / HOUR_SECONDS for each in tokens], percentile(ttfts, 50), percentile(ttfts, 95))
+    return Hour(asked, lines, percentile(ttfts, 50), percentile(ttfts, 95))
 
 
 def picture(alone: list[Hour], beside: list[Hour]) -> str:
     """The day with and without a batch, as an SVG file."""
-    x = Axis(_place_of, [(float(hour), f"{hour}:00") for hour in range(0, HOURS + 1, 4)], 0.0, float(HOURS))
+    x = Axis(_place_of, [(float(hour), f"{hour}:00") for hour in range(0, HOURS + 1, 4)], low=0.0, high=float(HOURS))
     most = nice_top(max(hour.tokens_per_second + hour.line_tokens_per_second for hour in beside))
     slowest = nice_top(max(hour.ttft_p95_ms for hour in (*alone, *beside)))
     load = [
@@ -78,8 +81,12 @@ def picture(alone: list[Hour], beside: list[Hour]) -> str:
         _series("p95 with the batch", _STYLES[0], [hour.ttft_p95_ms for hour in beside]),
     ]
     charts = [
-        Chart("output tokens per second", "of four engines", x, linear(0, most, Y_START, Y_END, 4), load),
-        Chart("time to first token of clients, p95", "ms", x, linear(0, slowest, Y_START, Y_END, 4), felt),
+        Chart(
+            "output tokens per second", note="of four engines", x=x, y=linear(0, most, Y_START, Y_END, 4), series=load
+        ),
+        Chart(
+            "time to first token of clients, p95", note="ms", x=x, y=linear(0, slowest, Y_START, Y_END, 4), series=felt
+        ),
     ]
     legend = [(_STYLES[0], "clients"), (_STYLES[1], "batch"), (_STYLES[2], "clients, without a batch")]
     return sheet(charts, legend)

@@ -115,7 +115,10 @@ class Fleet:
         self._arrivals = arrivals
         self._rule = rule
         kv_tokens = _BLOCK_TOKENS * _BLOCKS
-        sites = [Engine(index, f"engine-{index}", None, 256, 256, kv_tokens) for index in range(ENGINES)]
+        sites = [
+            Engine(index, f"engine-{index}", None, cap=256, slots=256, kv_cache_tokens=kv_tokens)
+            for index in range(ENGINES)
+        ]
         self._sites = [_Site(site) for site in sites]
         index, accuracy, estimates = PrefixIndex([kv_tokens] * ENGINES), HitAccuracy(), Estimates()
         policy = PrefixPolicy(HitPredictor(index, accuracy), estimates, Affinity())
@@ -123,7 +126,14 @@ class Fleet:
         self._lengths = OutputLengths()
         self._queue = Queue(1 << 30, 1 << 60)
         settings, calibrations = SchedulerSettings(), Calibrations(CostModel())
-        self._scheduler = Scheduler({MODEL: sites}.get, policy, self._queue, self._lengths, calibrations, settings)
+        self._scheduler = Scheduler(
+            {MODEL: sites}.get,
+            policy,
+            queue=self._queue,
+            lengths=self._lengths,
+            calibrations=calibrations,
+            settings=settings,
+        )
         self._offline = OfflineQueue(
             scheduler=self._scheduler, queue=self._queue, itl_objective_seconds=itl_objective_seconds
         )
@@ -159,7 +169,8 @@ class Fleet:
         while self._rule is not None and self._lines < self._rule.lines:
             self._lines += 1
             number = next(self._numbers)
-            self._place(Request(number, self._now, *lengths(number), True))
+            prompt_tokens, output_tokens = lengths(number)
+            self._place(Request(number, self._now, prompt_tokens, output_tokens, True))
 
     def _place(self, request: Request) -> None:
         offline = None
@@ -191,7 +202,7 @@ class Fleet:
 
     def _send(self, request: Request, lease: Lease) -> None:
         keys = request.keys(request.prompt_tokens)
-        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens, keys)
+        sequence = SequenceState(request.number, request.prompt_tokens, request.output_tokens, prompt_keys=keys)
         sequence.arrive(self._now)
         request.sequence, request.lease = sequence, lease
         site = self._sites[lease.engine_index]

@@ -248,8 +248,9 @@ def compared(fleet: LiveFleet, seconds: float, seed: int = 1) -> tuple[list[Row]
     full = row(fleet, "all", [], CAPACITY_SECONDS, None, idle_only=False, lines_in_flight=2 * slots)
     capacity = fleet.capacity_share * full.line_tokens_per_second / fleet.mean_output_tokens
     requests = [
-        Request(each.number, each.arrived_seconds, *fleet.lengths(each.number), False)
+        Request(each.number, each.arrived_seconds, prompt_tokens, output_tokens, False)
         for each in arrivals(capacity, seconds, seed)
+        for prompt_tokens, output_tokens in [fleet.lengths(each.number)]
     ]
     alone = row(fleet, "none", requests, seconds, None)
     objective = alone.tpot_p99

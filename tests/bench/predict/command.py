@@ -35,7 +35,7 @@ def predict(
     """Drive engines through the gateway, record its access log, replay it, and tell how near the replay was."""
     load = usual(engine)
     load = replace(load, sessions_per_second=rate or load.sessions_per_second, seconds=seconds or load.seconds)
-    options = EngineOptions(engine, engines, model, load.kv_tokens, max_num_seqs=max_num_seqs)
+    options = EngineOptions(engine, engines, model, kv_tokens=load.kv_tokens, max_num_seqs=max_num_seqs)
     place = Place(directory.resolve())
     folder = out.resolve() if out is not None else place.root / "predict"
     try:

@@ -148,8 +148,19 @@ class Load:
             self._note(Sent(planned.kind, due, begun, ended, connect_seconds, first, error=text))
             caller.transport.abort()
             return
-        counts = (queue_ms(answer), usage.prompt_tokens, usage.cached_tokens)
-        self._note(Sent(planned.kind, due, begun, ended, connect_seconds, first, *counts))
+        self._note(
+            Sent(
+                planned.kind,
+                due,
+                begun,
+                ended,
+                connect_seconds,
+                first,
+                queue_ms(answer),
+                usage.prompt_tokens,
+                usage.cached_tokens,
+            )
+        )
         self._keep(caller, closes=closes)
 
     def _open_one(self) -> TimedCaller | None:

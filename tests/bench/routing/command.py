@@ -58,7 +58,7 @@ def routing(
     if (slow != 1 and engine is not Kind.SIM) or ((wipe or kv_events) and engine is not Kind.VLLM):
         raise typer.BadParameter("--slow is for simulated engines, --wipe and --kv-events for real ones")
     options = EngineOptions(
-        engine, engines, model, kv_tokens, max_num_seqs=max_num_seqs, kv_events=kv_events, slow=slow
+        engine, engines, model, kv_tokens=kv_tokens, max_num_seqs=max_num_seqs, kv_events=kv_events, slow=slow
     )
     place = Place(directory.resolve())
     try:

@@ -33,9 +33,9 @@ def predictions(log: bytes, since: float) -> list[Prediction]:
         if told.get("outcome") != "completed" or told["actual_hit_tokens"] is None:
             continue
         placed = datetime.fromisoformat(told["time"]).timestamp() - (told["duration_ms"] - told["queue_ms"]) / 1e3
-        hits = told["predicted_hit_tokens"], told["actual_hit_tokens"]
+        predicted, actual = told["predicted_hit_tokens"], told["actual_hit_tokens"]
         if placed >= since:
-            found.append(Prediction(placed, told["backend"], *hits, told["prompt_tokens"]))
+            found.append(Prediction(placed, told["backend"], predicted, actual, told["prompt_tokens"]))
     return sorted(found, key=lambda one: one.placed)
 
 

@@ -141,7 +141,9 @@ async def _warm_up(router: Server, course: Course, wording: Wording) -> None:
                 raise ArmFailed(f"it gave no good answer in {_READY_SECONDS:g} s")
             record = Record.planned(tried, NO_GROUP, time.monotonic(), asked_tokens=row.output_tokens)
             text = wording.warm_up(tried, row.tail_tokens)
-            await client.send(record, course.body_maker.body(Prompt(NO_GROUP, "", text, row.output_tokens)))
+            await client.send(
+                record, course.body_maker.body(Prompt(NO_GROUP, prefix="", tail=text, max_tokens=row.output_tokens))
+            )
             tried += 1
             if record.ok:
                 answered += 1

@@ -23,7 +23,7 @@ def plan_for(url: str, model: str, endpoint: Endpoint) -> Plan:
 def bodies_of(bodies: BodyMaker, wording: Wording, rows: Sequence[Row]) -> list[bytes]:
     """The requests of a trace, made before its clock runs."""
     return [
-        bodies.body(Prompt(NO_GROUP, "", wording.prompt(row, index), row.output_tokens))
+        bodies.body(Prompt(NO_GROUP, prefix="", tail=wording.prompt(row, index), max_tokens=row.output_tokens))
         for index, row in enumerate(rows)
     ]
 
@@ -33,7 +33,10 @@ def endless(bodies: BodyMaker, words: Sequence[str], rows: Sequence[Row]) -> Ite
     for round_ in count():
         wording = Wording(words, f"round-{round_}")
         for index, row in enumerate(rows):
-            yield row, bodies.body(Prompt(NO_GROUP, "", wording.prompt(row, index), row.output_tokens))
+            yield (
+                row,
+                bodies.body(Prompt(NO_GROUP, prefix="", tail=wording.prompt(row, index), max_tokens=row.output_tokens)),
+            )
 
 
 async def replay(

@@ -13,7 +13,7 @@ class Site:
         self.limiter = limiter
         self.seats = seats
         self.foreign = 0
-        self.seen = Telemetry(0.0, 0, 0, 0.0, 0.5, 0, 0)
+        self.seen = Telemetry(0.0, running=0, waiting=0, preemptions=0.0, kv_usage=0.5, in_flight=0, sent=0)
         limiter.observe(self.seen)
 
     def look(

@@ -8,7 +8,9 @@ BASE, A, B = ModelCard("m"), ModelCard("a", parent="m"), ModelCard("b", parent="
 
 
 def telemetry(*running: str, most: int = 1) -> Telemetry:
-    return Telemetry(1.0, 0, 0, 0.0, 0.0, adapters=AdapterReport(frozenset(running), most))
+    return Telemetry(
+        1.0, running=0, waiting=0, preemptions=0.0, kv_usage=0.0, adapters=AdapterReport(frozenset(running), most)
+    )
 
 
 def test_what_an_engine_runs_is_on_its_gpu(scene: MakeScene) -> None:

@@ -10,16 +10,16 @@ from gateway.config import HealthConfig
 
 def make(**changes: object) -> Backend:
     config = BackendConfig.model_validate({"url": "http://h:8000", **changes})
-    return Backend(0, config, HealthConfig(), Random(1))
+    return Backend(0, config, health=HealthConfig(), random=Random(1))
 
 
 @pytest.mark.parametrize(
     ("url", "origin"),
     [
-        ("http://10.0.0.11:8000", Origin("10.0.0.11", 8000, False, b"10.0.0.11:8000")),
-        ("https://gpu.example", Origin("gpu.example", 443, True, b"gpu.example")),
-        ("http://[::1]:9", Origin("::1", 9, False, b"[::1]:9")),
-        ("http://vllm_a:80", Origin("vllm_a", 80, False, b"vllm_a:80")),
+        ("http://10.0.0.11:8000", Origin("10.0.0.11", 8000, False, host_header=b"10.0.0.11:8000")),
+        ("https://gpu.example", Origin("gpu.example", 443, True, host_header=b"gpu.example")),
+        ("http://[::1]:9", Origin("::1", 9, False, host_header=b"[::1]:9")),
+        ("http://vllm_a:80", Origin("vllm_a", 80, False, host_header=b"vllm_a:80")),
     ],
 )
 def test_an_origin_is_read_from_a_url(url: str, origin: Origin) -> None:

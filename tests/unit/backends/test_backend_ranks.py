@@ -21,7 +21,7 @@ MODELS = (ModelCard("m"),)
 
 def backend_of(engines: int, **changes: object) -> Backend:
     config = BackendConfig.model_validate({"url": "http://h:8000", **changes})
-    backend = Backend(0, config, HealthConfig(), Random(1))
+    backend = Backend(0, config, health=HealthConfig(), random=Random(1))
     backend.learn(Facts(engines=engines, max_num_seqs=64, kv_cache_tokens=1001 * engines, block_size_tokens=32))
     backend.resize_engines(0.0, count(1).__next__)
     return backend

@@ -48,13 +48,16 @@ def test_new_preemptions_lower_it_below_what_ran() -> None:
     site = Site(bound(100))
     site.look()
     assert site.look(preempted=20) is None
-    assert site.look(preempted=5) == LimitChange(6.0, LimitReason.PREEMPTIONS, 100, 90)
+    assert site.look(preempted=5) == LimitChange(6.0, LimitReason.PREEMPTIONS, 100, after=90)
 
 
 def test_a_preemption_before_the_first_sample_is_no_sign() -> None:
     limiter = bound(100)
-    limiter.observe(Telemetry(0.0, 100, 0, 50.0, 0.5, 100, 0))
-    assert limiter.observe(Telemetry(2.0, 100, 0, 50.0, 0.5, 100, 0)) is None
+    limiter.observe(Telemetry(0.0, running=100, waiting=0, preemptions=50.0, kv_usage=0.5, in_flight=100, sent=0))
+    assert (
+        limiter.observe(Telemetry(2.0, running=100, waiting=0, preemptions=50.0, kv_usage=0.5, in_flight=100, sent=0))
+        is None
+    )
 
 
 def test_one_overload_is_punished_once_until_what_was_sent_has_ended() -> None:
@@ -81,13 +84,13 @@ def test_no_fall_takes_more_than_half() -> None:
 def test_a_limit_far_above_what_is_in_flight_falls_to_half_of_that_at_once() -> None:
     site = Site(bound(256), seats=10)
     site.look(in_flight=60)
-    assert site.look(in_flight=60) == LimitChange(4.0, LimitReason.WAITING, 256, 30)
+    assert site.look(in_flight=60) == LimitChange(4.0, LimitReason.WAITING, 256, after=30)
 
 
 def test_few_requests_that_are_preempted_leave_room_for_many_that_are_not() -> None:
     site = Site(bound(256))
     site.look(in_flight=3)
-    assert site.look(in_flight=3, preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 256, 128)
+    assert site.look(in_flight=3, preempted=1) == LimitChange(4.0, LimitReason.PREEMPTIONS, 256, after=128)
 
 
 def test_a_queue_seen_only_once_is_no_sign() -> None:
@@ -111,21 +114,23 @@ def check_no_sign_until(look: Telemetry, sign: Telemetry) -> None:
 
 
 def test_an_engine_that_generates_nothing_may_have_lists_waiting() -> None:
-    look = Telemetry(0.0, 40, 200, 0.0, 0.1, 240, 0, generation_tokens=7.0)
+    look = Telemetry(
+        0.0, running=40, waiting=200, preemptions=0.0, kv_usage=0.1, in_flight=240, sent=0, generation_tokens=7.0
+    )
     check_no_sign_until(look, replace(look, generation_tokens=8.0))
 
 
 def test_arrivals_that_wait_for_the_step_under_way_are_no_sign() -> None:
     limiter = bound(256)
     limiter.streamed(0.1, 1.0, 2.0)
-    look = Telemetry(0.0, 245, 12, 0.0, 0.5, 256, 0)
+    look = Telemetry(0.0, running=245, waiting=12, preemptions=0.0, kv_usage=0.5, in_flight=256, sent=0)
     for turn in range(5):  # 100 a second are sent, and each step takes a tenth of a second
         assert limiter.observe(replace(look, at_seconds=2.0 * turn, sent=200 * turn)) is None
     assert reason_of(limiter.observe(replace(look, at_seconds=10.0, sent=800))) is LimitReason.WAITING
 
 
 def test_requests_behind_a_long_prefill_are_no_sign() -> None:
-    look = Telemetry(0.0, 1, 60, 0.0, 0.5, 61, 0, behind_prefill=61)
+    look = Telemetry(0.0, running=1, waiting=60, preemptions=0.0, kv_usage=0.5, in_flight=61, sent=0, behind_prefill=61)
     check_no_sign_until(look, replace(look, behind_prefill=10))
 
 
@@ -133,7 +138,7 @@ def test_slow_streams_lower_it_in_proportion() -> None:
     site = Site(bound(100, objective=0.05))
     site.look()
     stream(site.limiter, 0.0625, 3.0)
-    assert site.look() == LimitChange(4.0, LimitReason.INTER_TOKEN_LATENCY, 100, 80)
+    assert site.look() == LimitChange(4.0, LimitReason.INTER_TOKEN_LATENCY, 100, after=80)
 
 
 def test_a_few_slow_streams_are_not_enough() -> None:
@@ -332,14 +337,23 @@ class LimiterMachine(RuleBasedStateMachine):
         self.preemptions += preempted
         self.sent += running // 10
         in_flight = math.ceil(self.limiter.limit * share)
-        look = Telemetry(self.now, running, waiting, self.preemptions, usage, in_flight, self.sent, behind)
+        look = Telemetry(
+            self.now,
+            running=running,
+            waiting=waiting,
+            preemptions=self.preemptions,
+            kv_usage=usage,
+            in_flight=in_flight,
+            sent=self.sent,
+            behind_prefill=behind,
+        )
         before, had = self.limiter.limit, self.limiter.last_change
         move = self.limiter.observe(look)
         assert (move is None) == (self.limiter.limit == before)
         if move is None:
             assert self.limiter.last_change is had
         else:
-            assert move == LimitChange(self.now, move.reason, before, self.limiter.limit)
+            assert move == LimitChange(self.now, move.reason, before, after=self.limiter.limit)
             assert self.last is not None
             self.judge(move, look, self.last)
         self.last = look
@@ -384,7 +398,9 @@ class LimiterMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         self.preemptions = 0.0
         self.now += LOOK_SECONDS
-        self.last = Telemetry(self.now, 0, 0, 0.0, 0.0, 0, self.sent)
+        self.last = Telemetry(
+            self.now, running=0, waiting=0, preemptions=0.0, kv_usage=0.0, in_flight=0, sent=self.sent
+        )
         self.limiter.observe(self.last)
         assert self.limiter.limit == self.limiter.upper
         assert self.limiter.pace_seconds == 0.0
@@ -398,12 +414,30 @@ class LimiterMachine(RuleBasedStateMachine):
             self.now += LOOK_SECONDS
             limit = limiter.limit
             limiter.streamed(0.001, self.now, self.now)
-            limiter.observe(Telemetry(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent))
+            limiter.observe(
+                Telemetry(
+                    self.now,
+                    running=limit,
+                    waiting=0,
+                    preemptions=self.preemptions,
+                    kv_usage=0.5,
+                    in_flight=limit,
+                    sent=self.sent,
+                )
+            )
             if limiter.limit >= limiter.upper:
                 break
         assert limiter.limit == limiter.upper
         limit = limiter.limit
-        self.last = Telemetry(self.now, limit, 0, self.preemptions, 0.5, limit, self.sent)
+        self.last = Telemetry(
+            self.now,
+            running=limit,
+            waiting=0,
+            preemptions=self.preemptions,
+            kv_usage=0.5,
+            in_flight=limit,
+            sent=self.sent,
+        )
 
     @invariant()
     def stays_within_its_bounds(self) -> None:

@@ -40,8 +40,8 @@ def test_kv_events_that_are_off_are_no_source() -> None:
 def test_sources_come_in_order_of_rank() -> None:
     on = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557"}
     assert vllm_api.read_kv_event_sources({"1": on, "0": on}) == (
-        KvEventSource(0, "zmq", "tcp://*:5557", None, ""),
-        KvEventSource(1, "zmq", "tcp://*:5557", None, ""),
+        KvEventSource(0, "zmq", "tcp://*:5557", replay_endpoint=None, topic=""),
+        KvEventSource(1, "zmq", "tcp://*:5557", replay_endpoint=None, topic=""),
     )
 
 

@@ -24,7 +24,7 @@ def sent_before(backend: Backend) -> None:
 
 
 def overloaded(at: float, waiting: int) -> Telemetry:
-    return Telemetry(at, 64, waiting, 0.0, 0.5)
+    return Telemetry(at, running=64, waiting=waiting, preemptions=0.0, kv_usage=0.5)
 
 
 def test_samples_of_an_engine_change_its_limit_and_notify_listeners(scene: MakeScene) -> None:
@@ -35,7 +35,7 @@ def test_samples_of_an_engine_change_its_limit_and_notify_listeners(scene: MakeS
     sent_before(a)
     s.fleet.measured(a, overloaded(1.0, 136))
     s.fleet.measured(a, overloaded(3.0, 136))
-    assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, 100))]
+    assert moves == [("a", LimitChange(3.0, LimitReason.WAITING, 256, after=100))]
     assert (a.limit(3.0), a.cap) == (100, 256)
 
 
@@ -46,9 +46,11 @@ def test_a_long_prefill_in_flight_explains_what_waits_behind_it(scene: MakeScene
     for prefill_seconds in (8.0, *[0.1] * 60):
         engine.load.start(Reservation(Demand("m"), 1, prefill_seconds), 1.0)
     for second in (1.0, 3.0, 5.0):
-        s.fleet.measured(a, Telemetry(second, 1, 60, 0.0, 0.5))
+        s.fleet.measured(a, Telemetry(second, running=1, waiting=60, preemptions=0.0, kv_usage=0.5))
     assert a.limit(5.0) == 256
-    s.fleet.measured(a, Telemetry(9.0, 1, 60, 0.0, 0.5))  # it should be over: what waits, waits for something else
+    s.fleet.measured(
+        a, Telemetry(9.0, running=1, waiting=60, preemptions=0.0, kv_usage=0.5)
+    )  # it should be over: what waits, waits for something else
     assert a.limit(9.0) == 31
 
 
@@ -92,7 +94,9 @@ def test_a_restart_voids_what_the_limit_had_learned(scene: MakeScene) -> None:
 
 def test_the_limit_stays_where_the_configuration_says_so() -> None:
     admission = AdmissionConfig(adaptive=False)
-    fleet = Fleet([BackendConfig(url="http://h:1")], HealthConfig(), ManualClock(), Random(1), admission)
+    fleet = Fleet(
+        [BackendConfig(url="http://h:1")], HealthConfig(), clock=ManualClock(), random=Random(1), admission=admission
+    )
     sent_before(fleet.backends[0])
     for second in range(5):
         fleet.measured(fleet.backends[0], overloaded(second, 136))

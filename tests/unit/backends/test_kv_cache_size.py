@@ -113,7 +113,7 @@ def test_the_fleet_follows_a_size_that_usage_shows(scene: MakeScene) -> None:
     demand = Demand("m", prompt_size=8000, prompt_tokens=2000, sequences=1, streams=True)
     started(engine, demand, 16, streamed=0)
     for second in range(6):
-        s.fleet.measured(a, Telemetry(2.0 * second, 1, 0, 0.0, 0.5))
+        s.fleet.measured(a, Telemetry(2.0 * second, running=1, waiting=0, preemptions=0.0, kv_usage=0.5))
     assert (a.kv_cache_tokens, engine.kv_cache_tokens) == (4000, 4000)
 
 

@@ -300,7 +300,7 @@ def sources(many: int, first: int = 0) -> list[Wanted]:
     ids=["arrive", "leave", "half are others", "all leave", "all drain", "all are renamed"],
 )
 def test_a_list_of_many_is_applied_a_few_at_a_time(before: list[Wanted], after: list[Wanted]) -> None:
-    fleet = Fleet([], HealthConfig(), ManualClock(), Random(0))
+    fleet = Fleet([], HealthConfig(), clock=ManualClock(), random=Random(0))
     made = Membership(fleet)
     at_once(made.follow("file", before))
     known, steps, reported = dict(fleet.by_name), made.follow("file", after), None

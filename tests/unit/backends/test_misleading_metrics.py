@@ -17,13 +17,21 @@ class Illusion:
         self.limiter = bound(256)
         self.demand, self.waiting, self.preempted = demand, waiting, preempted
         running = 0 if is_idle_first else demand
-        self.seen = Telemetry(0.0, running, waiting, 0.0, 0.5, running)
+        self.seen = Telemetry(0.0, running=running, waiting=waiting, preemptions=0.0, kv_usage=0.5, in_flight=running)
         self.limiter.observe(self.seen)
 
     def look(self) -> int:
         seen, ran = self.seen, min(self.demand, self.limiter.limit)
         preemptions = seen.preemptions + self.preempted
-        self.seen = Telemetry(seen.at_seconds + LOOK_SECONDS, ran, self.waiting, preemptions, 0.5, ran, seen.sent)
+        self.seen = Telemetry(
+            seen.at_seconds + LOOK_SECONDS,
+            running=ran,
+            waiting=self.waiting,
+            preemptions=preemptions,
+            kv_usage=0.5,
+            in_flight=ran,
+            sent=seen.sent,
+        )
         self.limiter.observe(self.seen)
         return self.limiter.limit
 

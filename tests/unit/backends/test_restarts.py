@@ -29,7 +29,10 @@ def test_counters_that_go_back_again_and_again_show_several_engines(scene: MakeS
     for number in range(20):
         s.clock.now += 2.0
         queries = 500.0 if number % 2 else 20.0
-        s.fleet.measured(a, Telemetry(s.clock.now, 0, 0, 0.0, 0.0, prefix_queries_tokens=queries))
+        s.fleet.measured(
+            a,
+            Telemetry(s.clock.now, running=0, waiting=0, preemptions=0.0, kv_usage=0.0, prefix_queries_tokens=queries),
+        )
     assert a.restarts.several
     assert len(s.restarts) == 2
 

@@ -14,7 +14,7 @@ from gateway.config import HealthConfig
 from gateway.models.sleep import action_for
 from tests.unit.backends.conftest import ManualClock
 
-AWAKE = Telemetry(1.0, 0, 0, 0.0, 0.0, sleep_state="awake")
+AWAKE = Telemetry(1.0, running=0, waiting=0, preemptions=0.0, kv_usage=0.0, sleep_state="awake")
 ASLEEP = replace(AWAKE, sleep_state=OFFLOADED)
 
 
@@ -22,7 +22,7 @@ def fleet_of(*sleeps: SleepConfig | None) -> Fleet:
     configs = [
         BackendConfig(url=f"http://{name}:1", name=name, sleep=each) for name, each in zip("abc", sleeps, strict=False)
     ]
-    fleet = Fleet(configs, HealthConfig(), ManualClock(), Random(1))
+    fleet = Fleet(configs, HealthConfig(), clock=ManualClock(), random=Random(1))
     for backend in fleet.backends:
         fleet.learned(backend, Facts(models=(ModelCard("m"),)))
         fleet.probed(backend, ProbeResult.OK)

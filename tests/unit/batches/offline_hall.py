@@ -35,7 +35,7 @@ class OfflineHall(Hall):
     def leases(self) -> tuple[LeaseBroker, LineLeases]:
         """A lease broker, and the leases of lines and other requests."""
         clock = asyncio.get_running_loop().time
-        broker = LeaseBroker(self.scheduler, self.queue, MAX_WAIT_SECONDS, clock)
+        broker = LeaseBroker(self.scheduler, self.queue, MAX_WAIT_SECONDS, clock=clock)
         broker.add_lower_queue(self.offline)
         return broker, LineLeases(broker=broker, offline=self.offline)
 

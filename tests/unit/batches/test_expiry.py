@@ -22,7 +22,7 @@ async def in_use() -> set[str]:
 
 async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
     now, store, folder = [1000.0], SqliteStore(tmp_path), Folder(tmp_path)
-    files = Files(store, folder, BatchesConfig(), MemoryBudget(1 << 20), lambda: now[0])
+    files = Files(store, folder, config=BatchesConfig(), memory=MemoryBudget(1 << 20), unix_seconds=lambda: now[0])
     await store.open()
     for name in ("used", "unused", "later"):
         folder.path(name).write_bytes(b"content")

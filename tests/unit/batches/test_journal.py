@@ -113,7 +113,7 @@ class FullDisk:
 async def test_when_the_disk_is_full_at_most_a_group_is_accepted_and_it_goes_on_when_there_is_room() -> None:
     answers, errors = FullDisk(), FullDisk()
     reasons: list[str] = []
-    journal = Journal(answers, errors, reasons.append, GROUP)
+    journal = Journal(answers, errors, reasons.append, group=GROUP)
     appending = [asyncio.create_task(journal.append(answer(str(n)), failed=False)) for n in range(2 * GROUP.lines)]
     while not answers.refused:
         await asyncio.sleep(0.01)
@@ -128,7 +128,7 @@ async def test_when_the_disk_is_full_at_most_a_group_is_accepted_and_it_goes_on_
 
 async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
     answers = FullDisk()
-    journal = Journal(answers, FullDisk(), lambda _: None, GROUP)
+    journal = Journal(answers, FullDisk(), lambda _: None, group=GROUP)
     await journal.append(answer("a"), failed=False)
     await journal.close(most_seconds=0.05)
     assert answers.data == b""
@@ -136,7 +136,7 @@ async def test_a_journal_on_a_full_disk_can_be_given_up() -> None:
 
 async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all_durable(tmp_path: Path) -> None:
     answers, errors = [DurableFile(tmp_path / name, Threads("test")) for name in ("answers", "errors")]
-    journal = Journal(answers, errors, lambda _: None, GROUP)
+    journal = Journal(answers, errors, lambda _: None, group=GROUP)
     for number in range(200):
         await journal.append(answer(str(number)), failed=number % 2 == 1)
     await journal.close()
@@ -169,7 +169,7 @@ async def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(
 
 async def test_what_waits_for_the_journal_holds_its_memory_until_it_has_been_written() -> None:
     budget, answers = MemoryBudget(1 << 30), FullDisk()
-    journal = Journal(answers, FullDisk(), lambda _: None, GROUP)
+    journal = Journal(answers, FullDisk(), lambda _: None, group=GROUP)
     line = answer("a", text="x" * 100_000)
 
     async def append() -> None:
@@ -190,7 +190,7 @@ async def test_what_waits_for_the_journal_holds_its_memory_until_it_has_been_wri
 
 async def test_a_journal_that_is_given_up_gives_its_memory_back() -> None:
     budget = MemoryBudget(1 << 30)
-    journal = Journal(FullDisk(), FullDisk(), lambda _: None, GROUP)
+    journal = Journal(FullDisk(), FullDisk(), lambda _: None, group=GROUP)
     for text in ("being written", "accepted"):
         with Holding(budget) as holding:
             holding.add(1000)

@@ -88,7 +88,9 @@ class Fleet:
                 left -= 1
                 if line is not None:
                     path = self.lines[line]
-                    scheduler.add(SequenceState(line, BLOCK_TOKENS * len(path) + 5, OUTPUT_TOKENS + line % 30, path))
+                    scheduler.add(
+                        SequenceState(line, BLOCK_TOKENS * len(path) + 5, OUTPUT_TOKENS + line % 30, prompt_keys=path)
+                    )
                     in_flight += 1
             step = scheduler.schedule(now)
             if step is None:

@@ -72,9 +72,13 @@ class Desk:
         self.memory = MemoryBudget(1 << 20)
         ledger = RequestLedger(Estimates(), self.finished)
         self.sender = LineSender(
-            defaultdict(lambda: plain), _as_it_is, ledger, lambda: 0.0, lambda: 0.0,
-            lambda: f"line-{next(numbers)}",
-        )  # fmt: skip
+            defaultdict(lambda: plain),
+            _as_it_is,
+            ledger=ledger,
+            clock=lambda: 0.0,
+            unix_seconds=lambda: 0.0,
+            new_id=lambda: f"line-{next(numbers)}",
+        )
         self.sender.follow(config, request_reader(config))
         self.sender.follow_keys((), are_needed=False)
 

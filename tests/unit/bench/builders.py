@@ -85,7 +85,7 @@ def make_peer(name: str, find: Callable[[Path], Path | None], *arguments: str, d
     def filled_in(setting: Setting) -> list[str]:
         return [argument.replace("{port}", str(setting.port)) for argument in arguments]
 
-    return Peer(name, "", find, filled_in, debian=debian)
+    return Peer(name, policy="", find=find, arguments=filled_in, debian=debian)
 
 
 def nowhere(peers_dir: Path) -> Path | None:

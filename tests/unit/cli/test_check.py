@@ -34,7 +34,7 @@ GOOD = Facts(
 
 def answered(facts: Facts, name: str = "a", **settings: object) -> Answers:
     config = BackendConfig.model_validate({"url": "http://h:1", "name": name, **settings})
-    backend = Backend(0, config, HealthConfig(), Random(1))
+    backend = Backend(0, config, health=HealthConfig(), random=Random(1))
     backend.learn(facts)
     return Answers(backend, is_vllm=True)
 
@@ -164,7 +164,7 @@ def test_an_alias_of_a_model_that_no_backend_lists_is_a_warning() -> None:
     assert fleet_warnings(config, [report_on(answered(Facts()), "prefix")]) == []  # nothing is known
 
 
-ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
+ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", replay_endpoint=None, topic="")
 
 
 @pytest.mark.parametrize(

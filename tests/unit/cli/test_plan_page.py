@@ -87,7 +87,14 @@ def test_nothing_is_wider_than_the_terminal() -> None:
 
 
 def test_a_running_backend_is_shown_by_its_own_figures() -> None:
-    facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, max_num_seqs=64, engines=2)
+    facts = Facts(
+        "0.33.0",
+        (ModelCard("m", max_model_len=8192),),
+        block_size_tokens=16,
+        kv_cache_tokens=200_000,
+        max_num_seqs=64,
+        engines=2,
+    )
     text = shown(page("plan.jinja", running_document("http://h:1", facts, workload(concurrency=10), None)))
     assert "m at http://h:1, vLLM 0.33.0, max_model_len 8,192" in text
     assert "KV cache: 100,000 tokens in each of 2 engines, in blocks of 16; max_num_seqs 64" in text

@@ -19,7 +19,9 @@ class Replica:
         for engine in self.engines.values():
             self.index.resize(engine.index, capacity_bytes)
         self.followed: set[int] = set()
-        self.exchange = Exchange(name, self.index, lambda: list(self.engines.items()), self.followed.__contains__)
+        self.exchange = Exchange(
+            name, self.index, lambda: list(self.engines.items()), is_followed=self.followed.__contains__
+        )
 
     def send(self, engine: str, *keys: int) -> None:
         """A prompt with these blocks goes to the engine."""

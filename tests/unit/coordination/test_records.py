@@ -207,7 +207,8 @@ def test_two_versions_share_the_engines_exactly_while_one_replaces_the_other(
     st.lists(st.tuples(st.text("ab", max_size=3), st.integers(0, 1 << 40))), st.floats(0, 1000), st.integers(0, 1 << 60)
 )
 def test_what_is_written_is_read_as_it_was(shares: list[tuple[str, int]], age: float, number: int) -> None:
-    written = {key: records.EngineRecord(*[EngineUse(amount, amount)] * 4) for key, amount in shares}
+    uses = [(key, EngineUse(amount, amount)) for key, amount in shares]
+    written = {key: records.EngineRecord(use, use, use, use) for key, use in uses}
     record = ReplicaRecord(number, "run", age, written, VERSION, ("a", "b"))
     assert read_record("a", write_record(record)) == record
 

@@ -7,7 +7,7 @@ from gateway.coordination.responses import ResponseExchange
 from gateway.responses.stored import Place, StoredResponses
 
 ANN, BOB = ("ann", "team"), ("bob", "team")
-PLACE = Place("a", "m", ANN, "alias")
+PLACE = Place("a", "m", ANN, alias="alias")
 
 
 class Gateway:

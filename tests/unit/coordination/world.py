@@ -100,15 +100,15 @@ class World:
         return member
 
     def begin(self, engine: int, use: EngineUse) -> None:
-        self.real[engine] = EngineUse(*[a + b for a, b in zip(self.real[engine], use, strict=True)])
-        self.peaks[engine] = EngineUse(*map(max, self.peaks[engine], self.real[engine]))
+        self.real[engine] = EngineUse._make(a + b for a, b in zip(self.real[engine], use, strict=True))
+        self.peaks[engine] = EngineUse._make(map(max, self.peaks[engine], self.real[engine]))
         assert all(a <= b for a, b in zip(self.real[engine], self.caps[engine], strict=True)), (
             f"{'forgotten: ' if self.is_forgotten else ''}engine {engine} has {self.real[engine]} at {self.now:.3f} s"
         )
         self.served += 1
 
     def end(self, engine: int, use: EngineUse) -> None:
-        self.real[engine] = EngineUse(*[a - b for a, b in zip(self.real[engine], use, strict=True)])
+        self.real[engine] = EngineUse._make(a - b for a, b in zip(self.real[engine], use, strict=True))
 
 
 class Member:
@@ -199,7 +199,7 @@ class Member:
 
     def start(self, engine: int, use: EngineUse) -> None:
         number, world = next(self.numbers), self.world
-        self.used[engine] = EngineUse(*[a + b for a, b in zip(self.used[engine], use, strict=True)])
+        self.used[engine] = EngineUse._make(a + b for a, b in zip(self.used[engine], use, strict=True))
         self.live[number] = engine, use
         self.served += 1
         world.begin(engine, use)
@@ -210,7 +210,7 @@ class Member:
                 self.do(seen)
 
         def seen() -> None:
-            self.used[engine] = EngineUse(*[a - b for a, b in zip(self.used[engine], use, strict=True)])
+            self.used[engine] = EngineUse._make(a - b for a, b in zip(self.used[engine], use, strict=True))
             self.admit()
 
         world.at(
@@ -294,8 +294,8 @@ class Member:
         used, cap = self.used[engine], self.world.caps[engine]
         wanted, need = used, NONE
         for use, _ in self.waiting[engine]:
-            wanted = EngineUse(*[a + b for a, b in zip(wanted, use, strict=True)])
-            need = EngineUse(*map(max, need, use))
+            wanted = EngineUse._make(a + b for a, b in zip(wanted, use, strict=True))
+            need = EngineUse._make(map(max, need, use))
         # In all: what the largest request needs while others are in flight.
         needed = [min(a + b, most) for a, b, most in zip(used, need, cap, strict=True)] if need != NONE else used
-        return Wish(used, EngineUse(*map(min, wanted, cap)), EngineUse(*needed), cap)
+        return Wish(used, EngineUse._make(map(min, wanted, cap)), EngineUse._make(needed), cap)

@@ -32,7 +32,9 @@ async def test_sources_follow_a_reload_and_backends_of_those_that_go_leave(tmp_p
     static = [BackendConfig(url="http://10.1.0.1:1", name="static")]
     fleet = Fleet(static, HealthConfig(), clock=time.monotonic, random=Random(1))
     before = asyncio.all_tasks()
-    async with Discovery(DiscoveryConfig(), Membership(fleet), Supervisor(time.monotonic), Random(1)) as discovery:
+    async with Discovery(
+        DiscoveryConfig(), Membership(fleet), Supervisor(time.monotonic), random=Random(1)
+    ) as discovery:
         discovery.follow(DiscoveryConfig(file=one))
         await until(lambda: "a" in fleet.by_name)
         backend = fleet.by_name["a"]

@@ -48,7 +48,7 @@ class Followed:
         self.applied: list[list[str]] = []
         self.slept: list[float] = []
         self._starts = len(starts)
-        self._follower = SourceFollower(self.source, self._follow, self.LongestJitter(), MAX_BACKENDS)
+        self._follower = SourceFollower(self.source, self._follow, self.LongestJitter(), max_backends=MAX_BACKENDS)
         monkeypatch.setattr("asyncio.sleep", self._sleep)
 
     class LongestJitter(Random):

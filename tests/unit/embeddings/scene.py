@@ -110,17 +110,27 @@ class Scene:
         self.queue = Queue(bounds.max_queued_requests, bounds.max_queued_bytes)
         lengths, calibration = OutputLengths(), Calibrations(CostModel())
         self.scheduler = Scheduler(
-            self.fleet.candidates, LeastLoadedPolicy(), self.queue, lengths, calibration, SchedulerSettings()
+            self.fleet.candidates,
+            LeastLoadedPolicy(),
+            queue=self.queue,
+            lengths=lengths,
+            calibrations=calibration,
+            settings=SchedulerSettings(),
         )
         self.offline = OfflineQueue(scheduler=self.scheduler, queue=self.queue)
-        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, loop.time)
+        self.lease_broker = LeaseBroker(self.scheduler, self.queue, 60.0, clock=loop.time)
         self.lease_broker.add_lower_queue(self.offline)
         self.fleet.on_change.append(self.lease_broker.fleet_changed)
         self.metrics = Metrics()
         self.counted = EmbeddingMetrics(self.metrics)
         budget = RetryBudget(UpstreamConfig())
         self.dispatcher = Dispatcher(
-            self.fleet, self.lease_broker, self.send, budget, self.metrics, response_headers=True
+            self.fleet,
+            lease_broker=self.lease_broker,
+            send=self.send,
+            budget=budget,
+            metrics=self.metrics,
+            response_headers=True,
         )
         self.dispatcher.lease_from(LineLeases(broker=self.lease_broker, offline=self.offline))
         self.tokenizer, numbers = Words(), iter(range(10**9))
@@ -128,14 +138,14 @@ class Scene:
         self.memory = MemoryBudget(1 << 26)
         self.batcher = Batcher(
             self.fleet,
-            self.dispatcher.dispatch,
-            config.embeddings,
-            self.queue.backlog,
-            bounds.max_wait_seconds,
-            lambda _: 1.0,
-            self.counted,
-            loop.time,
-            self.memory,
+            dispatch=self.dispatcher.dispatch,
+            config=config.embeddings,
+            backlog=self.queue.backlog,
+            max_wait_seconds=bounds.max_wait_seconds,
+            retry_after=lambda _: 1.0,
+            metrics=self.counted,
+            clock=loop.time,
+            memory=self.memory,
             crowded=self.queue.waiting,
             response_headers=True,
         )

@@ -8,7 +8,7 @@ from gateway.embeddings.batching import LinearFit
 
 
 def test_without_measurements_it_is_the_guess() -> None:
-    assert LinearFit(2.0, 0.25, 4.0, 400.0).coefficients == pytest.approx((2.0, 0.25))
+    assert LinearFit(2.0, 0.25, u=4.0, v=400.0).coefficients == pytest.approx((2.0, 0.25))
 
 
 def test_it_finds_what_measurements_lie_on() -> None:
@@ -30,7 +30,7 @@ def test_it_forgets() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e3), st.floats(0, 1e6), st.floats(0, 1e6))))
 def test_it_never_estimates_less_than_nothing(measured: list[tuple[float, float, float]]) -> None:
-    fit = LinearFit(2.0, 0.25, 4.0, 400.0)
+    fit = LinearFit(2.0, 0.25, u=4.0, v=400.0)
     for each in measured:
         fit.learn(*each)
     assert min(fit.coefficients) >= 0

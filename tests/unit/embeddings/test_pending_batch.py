@@ -39,7 +39,7 @@ def pending(*pieces: Piece, in_flight: int = 0, now: float = 100.0, sizes: Sizes
     """Batches in flight, then these pieces waiting."""
     config = EmbeddingsConfig(max_batch_items=64, max_batch_tokens=100, max_delay_seconds=DELAY)
     known = cast(ModelSizes, sizes or Sizes())
-    made = PendingBatch(KEY, cast(Any, None), known, config, lambda _: None)
+    made = PendingBatch(KEY, kind=cast(Any, None), sizes=known, config=config, look=lambda _: None)
     for _ in range(in_flight):
         made.join(piece(at=now - 10))
         assert made.take(now - 10)
@@ -142,7 +142,9 @@ def test_it_looks_once_for_all_that_come_in_a_turn_of_the_loop() -> None:
     async def main() -> None:
         looks: list[PendingBatch] = []
         config = EmbeddingsConfig(max_delay_seconds=0.1)
-        made = PendingBatch(KEY, cast(Any, None), cast(ModelSizes, Sizes()), config, looks.append)
+        made = PendingBatch(
+            KEY, kind=cast(Any, None), sizes=cast(ModelSizes, Sizes()), config=config, look=looks.append
+        )
         made.look_soon()
         made.look_soon()
         assert not made.is_idle

@@ -22,7 +22,14 @@ def test_the_tokens_of_two_pairs_show_how_pairs_are_counted(once: int, twice: in
 
 
 def test_probes_have_the_form_of_the_request() -> None:
-    pairs = Pairs(("text_1", "text_2"), "q", ["a"], [2], {"model": "m", "padding": "max_length"}, ranks=False)
+    pairs = Pairs(
+        ("text_1", "text_2"),
+        "q",
+        documents=["a"],
+        sizes_bytes=[2],
+        fields={"model": "m", "padding": "max_length"},
+        ranks=False,
+    )
     once, twice = map(orjson.loads, probes("m", pairs))
     assert once == {"model": "m", "text_1": "x", "text_2": ["x"]}
     assert twice == {"model": "m", "text_1": "x", "text_2": ["x", "x"]}

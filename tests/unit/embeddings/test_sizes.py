@@ -16,7 +16,7 @@ def sizes(*caps: int, context: int | None = 256) -> ModelSizes:
     backends = []
     for number, cap in enumerate(caps):
         config = BackendConfig(url=f"http://10.0.0.{number}:1", max_in_flight=cap)
-        backends.append(Backend(number, config, HealthConfig(), Random(1)))
+        backends.append(Backend(number, config, health=HealthConfig(), random=Random(1)))
         backends[-1].learn(Facts(models=(ModelCard("m", max_model_len=context), ModelCard("other", max_model_len=8))))
         backends[-1].resize_engines(100.0, count().__next__)
     made = ModelSizes()

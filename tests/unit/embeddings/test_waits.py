@@ -45,14 +45,14 @@ class Waits:
         self.backlog = Backlog(max_requests, max_bytes)
         self.batcher = Batcher(
             cast(Any, SimpleNamespace(candidates=lambda _: None, on_change=[], on_limit=[])),
-            cast(Any, None),
-            EmbeddingsConfig(),
-            self.backlog,
-            most_seconds,
-            lambda _: 3.0,
-            EmbeddingMetrics(Metrics()),
-            asyncio.get_running_loop().time,
-            MemoryBudget(1000),
+            dispatch=cast(Any, None),
+            config=EmbeddingsConfig(),
+            backlog=self.backlog,
+            max_wait_seconds=most_seconds,
+            retry_after=lambda _: 3.0,
+            metrics=EmbeddingMetrics(Metrics()),
+            clock=asyncio.get_running_loop().time,
+            memory=MemoryBudget(1000),
             crowded=lambda _: 1,
             response_headers=True,
         )

@@ -67,7 +67,7 @@ class Listener:
 
 def source_of(publisher: Publisher, rank: int = 0, topic: str | None = "kv@test") -> Source:
     """Where a publisher is heard."""
-    return Source(rank, publisher.endpoint, publisher.replay_endpoint, topic)
+    return Source(rank, publisher.endpoint, publisher.replay_endpoint, topic=topic)
 
 
 def status(events: KvEvents, engine: int = 0) -> dict[str, object]:

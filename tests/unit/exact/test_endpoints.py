@@ -9,12 +9,12 @@ from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
 from gateway.exact.endpoints import Address, ReadingPlan, Source, plan
 
-ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", "tcp://*:5657", "kv")
+ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", replay_endpoint="tcp://*:5657", topic="kv")
 
 
 def backend(*sources: KvEventSource, url: str = "http://10.0.0.11:8000", **settings: object) -> Backend:
     config = BackendConfig.model_validate({"url": url, **settings})
-    made = Backend(0, config, HealthConfig(), Random(1))
+    made = Backend(0, config, health=HealthConfig(), random=Random(1))
     made.learn(Facts(kv_event_sources=sources, kv_cache_tokens=1000, engines=max(1, len(sources))))
     return made
 
@@ -37,10 +37,10 @@ def test_only_the_backends_own_host_is_connected_to(endpoint: str, url: str, hos
 
 
 def test_each_rank_has_its_own_ports_and_its_share_of_the_cache() -> None:
-    second = KvEventSource(1, "zmq", "tcp://*:5558", None, "kv")
+    second = KvEventSource(1, "zmq", "tcp://*:5558", replay_endpoint=None, topic="kv")
     assert plan(backend(ZMQ, second)).sources == (
-        Source(0, "tcp://10.0.0.11:5557", "tcp://10.0.0.11:5657", "kv"),
-        Source(1, "tcp://10.0.0.11:5558", None, "kv"),
+        Source(0, "tcp://10.0.0.11:5557", "tcp://10.0.0.11:5657", topic="kv"),
+        Source(1, "tcp://10.0.0.11:5558", None, topic="kv"),
     )
     assert plan(backend(ZMQ, second)).sources[0].capacity_tokens == 500
 
@@ -70,7 +70,7 @@ def test_a_replay_endpoint_that_cannot_be_reached_is_done_without() -> None:
 
 
 def test_readable_ranks_are_read_though_others_are_not() -> None:
-    found = plan(backend(ZMQ, KvEventSource(1, "zmq", "ipc:///x", None, "")))
+    found = plan(backend(ZMQ, KvEventSource(1, "zmq", "ipc:///x", replay_endpoint=None, topic="")))
     assert [source.rank for source in found.sources] == [0]
     assert found.problem == "ipc:///x is not a network endpoint (tcp://host:port)"
 
@@ -87,8 +87,8 @@ def test_configured_endpoints_go_before_reported_ones() -> None:
     settings = {"endpoint": "tcp://*:7000", "replay": "tcp://relay.example:7100", "topic": "mine"}
     two_ranks = backend(ZMQ, replace(ZMQ, rank=1), kv_events=settings)
     assert plan(two_ranks).sources == (
-        Source(0, "tcp://10.0.0.11:7000", "tcp://relay.example:7100", "mine"),
-        Source(1, "tcp://10.0.0.11:7001", "tcp://relay.example:7101", "mine"),
+        Source(0, "tcp://10.0.0.11:7000", "tcp://relay.example:7100", topic="mine"),
+        Source(1, "tcp://10.0.0.11:7001", "tcp://relay.example:7101", topic="mine"),
     )
     assert plan(two_ranks).sources[0].capacity_tokens == 500
 
@@ -96,7 +96,7 @@ def test_configured_endpoints_go_before_reported_ones() -> None:
 def test_where_publishers_connect_the_gateway_listens() -> None:
     settings = {"endpoint": "tcp://*:7000", "replay": "tcp://*:7100", "bind": True}
     [source] = plan(backend(ZMQ, kv_events=settings)).sources
-    assert source == Source(0, "tcp://*:7000", "tcp://10.0.0.11:7100", None, bind=True)
+    assert source == Source(0, "tcp://*:7000", "tcp://10.0.0.11:7100", topic=None, bind=True)
 
 
 def test_an_address_is_shown_as_it_is_written() -> None:

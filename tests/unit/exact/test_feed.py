@@ -41,7 +41,10 @@ async def test_following_the_same_again_disturbs_nothing(listener: Listener) -> 
             await listener.joined(publisher)
             for tokens in (None, 100, 200):
                 source = source_of(publisher)
-                events.follow("a", [Source(0, source.endpoint, source.replay, source.topic, False, tokens)])
+                events.follow(
+                    "a",
+                    [Source(0, source.endpoint, source.replay, topic=source.topic, bind=False, capacity_tokens=tokens)],
+                )
             publisher.publish(*Cache().serve(prompt(0)))
             await listener.until(lambda: listener.depth(prompt(0)) == 5)
             assert status(events)["repairs"] == 1

@@ -61,7 +61,7 @@ class Reader(KvEvents):
     """The thread alone: it delivers to an inbox, and no event loop is needed."""
 
     def __init__(self, inbox: Inbox, supervisor: Supervisor | None = None) -> None:
-        super().__init__(inbox, lambda _, rank: rank, time.monotonic, supervisor)
+        super().__init__(inbox, lambda _, rank: rank, time.monotonic, supervisor=supervisor)
         self._deliver = inbox.deliver  # type: ignore[method-assign]
 
     def __enter__(self) -> Self:

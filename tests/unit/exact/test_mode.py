@@ -58,7 +58,7 @@ class Scene:
         self.fleet = Fleet((config,), HealthConfig(), clock=time.monotonic, random=Random(1))
         self.cache_state = CacheState(RoutingConfig(), self.fleet, time.monotonic)
         models = models or ModelsConfig()
-        self.exact = ExactMode(models, self.fleet, self.cache_state, time.monotonic, self.supervisor)
+        self.exact = ExactMode(models, self.fleet, self.cache_state, clock=time.monotonic, supervisor=self.supervisor)
         self.fleet.on_facts.append(self.exact.facts_changed)
         self.fleet.on_restart.append(self.exact.restarted)
         self.fleet.on_leave.append(self.exact.left)
@@ -67,7 +67,7 @@ class Scene:
     def published(self, *publishers: Publisher) -> None:
         """The backend says that these publish its events."""
         sources = tuple(
-            KvEventSource(rank, "zmq", publisher.endpoint, publisher.replay_endpoint, "kv@test")
+            KvEventSource(rank, "zmq", publisher.endpoint, replay_endpoint=publisher.replay_endpoint, topic="kv@test")
             for rank, publisher in enumerate(publishers)
         )
         facts = Facts(models=(ModelCard("m"),), block_size_tokens=4, kv_event_sources=sources)

@@ -160,7 +160,7 @@ async def test_a_new_connection_that_proves_nothing_is_no_proof_of_a_new_process
     with Publisher(replay=False) as publisher:
         async with (
             Wire(publisher.ports[0]) as wire,
-            following(listener, Source(0, wire.endpoint, None, "kv@test")) as events,
+            following(listener, Source(0, wire.endpoint, None, topic="kv@test")) as events,
         ):
             await listener.joined(publisher, whole=False)
             publisher.publish(*cache.serve(prompt(0)))
@@ -291,7 +291,7 @@ async def test_a_lost_connection_costs_nothing_if_the_process_lives(listener: Li
     cache = Cache()
     with Publisher() as publisher:
         async with Wire(publisher.ports[0]) as wire:
-            source = Source(0, wire.endpoint, publisher.replay_endpoint, "kv@test")
+            source = Source(0, wire.endpoint, publisher.replay_endpoint, topic="kv@test")
             async with following(listener, source) as events:
                 await listener.joined(publisher)
                 publisher.publish(*cache.serve(prompt(1)))
@@ -412,7 +412,7 @@ async def test_a_publisher_that_connects_is_listened_for(listener: Listener) -> 
     cache = Cache()
     with Publisher() as holder:  # holds a port that is free afterwards
         endpoint = holder.endpoint
-    async with following(listener, Source(0, endpoint, None, None, bind=True)) as events:
+    async with following(listener, Source(0, endpoint, None, topic=None, bind=True)) as events:
         with Publisher(connect_to=endpoint, replay=False) as publisher:
             await listener.joined(publisher, whole=False)
             publisher.publish(*cache.serve(prompt(1)))

@@ -28,7 +28,7 @@ def listener() -> Listener:
 async def followed(listener: Listener, publisher: Publisher) -> AsyncIterator[KvEvents]:
     """Nothing of the reader may fail meanwhile."""
     supervisor = Supervisor(time.monotonic)
-    async with KvEvents(listener, lambda _, rank: rank, time.monotonic, supervisor) as events:
+    async with KvEvents(listener, lambda _, rank: rank, time.monotonic, supervisor=supervisor) as events:
         events.follow("a", [source_of(publisher)])
         await listener.joined(publisher)
         yield events

@@ -49,7 +49,7 @@ async def tokenizing(
         for server, answer in zip(servers, answers, strict=True):
             server.answers["/tokenize"] = answer
         fleet = fleet_of(*servers)
-        tokenization = Tokenization(models, fleet, time.monotonic, limits, TokenizerProcess(COMMAND))
+        tokenization = Tokenization(models, fleet, time.monotonic, limits=limits, process=TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         yield await stack.enter_async_context(tokenization), fleet
@@ -276,7 +276,9 @@ async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: s
         server = await stack.enter_async_context(Scripted())
         server.answers["/tokenize"] = answer
         models = ModelsConfig(m=ModelConfig(tokenizer=folder))
-        tokenization = await stack.enter_async_context(Tokenization(models, fleet_of(server), time.monotonic, PATIENT))
+        tokenization = await stack.enter_async_context(
+            Tokenization(models, fleet_of(server), time.monotonic, limits=PATIENT)
+        )
         assert await until_judged(tokenization) == {"b0": "verified"}
         document = {"messages": [{"role": "user", "content": "Hi"}]}
         assert await tokenization.token_bytes("m", document, "chat", 50) == real.tokens(

@@ -30,7 +30,7 @@ async def counting(*answers: Answer, batches: QuestionLimits = BATCHES) -> Async
             server.answers |= {"/tokenize": tokenizes(), "/v1/embeddings": answer}
         fleet = fleet_of(*servers)
         limits = PATIENT._replace(batches=batches)
-        tokenization = Tokenization(MODELS, fleet, monotonic, limits, TokenizerProcess(COMMAND))
+        tokenization = Tokenization(MODELS, fleet, monotonic, limits=limits, process=TokenizerProcess(COMMAND))
         fleet.on_change.append(tokenization.look_again)
         fleet.on_restart.append(tokenization.forget)
         await stack.enter_async_context(tokenization)

@@ -18,7 +18,13 @@ from gateway.exact.tokenizer import (
     "question",
     [
         LoadTokenizer("m", "/models/m"),
-        Job("m", "chat", {"messages": [{"role": "user", "content": "ž"}], "n": None, "x": 1.5}, "string", ["chat"]),
+        Job(
+            "m",
+            "chat",
+            document={"messages": [{"role": "user", "content": "ž"}], "n": None, "x": 1.5},
+            content_format="string",
+            features=["chat"],
+        ),
         Count("m", ["ž", ""], False),
     ],
 )

@@ -22,7 +22,7 @@ async def compared_with(answer: Answer | None) -> dict[ContentFormat, TokenizerV
     async with Scripted() as server, ControlClient(0.5, time.monotonic) as client:
         if answer is not None:
             server.answers["/tokenize"] = answer
-        backend = Backend(0, BackendConfig(url=server.url, api_key="sk-1"), HealthConfig(), Random(1))
+        backend = Backend(0, BackendConfig(url=server.url, api_key="sk-1"), health=HealthConfig(), random=Random(1))
         verdicts = await compared("m", backend, client, ours)
         assert {headers["Authorization"] for headers in server.headers} == {"Bearer sk-1"}
         return verdicts
@@ -72,7 +72,7 @@ async def counted_by(answer: Answer | None) -> tuple[bool, str]:
     async with Scripted() as server, ControlClient(0.5, time.monotonic) as client:
         if answer is not None:
             server.answers["/v1/embeddings"] = answer
-        backend = Backend(0, BackendConfig(url=server.url), HealthConfig(), Random(1))
+        backend = Backend(0, BackendConfig(url=server.url), health=HealthConfig(), random=Random(1))
         return await counted_alike("m", backend, client, [len(text) + 2 for text in EMBEDDED])
 
 

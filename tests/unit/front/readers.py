@@ -15,9 +15,9 @@ def request_reader(
 ) -> RequestReader:
     return RequestReader(
         config,
-        estimates or Estimates(),
-        stored or StoredResponses(),
-        b"secret",
+        estimates=estimates or Estimates(),
+        stored=stored or StoredResponses(),
+        salt_secret=b"secret",
         names=Aliases.configured(config.models, {}),
         works=work_readers(config),
         **more,

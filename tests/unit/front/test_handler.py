@@ -78,18 +78,32 @@ class Scene:
         self.server_config = whole.server
         self.unix_clock = Clock(1_790_000_000.0)
         ledger = RequestLedger(Estimates(), self.records.append)
-        sessions = RealtimeSessions(fleet or fleet_of(), self, lambda: "made-up", lambda: 0.0, ledger.spend, ())
-        uploads = Uploads(fleet or fleet_of(), self, Backlog(100, 10_000_000), 60.0, 1_000_000, Clock())
+        sessions = RealtimeSessions(
+            fleet or fleet_of(),
+            self,
+            new_id=lambda: "made-up",
+            unix_seconds=lambda: 0.0,
+            spend=ledger.spend,
+            cors_origins=(),
+        )
+        uploads = Uploads(
+            fleet or fleet_of(),
+            self,
+            backlog=Backlog(100, 10_000_000),
+            max_wait_seconds=60.0,
+            max_buffered_bytes=1_000_000,
+            clock=Clock(),
+        )
         self.handler = Handler(
             whole,
-            fleet or fleet_of(),
-            defaultdict(lambda: self, {UPLOADS: uploads, REALTIME: sessions}),
-            request_reader(whole),
-            ledger,
-            Clock(),
-            lambda: "made-up",
-            self.complete,
-            Random(1),
+            fleet=fleet or fleet_of(),
+            dispatchers=defaultdict(lambda: self, {UPLOADS: uploads, REALTIME: sessions}),
+            reader=request_reader(whole),
+            ledger=ledger,
+            clock=Clock(),
+            new_id=lambda: "made-up",
+            complete=self.complete,
+            random=Random(1),
             sources={"uploads": uploads, "realtime": sessions},
         )
         if whole.auth.keys:

@@ -92,7 +92,9 @@ def test_an_unknown_model_is_answered_with_those_there_are() -> None:
 
 
 def test_a_backend_whose_models_are_not_known_is_named_with_the_reason() -> None:
-    fleet = Fleet([BackendConfig(url="http://10.0.0.7:8000", name="b")], HealthConfig(), lambda: 1.0, Random(1))
+    fleet = Fleet(
+        [BackendConfig(url="http://10.0.0.7:8000", name="b")], HealthConfig(), clock=lambda: 1.0, random=Random(1)
+    )
     fleet.probed(fleet.backends[0], ProbeResult.DNS, "host name not resolved: name or service not known")
     reason = "b: host name not resolved: name or service not known."
     assert explained(ModelNotFound.of("m"), fleet).endswith(f"The models of other backends are not known yet: {reason}")

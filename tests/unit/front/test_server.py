@@ -49,7 +49,7 @@ class FakeHandler:
 async def serving(**config: Any) -> AsyncIterator[tuple[Server, FakeHandler]]:
     handler = FakeHandler()
     settings = ServerConfig.model_validate({"host": "127.0.0.1", "port": 0, "drain_delay_seconds": 0} | config)
-    server = Server(settings, handler, asyncio.get_running_loop().time, MemoryBudget(100_000))
+    server = Server(settings, handler, asyncio.get_running_loop().time, memory=MemoryBudget(100_000))
     async with asyncio.timeout(10), server.listening():
         yield server, handler
 

@@ -33,16 +33,20 @@ class Process:
 
     def __init__(self) -> None:
         configs = [BackendConfig(url=url, max_in_flight=cap, kv_cache_tokens=KV_TOKENS) for url, cap in CAPS.items()]
-        self.fleet = Fleet(configs, HealthConfig(slow_start_seconds=0), lambda: NOW, Random(1))
+        self.fleet = Fleet(configs, HealthConfig(slow_start_seconds=0), clock=lambda: NOW, random=Random(1))
         for backend in self.fleet.backends:
             self.fleet.learned(backend, Facts(models=(ModelCard("m"),)))
             self.fleet.probed(backend, ProbeResult.OK)
         self.queue = Queue(100, 100_000)
         self.scheduler = Scheduler(
-            self.fleet.candidates, LeastLoadedPolicy(), self.queue, OutputLengths(), Calibrations(CostModel()),
-            SchedulerSettings(),
-        )  # fmt: skip
-        self.sharing = SlotSharing(self.fleet, self.queue, OutputLengths(), lambda: 1.0)
+            self.fleet.candidates,
+            LeastLoadedPolicy(),
+            queue=self.queue,
+            lengths=OutputLengths(),
+            calibrations=Calibrations(CostModel()),
+            settings=SchedulerSettings(),
+        )
+        self.sharing = SlotSharing(self.fleet, self.queue, OutputLengths(), kv_headroom=lambda: 1.0)
         self.leases: list[Lease] = []
         self.to_next: deque[tuple[int, Mapping[str, EngineUse]]] = deque()  # needs
         self.to_former: deque[tuple[int, Mapping[str, EngineUse]]] = deque()  # what is lent

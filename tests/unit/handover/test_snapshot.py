@@ -44,11 +44,22 @@ def no_pause() -> None:
 
 def facts(start_seconds: float | None = 5.0) -> Facts:
     cards = (
-        ModelCard("m", "/models/m", None, 4096, {"id": "m", "permission": [{"x": 1}]}),
+        ModelCard("m", "/models/m", None, max_model_len=4096, raw={"id": "m", "permission": [{"x": 1}]}),
         ModelCard("lora", None, "m"),
     )
-    source = KvEventSource(0, "zmq", "tcp://*:5557", None, "")
-    return Facts("0.32", cards, 16, 10_000, True, 8, 1, (source,), start_seconds, can_admin=True)
+    source = KvEventSource(0, "zmq", "tcp://*:5557", replay_endpoint=None, topic="")
+    return Facts(
+        "0.32",
+        cards,
+        block_size_tokens=16,
+        kv_cache_tokens=10_000,
+        prefix_caching=True,
+        max_num_seqs=8,
+        engines=1,
+        kv_event_sources=(source,),
+        process_start_seconds=start_seconds,
+        can_admin=True,
+    )
 
 
 def demand(keys: tuple[int, ...], tenant: str = "t") -> Demand:

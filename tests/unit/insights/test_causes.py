@@ -75,7 +75,16 @@ def described(texts: list[str], weight: int = 10, model: str = "m", show_text: b
     ]
     corpus = build(samples, lambda: None)
     causes = [find_cause(corpus, family) for family in find_families(corpus, corpus.matched(), lambda: None)]
-    taken = Snapshot(SECONDS, SECONDS, total(()), [], samples, frozenset(("m",)), show_text, None)
+    taken = Snapshot(
+        SECONDS,
+        now_seconds=SECONDS,
+        since_start=total(()),
+        epochs=[],
+        samples=samples,
+        models=frozenset(("m",)),
+        show_text=show_text,
+        holders=None,
+    )
     (found,) = breakers(corpus, [cause for cause in causes if cause is not None], taken)
     return found
 

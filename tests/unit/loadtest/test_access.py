@@ -90,7 +90,9 @@ async def sent(url: str, access: Access) -> Record:
     plan = Plan(url=url, model="m", stream=False, concurrency=1, requests=1, access=access)
     record = Record.planned(0, NO_GROUP, 0.0)
     async with open_session(plan) as session:
-        await Client(plan, session, time.monotonic).send(record, plan.body_maker().body(Prompt(NO_GROUP, "", "hi", 1)))
+        await Client(plan, session, time.monotonic).send(
+            record, plan.body_maker().body(Prompt(NO_GROUP, prefix="", tail="hi", max_tokens=1))
+        )
     return record
 
 

@@ -120,7 +120,7 @@ def test_a_response_is_stored_with_the_name_that_its_client_used() -> None:
     request = ask(path=b"/v1/responses", input="x", through=canary_reader(stored))
     assert request.on_opening is not None
     request.on_opening("b", b'{"id":"resp_1"}')
-    assert stored.find("resp_1", ("", "")) == Place("b", request.demand.model, ("", ""), "half")
+    assert stored.find("resp_1", ("", "")) == Place("b", request.demand.model, ("", ""), alias="half")
 
 
 FALLBACKS = {"aliases": {"gpt": "m"}, "m": {"fallback": ["n", "o"]}}

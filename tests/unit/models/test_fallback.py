@@ -58,7 +58,7 @@ class Story:
         self.reasons: list[tuple[str, str, str]] = []
         self.record, self.reply = self.scene.record, self.scene.reply
         clock = asyncio.get_running_loop().time
-        self.fallbacks = Fallbacks(self.fleet, self, self.complete, self.reasons.append, clock)
+        self.fallbacks = Fallbacks(self.fleet, self, self.complete, fell_back=self.reasons.append, clock=clock)
 
     def serve(self, name: str, *models: str) -> None:
         cards = tuple(map(ModelCard, models))

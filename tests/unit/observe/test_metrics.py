@@ -160,7 +160,7 @@ def test_a_histograms_buckets_are_cumulative_and_their_bounds_inclusive() -> Non
 
 
 def test_histograms_that_saw_nothing_show_nothing() -> None:
-    assert Histogram("gateway_x_seconds", "X.", (), (1.0,)).family().samples == []
+    assert Histogram("gateway_x_seconds", "X.", (), bounds=(1.0,)).family().samples == []
 
 
 def test_label_values_cannot_break_the_format() -> None:

@@ -43,7 +43,9 @@ class Scene:
         self.shown = Shown()
         self.watched: list[bool] = []
         self.supervisor = Supervisor(loop.time)
-        self.stream = Broadcast(self.shown, self.watched.append, self.supervisor, lambda: 0.0, 0.002)
+        self.stream = Broadcast(
+            self.shown, self.watched.append, self.supervisor, clock=lambda: 0.0, period_seconds=0.002
+        )
 
 
 async def read(messages: Messages) -> tuple[str, Any]:
@@ -135,7 +137,7 @@ async def test_looks_that_take_long_come_later() -> None:
         now[0] += 0.05  # so long does a look take
         return now[0]
 
-    stream = Broadcast(scene.shown, scene.watched.append, scene.supervisor, clock, 0.001)
+    stream = Broadcast(scene.shown, scene.watched.append, scene.supervisor, clock=clock, period_seconds=0.001)
     with stream.watching() as messages:
         await read(messages)
         await read(messages)
@@ -156,7 +158,7 @@ async def test_a_watcher_that_is_cut_off_has_no_place_any_more() -> None:
 
 async def test_a_newcomer_gets_the_place_that_is_taken_longest() -> None:
     scene, now = Scene(), [0.0]
-    stream = Broadcast(scene.shown, scene.watched.append, scene.supervisor, lambda: now[0], 1000.0)
+    stream = Broadcast(scene.shown, scene.watched.append, scene.supervisor, clock=lambda: now[0], period_seconds=1000.0)
     with ExitStack() as stack:
         first, *_ = [stack.enter_context(stream.watching()) for _ in range(MOST_WATCHERS)]
         now[0] = 29.0

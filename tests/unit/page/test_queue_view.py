@@ -9,7 +9,7 @@ from tests.unit.batches.offline_hall import a_line, offline_hall
 from tests.unit.page.builders import House
 from tests.unit.scheduling.builders import ask, engine, hall
 
-RULES = QueueRules(4096, 1.0, 0.1, 30.0)
+RULES = QueueRules(4096, 1.0, 0.1, starvation_seconds=30.0)
 
 
 def view(house: House) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_the_reason_of_a_closed_engine_is_that_of_admission() -> None:
     assert lease
     assert why_closed(small, ask(sequences=3), RULES, 0.0) == "3 sequences exceed its cap of 2"
     assert why_closed(here.sites[0], ask(sequences=2), RULES, 0.0) == "1 of 2 slots taken, 2 needed"
-    rules = QueueRules(4096, 0.9, 0.0001, 30.0)
+    rules = QueueRules(4096, 0.9, 0.0001, starvation_seconds=30.0)
     assert why_closed(here.sites[0], ask(), rules, 0.0) == "prefill ahead 0.00 s, limit 0.0001 s"
     assert why_closed(short, ask(), RULES, 0.0) == "KV cache: 0 of 100 tokens reserved, 100 in the prompt"
     assert why_closed(crowded, ask(), RULES, 0.0) == "no capacity"

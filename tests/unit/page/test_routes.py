@@ -48,10 +48,10 @@ async def admin_port(
     client_port: int = 0,
 ) -> AsyncIterator[Port]:
     loop = asyncio.get_running_loop()
-    stream = Broadcast(Shown(), lambda _: None, Supervisor(loop.time), lambda: 0.0, 0.005)
+    stream = Broadcast(Shown(), lambda _: None, Supervisor(loop.time), clock=lambda: 0.0, period_seconds=0.005)
     config = Config.model_construct(server=server or ServerConfig(), auth=AuthConfig(cache_salt_secret="s3cret"))
     made = decisions or DecisionScene().decisions
-    pages = DashboardPages(stream, made, lambda: config, lambda: client_port, preview)
+    pages = DashboardPages(stream, made, lambda: config, port=lambda: client_port, preview=preview)
     port = OperatorPort("server.admin", AdminConfig(port=0, token=token), STATIC.keys())
     async with port.listening(pages.routes()) as number, aiohttp.ClientSession() as session:
         assert number is not None

@@ -55,8 +55,8 @@ def test_only_falls_of_a_limit_are_events_and_restarts_and_reloads() -> None:
     house = House(1)
     house.gateway.operators.timeline.look()
     [backend], before = house.gateway.core.fleet.backends, house.gateway.operators.timeline.happened
-    house.gateway.operators.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.PREEMPTIONS, 16, 12))
-    house.gateway.operators.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.ROOM, 12, 14))
+    house.gateway.operators.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.PREEMPTIONS, 16, after=12))
+    house.gateway.operators.timeline.limit_moved(backend, LimitChange(1.0, LimitReason.ROOM, 12, after=14))
     house.gateway.operators.timeline.limit_moved(backend, None)
     assert [each["detail"] for each in events(house, before)] == ["16 to 12: preemptions"]
     house.gateway.core.fleet.learned(backend, Facts(version="0.34.0", models=(ModelCard("m"),), kv_event_sources=()))

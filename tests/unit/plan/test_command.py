@@ -12,7 +12,22 @@ from gateway.plan.model import PlanError
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, GPT_OSS_20B, LLAMA_8B, Config
 from tests.unit.plan.test_running import engine, metrics, serving
 
-ASKED = PlanRequest("", 80.0, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, ())
+ASKED = PlanRequest(
+    "",
+    gpu_memory_gib=80.0,
+    gpus=1,
+    tensor_parallel=None,
+    utilization=0.92,
+    max_model_len=None,
+    dtype="auto",
+    kv_cache_dtype="auto",
+    quantization="auto",
+    max_num_seqs=None,
+    batched_tokens=None,
+    block_tokens=None,
+    reserve_gib=None,
+    fields=(),
+)
 TYPICAL = workload_of(None, None, 0, None)
 
 

@@ -64,7 +64,9 @@ def test_what_is_assumed_is_listed() -> None:
 
 
 def test_a_running_backends_engines_share_its_cap() -> None:
-    facts = Facts("0.33.0", (ModelCard("m", max_model_len=8192),), 16, 200_000, engines=2)
+    facts = Facts(
+        "0.33.0", (ModelCard("m", max_model_len=8192),), block_size_tokens=16, kv_cache_tokens=200_000, engines=2
+    )
     found = running_document("http://h:1", facts, workload(), None)
     assert found["max_num_seqs"] == 97
     assert found["without_paging"] == 12

@@ -31,8 +31,8 @@ from tests.unit.plan.models import (
 
 LLAMA = read_shape(LLAMA_8B)
 
-WHOLE = KvCache(16, 1024, (None,), 1000)
-WINDOW = KvCache(16, 1024, (None, 64), 1000)
+WHOLE = KvCache(16, 1024, (None,), blocks=1000)
+WINDOW = KvCache(16, 1024, (None, 64), blocks=1000)
 
 
 def test_what_an_engine_logged_on_a_real_gpu_is_met() -> None:
@@ -207,7 +207,7 @@ def test_a_shared_prefix_behind_a_window_saves_nothing_there() -> None:
 def test_less_than_all_blocks_may_be_used() -> None:
     assert WHOLE.sequences(160, share=0.95) == 95
     assert replace(WHOLE, blocks=0).sequences(160) == 0
-    assert KvCache(16, 0, (), 1000).sequences(160) == 0
+    assert KvCache(16, 0, (), blocks=1000).sequences(160) == 0
 
 
 def test_of_a_window_a_sequence_stores_no_more_than_the_window() -> None:

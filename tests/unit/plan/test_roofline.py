@@ -14,7 +14,22 @@ from gateway.plan.roofline import BatchSpeed, Roofline, batch_curve, fleet_token
 from loadtest.engine.step_time import PRESETS
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, Config, settings, workload
 
-ASKED = PlanRequest("", None, 1, None, 0.92, None, "auto", "auto", "auto", None, None, None, None, ())
+ASKED = PlanRequest(
+    "",
+    gpu_memory_gib=None,
+    gpus=1,
+    tensor_parallel=None,
+    utilization=0.92,
+    max_model_len=None,
+    dtype="auto",
+    kv_cache_dtype="auto",
+    quantization="auto",
+    max_num_seqs=None,
+    batched_tokens=None,
+    block_tokens=None,
+    reserve_gib=None,
+    fields=(),
+)
 TYPICAL = workload_of(1024, 256, 0, None)
 
 
@@ -90,7 +105,12 @@ def test_of_experts_those_that_the_batch_uses_are_read() -> None:
 
 
 def test_the_curve_ends_with_the_first_size_that_does_not_fit() -> None:
-    shape, own = read_shape(LLAMA_8B), Settings(24 * GIB, 8192, 256, 2048, 16, 2)
+    shape, own = (
+        read_shape(LLAMA_8B),
+        Settings(
+            24 * GIB, max_length_tokens=8192, max_num_seqs=256, batched_tokens=2048, block_tokens=16, kv_value_bytes=2
+        ),
+    )
     plan = make_plan(shape, own, TYPICAL, 1)
     assert plan.choice
     curve = batch_curve(Roofline(shape, own, gpu_of("rtx-4090")), plan.choice, TYPICAL)

@@ -144,7 +144,7 @@ def connected(made_at: float = 0.0) -> tuple[BackendConnection, FakeTransport]:
 
 
 def backend(url: str = "http://10.0.0.1:8000", api_key: str = "") -> Backend:
-    return Backend(0, BackendConfig(url=url, name="a", api_key=api_key), HealthConfig(), Random(1))
+    return Backend(0, BackendConfig(url=url, name="a", api_key=api_key), health=HealthConfig(), random=Random(1))
 
 
 def a_fleet() -> Fleet:

@@ -43,7 +43,9 @@ class Scene:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
         self.loop = asyncio.get_running_loop()
         self.fleet: Fleet = fleet_of()
-        self.relay = Relay(self.fleet, UpstreamConfig.model_validate(config), self.loop.time, MemoryBudget(1 << 30))
+        self.relay = Relay(
+            self.fleet, UpstreamConfig.model_validate(config), clock=self.loop.time, memory=MemoryBudget(1 << 30)
+        )
         self.sink = FakeSink()
         self.made: list[tuple[BackendConnection, FakeTransport]] = []
         self.refuses = False

@@ -25,7 +25,7 @@ async def header_of(kind: Kind, rank: int | None) -> bytes | None:
         config = BackendConfig(url=backend.url, name="a")
         fleet = Fleet([config], HealthConfig(), clock=loop.time, random=Random(1))
         fleet.learned(fleet.backends[0], Facts(models=(ModelCard("m"),), engines=2))
-        relay, sink = Relay(fleet, UpstreamConfig(), loop.time, MemoryBudget(1 << 30)), FakeSink()
+        relay, sink = Relay(fleet, UpstreamConfig(), clock=loop.time, memory=MemoryBudget(1 << 30)), FakeSink()
         request = InferenceRequest(
             "chat",
             kind,

@@ -31,7 +31,7 @@ def options_of(
 ) -> list[Option]:
     options = policy.options(demand, among, model or CostModel(), now)
     columns = options.engines, options.costs, options.prefill_seconds, options.hit_tokens
-    return [Option(*each) for each in zip(*columns, strict=True)]
+    return [Option._make(each) for each in zip(*columns, strict=True)]
 
 
 def work(sequences: int, prompt_tokens: int, prefill_seconds: float, observable: bool) -> Reservation:

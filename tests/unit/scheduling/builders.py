@@ -55,7 +55,7 @@ def policy_of(name: str, index: PrefixIndex, estimates: Estimates) -> Policy:
 
 def engine(index: int, slots: int, name: str = "", rank: int | None = None, kv: int | None = None) -> Engine:
     """An engine of a backend named a, b, c, ... by its number."""
-    return Engine(index, name or "abcdefgh"[index], rank, slots, slots, kv)
+    return Engine(index, name or "abcdefgh"[index], rank, cap=slots, slots=slots, kv_cache_tokens=kv)
 
 
 def hall(
@@ -83,7 +83,14 @@ def hall(
     )
     calibration = Calibrations(CostModel())
     find: Callable[[str], Sequence[Engine] | None] = serving.get
-    scheduler = Scheduler(find, policy_of(policy, index, estimates), queue, lengths, calibration, settings)
+    scheduler = Scheduler(
+        find,
+        policy_of(policy, index, estimates),
+        queue=queue,
+        lengths=lengths,
+        calibrations=calibration,
+        settings=settings,
+    )
     return Hall(sites, scheduler, queue, index, estimates, lengths, calibration, serving)
 
 

@@ -25,7 +25,7 @@ class Scene:
     def __init__(self) -> None:
         self.here: Hall = hall(1)
         self.loop = asyncio.get_running_loop()
-        self.lease_broker = LeaseBroker(self.here.scheduler, self.here.queue, MAX_WAIT_SECONDS, self.loop.time)
+        self.lease_broker = LeaseBroker(self.here.scheduler, self.here.queue, MAX_WAIT_SECONDS, clock=self.loop.time)
         self.held: list[Lease] = []
 
     async def take_the_slot(self) -> None:

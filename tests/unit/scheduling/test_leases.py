@@ -14,7 +14,9 @@ MAX_WAIT_SECONDS = 60.0
 
 def gate_of(here: Hall, keep_alive_seconds: float = 0.0) -> LeaseBroker:
     loop = asyncio.get_running_loop()
-    return LeaseBroker(here.scheduler, here.queue, MAX_WAIT_SECONDS, loop.time, keep_alive_seconds)
+    return LeaseBroker(
+        here.scheduler, here.queue, MAX_WAIT_SECONDS, clock=loop.time, keep_alive_seconds=keep_alive_seconds
+    )
 
 
 async def hold(

@@ -97,7 +97,7 @@ def test_a_reload_of_the_queue_limits_refuses_new_requests_only() -> None:
 def test_a_reload_of_the_queue_timeout_counts_for_requests_that_come() -> None:
     async def main() -> None:
         here, loop = hall(1), asyncio.get_running_loop()
-        broker = LeaseBroker(here.scheduler, here.queue, 60.0, loop.time)
+        broker = LeaseBroker(here.scheduler, here.queue, 60.0, clock=loop.time)
         began = loop.time()
         await broker.lease(ask())
         first = loop.create_task(broker.lease(ask()))

@@ -112,7 +112,7 @@ def exported(web: Web, stops: bool = False) -> tuple[str, list[float]]:
         return stops
 
     with web.listening() as url:
-        exporter = Exporter(TracingConfig(endpoint=url), "1.0", pause, lambda: sum(pauses))
+        exporter = Exporter(TracingConfig(endpoint=url), "1.0", pause, clock=lambda: sum(pauses))
         reason = exporter.export([])
         exporter.close()
     return reason, pauses

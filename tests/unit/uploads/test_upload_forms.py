@@ -66,7 +66,9 @@ class Scene:
         self.upload = Upload(self._read_more, Holding(self.budget))
         self._reads = asyncio.Event()
         fleet = fleet_of(*map(ModelCard, served))
-        self.uploads = Uploads(fleet, None, Backlog(100, 1000), 60.0, BUFFERED, Clock())  # type: ignore[arg-type]
+        self.uploads = Uploads(
+            fleet, None, backlog=Backlog(100, 1000), max_wait_seconds=60.0, max_buffered_bytes=BUFFERED, clock=Clock()
+        )  # type: ignore[arg-type]
         self.reader = request_reader(self.config)
 
     def _read_more(self, more: bool) -> None:

@@ -30,7 +30,9 @@ class Scene:
         self.release = asyncio.Event()
         self.error: Exception | None = None
         self.backlog = Backlog(100, 1000)
-        self.uploads = Uploads(self.fleet, self, self.backlog, 60.0, 1000, self.clock)
+        self.uploads = Uploads(
+            self.fleet, self, backlog=self.backlog, max_wait_seconds=60.0, max_buffered_bytes=1000, clock=self.clock
+        )
 
     async def dispatch(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
         record.backend = "a"

@@ -30,7 +30,7 @@ def keep(folder: Path, *, verify: bool, ended_early: bool = False, url: str = NO
         runtime(folder),
         Hardware(no_gpu="no GPU"),
         SourceTree(git_revision=None, dirty=None),
-        Freeze(packages=0, sha256="", named={}),
+        packages=Freeze(packages=0, sha256="", named={}),
     )
     made = plan(url=url)
     records = [record(made, index, float(index)) for index in range(9)]

@@ -49,7 +49,9 @@ def test_vectors_are_compared_pair_by_pair() -> None:
 
 
 def test_a_question_is_greedy_whatever_the_run_sends_besides() -> None:
-    question = Question("m", Endpoint.CHAT, {"temperature": 1, "chat_template_kwargs": {"x": 1}}, lambda: "salt")
+    question = Question(
+        "m", Endpoint.CHAT, {"temperature": 1, "chat_template_kwargs": {"x": 1}}, new_salt=lambda: "salt"
+    )
     body = question.body(stream=True)
     assert (body["temperature"], body["chat_template_kwargs"], body["cache_salt"]) == (0, {"x": 1}, "salt")
     assert body["stream_options"] == {"include_usage": True}

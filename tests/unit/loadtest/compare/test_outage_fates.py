@@ -39,7 +39,8 @@ def test_a_request_is_judged_by_when_it_was_sent_and_what_its_client_had(given: 
 
 @st.composite
 def any_moments(draw: st.DrawFn) -> Moments:
-    return Moments(*sorted(draw(st.tuples(TIMES, TIMES, TIMES))), long_wait=draw(TIMES))
+    gone, let_back, serving = sorted(draw(st.tuples(TIMES, TIMES, TIMES)))
+    return Moments(gone, let_back, serving, long_wait=draw(TIMES))
 
 
 @st.composite

@@ -15,7 +15,7 @@ BACKENDS = ("http://127.0.0.1:9200", "http://127.0.0.1:9201", "http://127.0.0.1:
 
 
 def setting(folder: Path, max_num_seqs: int | None = None) -> Setting:
-    return Setting(BACKENDS, 8100, 8700, folder, "small", max_num_seqs)
+    return Setting(BACKENDS, 8100, metrics_port=8700, folder=folder, model="small", max_num_seqs=max_num_seqs)
 
 
 def pretend_installed(peers_dir: Path, name: str, program: str) -> Path:

@@ -35,12 +35,12 @@ def python(code: str) -> Peer:
         return ["-c", code, str(setting.port)]
 
     find: Callable[[Path], Path | None] = lambda _: Path(sys.executable)  # noqa: E731
-    return Peer("scripted", "none", find, arguments)
+    return Peer("scripted", policy="none", find=find, arguments=arguments)
 
 
 def setting(folder: Path) -> Setting:
     port, metrics_port = free_ports(2)
-    return Setting(("http://127.0.0.1:1",), port, metrics_port, folder)
+    return Setting(("http://127.0.0.1:1",), port, metrics_port=metrics_port, folder=folder)
 
 
 def test_it_is_ready_once_it_answers_well_and_its_processes_are_measured(tmp_path: Path) -> None:

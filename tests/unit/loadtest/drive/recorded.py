@@ -170,7 +170,7 @@ async def drive(
     """One worker's run as a process makes it, in order of index and turn; `alongside` ends with it."""
     clock, health, records = seconds_from_now(), WorkerHealth(worker), list[Record]()
     async with open_session(plan, clock) as session, asyncio.TaskGroup() as group:
-        driver = Driver(plan, worker, session, clock, records.append)
+        driver = Driver(plan, worker, session, clock=clock, emit=records.append)
         beside = [group.create_task(one) for one in (watch_health(health, clock, lambda: 0.0), *alongside)]
         with suppress(TimeoutError):
             async with asyncio.timeout(ends_after):

@@ -42,7 +42,7 @@ async def sent(plan: Plan) -> list[Record]:
     records: list[Record] = []
     clock = seconds_from_now()
     async with open_session(plan, clock) as session:
-        driver = Driver(plan, 0, session, clock, records.append)
+        driver = Driver(plan, 0, session, clock=clock, emit=records.append)
         warmed = await driver.warm_up()
         await driver.run()
     assert all(record.ok for record in warmed + records), [r.detail for r in warmed + records if not r.ok]

@@ -47,7 +47,7 @@ async def _send(plan: Plan) -> Record:
     clock = seconds_from_now()
     async with open_session(plan, clock) as session:
         client = Client(plan, session, clock)
-        await client.send(record, plan.body_maker().body(Prompt(0, "shared", "own", 5)))
+        await client.send(record, plan.body_maker().body(Prompt(0, prefix="shared", tail="own", max_tokens=5)))
     return record
 
 
@@ -150,7 +150,9 @@ async def test_a_cancelled_request_is_recorded_as_interrupted() -> None:
         record = Record(index=0, group=0, intended=0.0, sent=0.0, end=0.0, outcome="")
         async with open_session(plan, clock) as session:
             client = Client(plan, session, clock)
-            sending = asyncio.create_task(client.send(record, plan.body_maker().body(Prompt(0, "", "x", 1))))
+            sending = asyncio.create_task(
+                client.send(record, plan.body_maker().body(Prompt(0, prefix="", tail="x", max_tokens=1)))
+            )
             await asyncio.sleep(5)
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):

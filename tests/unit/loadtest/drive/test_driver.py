@@ -119,7 +119,7 @@ async def test_warm_up_shares_no_prompt_with_the_measured_requests() -> None:
     async with RecordedServer(_second_long) as server:
         plan, clock = _plan(server.url, concurrency=2, requests=20, warmup_requests=3), seconds_from_now()
         async with open_session(plan, clock) as session:
-            driver = Driver(plan, 0, session, clock, lambda _: None)
+            driver = Driver(plan, 0, session, clock=clock, emit=lambda _: None)
             assert [record.ok for record in await driver.warm_up()] == [True] * 3
         warm = {body["messages"][0]["content"][:8] for body in server.bodies}
         server.asked.clear()

@@ -36,13 +36,13 @@ gpu_average_package_power{{{_AMD_LABELS}}} 640
 def test_dcgm_reports_each_gpu_with_model_and_host() -> None:
     name = "NVIDIA H100 80GB HBM3 node-1"
     assert gpu_readings(_DCGM) == [
-        GpuReading(f"0 {name}", 70, 60000, 81000, 412.5),
-        GpuReading(f"1 {name}", 71, 60000, 81000, 412.5),
+        GpuReading(f"0 {name}", 70, 60000, memory_total_mib=81000, power_watts=412.5),
+        GpuReading(f"1 {name}", 71, 60000, memory_total_mib=81000, power_watts=412.5),
     ]
 
 
 def test_amds_exporter_is_read_as_well() -> None:
-    assert gpu_readings(_AMD) == [GpuReading("3 MI300X node-2", 97, 150000, 196592, 640)]
+    assert gpu_readings(_AMD) == [GpuReading("3 MI300X node-2", 97, 150000, memory_total_mib=196592, power_watts=640)]
     assert gpu_readings(f"amd_{_AMD}")[0].utilization_percent == 97
 
 

@@ -41,7 +41,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 def _progress(count: int) -> FinishedRequests:
     return FinishedRequests(
-        0, [Record(i, 0, 0.0, 0.0, 1.0, "ok", detail=f"answer {i}") for i in range(count)], in_flight=7
+        0, [Record(i, 0, 0.0, sent=0.0, end=1.0, outcome="ok", detail=f"answer {i}") for i in range(count)], in_flight=7
     )
 
 

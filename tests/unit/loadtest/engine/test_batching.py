@@ -13,14 +13,18 @@ from loadtest.figures.virtual import Demanded, closed_loop, open_loop
 from tests.unit.loadtest.engine.support import VirtualEngine
 from tests.unit.loadtest.engine.test_scheduler import sequence
 
-TIME = StepTime(1.0, 0.01, 0.0, 0.0, 0.0)
+TIME = StepTime(
+    1.0, 0.01, per_attention_pair_seconds=0.0, per_decode_sequence_seconds=0.0, per_context_token_seconds=0.0
+)
 FOREVER = math.inf
 
 
 def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all_of_it() -> None:
     ends = {}
     for chunked in (True, False):
-        run = VirtualEngine(Limits(8, 64, 4, 64, prefix_caching=False, chunked_prefill=chunked), TIME)
+        run = VirtualEngine(
+            Limits(8, 64, block_size=4, num_blocks=64, prefix_caching=False, chunked_prefill=chunked), TIME
+        )
         first, second = sequence(1, 40, 1), sequence(2, 40, 1)
         run.submit(first)
         run.submit(second)
@@ -31,7 +35,7 @@ def test_without_chunked_prefill_a_prompt_waits_for_a_step_that_has_room_for_all
 
 
 def test_without_chunked_prefill_only_what_the_cache_lacks_needs_room() -> None:
-    run = VirtualEngine(Limits(8, 64, 4, 64, chunked_prefill=False), TIME)
+    run = VirtualEngine(Limits(8, 64, block_size=4, num_blocks=64, chunked_prefill=False), TIME)
     first, again = sequence(1, 60, 1, family=7), sequence(2, 60, 1, family=7)
     run.submit(first)
     run.submit(again)
@@ -43,7 +47,7 @@ def test_without_chunked_prefill_only_what_the_cache_lacks_needs_room() -> None:
 def test_a_long_prompt_delays_the_tokens_of_others_unless_it_is_chunked() -> None:
     longest = {}
     for chunked in (True, False):
-        limits = Limits(8, 512 if chunked else 8192, 16, 2000, chunked_prefill=chunked)
+        limits = Limits(8, 512 if chunked else 8192, block_size=16, num_blocks=2000, chunked_prefill=chunked)
         asked = [Demanded(16, 400), Demanded(8000, 2)]
         longest[chunked] = open_loop(asked, [0.0, 1.0], limits, PRESETS["h100-8b"]).gap_seconds(100)
     assert longest[False] > 5 * longest[True]
@@ -52,7 +56,12 @@ def test_a_long_prompt_delays_the_tokens_of_others_unless_it_is_chunked() -> Non
 def test_a_static_group_ends_with_its_longest_answer_and_nothing_joins_it_before() -> None:
     started = {}
     for batching in Batching:
-        run = VirtualEngine(Limits(2, 64, 4, 64, batching=batching), StepTime(1.0, 0.0, 0.0, 0.0, 0.0))
+        run = VirtualEngine(
+            Limits(2, 64, block_size=4, num_blocks=64, batching=batching),
+            StepTime(
+                1.0, 0.0, per_attention_pair_seconds=0.0, per_decode_sequence_seconds=0.0, per_context_token_seconds=0.0
+            ),
+        )
         members = [sequence(1, 4, 2), sequence(2, 4, 10), sequence(3, 4, 2)]
         for member in members:
             run.submit(member)
@@ -63,7 +72,7 @@ def test_a_static_group_ends_with_its_longest_answer_and_nothing_joins_it_before
 
 
 def test_a_static_group_is_prefilled_as_a_whole() -> None:
-    run = VirtualEngine(Limits(4, 64, 4, 64, batching=Batching.STATIC), TIME)
+    run = VirtualEngine(Limits(4, 64, block_size=4, num_blocks=64, batching=Batching.STATIC), TIME)
     members = [sequence(number, 40, 2) for number in range(4)]
     for member in members:
         run.submit(member)
@@ -74,7 +83,9 @@ def test_a_static_group_is_prefilled_as_a_whole() -> None:
 def test_continuous_batching_answers_several_times_as_much_as_static_groups_of_mixed_lengths() -> None:
     asked = [Demanded(64, 2000 if number % 16 == 0 else 100) for number in range(640)]
     rates = [
-        closed_loop(asked, 32, Limits(32, 8192, 16, 27_000, batching=batching), PRESETS["h100-8b"]).tokens_per_second
+        closed_loop(
+            asked, 32, Limits(32, 8192, block_size=16, num_blocks=27_000, batching=batching), PRESETS["h100-8b"]
+        ).tokens_per_second
         for batching in Batching
     ]
     assert rates[0] > 4 * rates[1]
@@ -116,7 +127,15 @@ def test_the_flags_of_vllm_set_the_engine() -> None:
         tensor_parallel_size=2,
         batching=Batching.STATIC,
     ).engine
-    assert other.limits == Limits(256, 32_768, 16, kv_tokens("h100-8b", 2) // 16, False, False, Batching.STATIC)
+    assert other.limits == Limits(
+        256,
+        32_768,
+        block_size=16,
+        num_blocks=kv_tokens("h100-8b", 2) // 16,
+        prefix_caching=False,
+        chunked_prefill=False,
+        batching=Batching.STATIC,
+    )
     assert other.step_time == PRESETS["h100-8b"].tensor_parallel(2)
 
 

@@ -9,7 +9,9 @@ OUTPUT_IDS = from_ids([]).ids() + [int.from_bytes(PROSE.packed(i, i + 1), "littl
 
 
 def content(lora: str | None = None, salt: str | None = None) -> BlockContent:
-    return BlockContent(from_ids([1, 2, 3, 4, 5]), PROSE.packed, lora, 1 if lora else None, salt)
+    return BlockContent(
+        from_ids([1, 2, 3, 4, 5]), PROSE.packed, lora_name=lora, lora_id=1 if lora else None, cache_salt=salt
+    )
 
 
 def test_token_ids_run_from_the_prompt_into_the_output() -> None:

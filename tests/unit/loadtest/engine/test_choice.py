@@ -8,7 +8,9 @@ from loadtest.engine.tokens import block_keys, namespace, tokenise
 def plan(text: str, sampling: SamplingParams, limit: int = 4000, forced: int | None = None) -> Choice:
     tokens = tokenise(text)
     root = namespace("")
-    prompt = PreparedPrompt(tokens, block_keys(tokens.packed, 16, root), root, namespace(text), find_nonce(text))
+    prompt = PreparedPrompt(
+        tokens, keys=block_keys(tokens.packed, 16, root), parent_key=root, seed=namespace(text), nonce=find_nonce(text)
+    )
     return plan_choice(0, 1, prompt, sampling, limit, 16, forced)
 
 

@@ -40,7 +40,7 @@ def prefills(engine: SimulatedEngine) -> list[int]:
 
 
 def load(in_flight: int = 0, waiting: int = 0, running: int = 0, kv_usage: float = 0.0) -> RankLoad:
-    return RankLoad(in_flight, waiting, running, kv_usage)
+    return RankLoad(in_flight, waiting, running, kv_usage=kv_usage)
 
 
 def test_equal_ranks_take_turns() -> None:

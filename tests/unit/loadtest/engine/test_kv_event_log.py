@@ -24,7 +24,15 @@ def planned(
 ) -> Choice:
     """An answer of that many tokens to a prompt."""
     tokens, root = tokenise(text), namespace(lora or "", salt)
-    prompt = PreparedPrompt(tokens, block_keys(tokens.packed, BLOCK, root), root, len(text), None, lora, salt or None)
+    prompt = PreparedPrompt(
+        tokens,
+        keys=block_keys(tokens.packed, BLOCK, root),
+        parent_key=root,
+        seed=len(text),
+        nonce=None,
+        lora_name=lora,
+        cache_salt=salt or None,
+    )
     choice = plan_choice(0, number, prompt, SamplingParams(ignore_eos=True), output, BLOCK)
     choice.sequence.content = content_of(choice, prompt, 1 if lora else None, steering or Steering())
     return choice

@@ -19,7 +19,7 @@ PROSE = Prose(7)
 )
 def test_slices_in_any_order_are_those_of_the_whole_chain(tail: int, output: int, asked: list[tuple[int, int]]) -> None:
     packed_tail = b"abcd" * tail
-    keys = OutputKeys(PARENT, packed_tail, PROSE.packed, output, BLOCK)
+    keys = OutputKeys(PARENT, packed_tail, PROSE.packed, output_tokens=output, block_size=BLOCK)
     whole = block_keys(packed_tail + PROSE.packed(0, output), BLOCK, PARENT)
     assert len(keys) == len(whole)
     for start, stop in asked:
@@ -35,7 +35,7 @@ def test_no_more_output_is_made_than_the_asked_blocks_need() -> None:
         made.append((start, stop))
         return PROSE.packed(start, stop)
 
-    keys = OutputKeys(PARENT, b"abcd" * 3, packed, 1_000_000, BLOCK)
+    keys = OutputKeys(PARENT, b"abcd" * 3, packed, output_tokens=1_000_000, block_size=BLOCK)
     assert keys[:0] == []
     first, second = keys[0], keys[1]
     assert [first, second] == keys[:2]
@@ -43,7 +43,7 @@ def test_no_more_output_is_made_than_the_asked_blocks_need() -> None:
 
 
 def test_there_is_no_key_beyond_the_planned_output() -> None:
-    keys = OutputKeys(PARENT, b"", PROSE.packed, 7, BLOCK)
+    keys = OutputKeys(PARENT, b"", PROSE.packed, output_tokens=7, block_size=BLOCK)
     assert keys[-1] == keys[0]
     with pytest.raises(IndexError):
         keys[1]

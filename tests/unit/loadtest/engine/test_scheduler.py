@@ -9,7 +9,9 @@ from loadtest.engine.scheduler import Limits, Scheduler
 from loadtest.engine.step_time import StepTime
 from tests.unit.loadtest.engine.support import VirtualEngine
 
-TIME = StepTime(8e-3, 28e-6, 1.3e-9, 14e-6, 47e-9)
+TIME = StepTime(
+    8e-3, 28e-6, per_attention_pair_seconds=1.3e-9, per_decode_sequence_seconds=14e-6, per_context_token_seconds=47e-9
+)
 FOREVER = math.inf
 
 
@@ -22,7 +24,7 @@ def sequence(number: int, prompt: int, output: int, family: int | None = None, b
     first = (number if family is None else family) * 1_000_000
     keys = [first + block for block in range(prompt // block_size)]
     output_keys = [first + block for block in range(prompt // block_size, (prompt + output) // block_size)]
-    return SequenceState(number, prompt, output, keys, lambda: output_keys)
+    return SequenceState(number, prompt, output, prompt_keys=keys, output_keys=lambda: output_keys)
 
 
 def prefill_seconds(prompt: int, budget: int) -> float:
@@ -65,7 +67,7 @@ def test_an_h100_answers_a_thousand_token_prompt_in_the_modelled_time() -> None:
 def test_repeated_decode_steps_end_at_the_same_times_as_single_ones() -> None:
     ends = []
     for horizon in (False, True):
-        scheduler = Scheduler(Limits(8, 64, 4, 64), TIME)
+        scheduler = Scheduler(Limits(8, 64, block_size=4, num_blocks=64), TIME)
         members = [sequence(number, 5 + number, 20 + 7 * number) for number in range(4)]
         for member in members:
             scheduler.add(member)
@@ -99,7 +101,7 @@ def test_no_more_sequences_run_than_allowed_and_the_queue_is_served_in_order() -
 
 
 def test_a_step_computes_no_more_tokens_than_its_budget() -> None:
-    scheduler = Scheduler(Limits(8, 16, 4, 64), TIME)
+    scheduler = Scheduler(Limits(8, 16, block_size=4, num_blocks=64), TIME)
     for number in range(4):
         scheduler.add(sequence(number, 10, 8))
     now = 0.0
@@ -110,7 +112,7 @@ def test_a_step_computes_no_more_tokens_than_its_budget() -> None:
 
 
 def test_a_long_prompt_does_not_stop_those_that_decode() -> None:
-    scheduler = Scheduler(Limits(8, 16, 4, 64), TIME)
+    scheduler = Scheduler(Limits(8, 16, block_size=4, num_blocks=64), TIME)
     short, long = sequence(1, 4, 20), sequence(2, 100, 1)
     scheduler.add(short)
     scheduler.commit(scheduler.schedule(0.0) or pytest.fail("nothing scheduled"), 0.1)
@@ -153,7 +155,7 @@ def test_the_next_turn_of_a_conversation_hits_the_answer_of_the_last_one() -> No
 
 
 def test_without_prefix_caching_nothing_is_hit() -> None:
-    run = VirtualEngine(Limits(8, 64, 4, 64, prefix_caching=False), TIME)
+    run = VirtualEngine(Limits(8, 64, block_size=4, num_blocks=64, prefix_caching=False), TIME)
     for number in range(2):
         run.submit(sequence(number, 16, 3, family=7))
         run.advance(FOREVER)
@@ -191,7 +193,7 @@ def test_a_pooling_request_ends_with_its_prefill() -> None:
 
 @pytest.mark.parametrize("steps", [0, 1, 3, 6])
 def test_an_abort_gives_everything_back_at_once(steps: int) -> None:
-    scheduler = Scheduler(Limits(1, 16, 4, 64), TIME)
+    scheduler = Scheduler(Limits(1, 16, block_size=4, num_blocks=64), TIME)
     running, waiting = sequence(1, 40, 9), sequence(2, 4, 2)
     scheduler.add(running)
     scheduler.add(waiting)
@@ -210,7 +212,7 @@ def test_an_abort_gives_everything_back_at_once(steps: int) -> None:
 
 
 def test_an_abort_during_a_step_leaves_the_others_alone() -> None:
-    scheduler = Scheduler(Limits(4, 64, 4, 64), TIME)
+    scheduler = Scheduler(Limits(4, 64, block_size=4, num_blocks=64), TIME)
     kept, dropped = sequence(1, 8, 3), sequence(2, 8, 3)
     scheduler.add(kept)
     scheduler.add(dropped)

@@ -27,7 +27,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def arrive(self, prompt: int, output: int, family: int) -> None:
         keys = [family * 100 + block for block in range(prompt // 4)]
         later = [family * 100 + block for block in range(prompt // 4, 12)]
-        sequence = SequenceState(len(self.sequences), prompt, output, keys, lambda: later)
+        sequence = SequenceState(len(self.sequences), prompt, output, prompt_keys=keys, output_keys=lambda: later)
         sequence.arrived_seconds = self.now_seconds
         self.sequences.append(sequence)
         self.scheduler.add(sequence)

@@ -4,7 +4,9 @@ import pytest
 
 from loadtest.engine.step_time import PRESETS, StepTime
 
-MODEL = StepTime(1.0, 0.1, 0.001, 0.01, 0.0001)
+MODEL = StepTime(
+    1.0, 0.1, per_attention_pair_seconds=0.001, per_decode_sequence_seconds=0.01, per_context_token_seconds=0.0001
+)
 
 
 def test_a_prefill_chunk_pays_for_its_tokens_and_for_the_pairs_they_attend_to() -> None:

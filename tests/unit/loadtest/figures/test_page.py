@@ -15,7 +15,16 @@ from tests.unit.loadtest.report.pages import Reader
 
 def exhibit(name: str, finding: str = "It is so.") -> Exhibit:
     charts = [chart(f"Of {name}", {"a": [(1, 2.0), (8, 9.0)]}, "users", "tokens/s", bounds=[(5.0, "target")])]
-    return Exhibit(name, name.title(), "It is said.", "holds", finding, charts, ["users", "rate"], [["1", "2"]])
+    return Exhibit(
+        name,
+        title=name.title(),
+        statement="It is said.",
+        verdict="holds",
+        finding=finding,
+        charts=charts,
+        head=["users", "rate"],
+        rows=[["1", "2"]],
+    )
 
 
 def test_the_page_needs_no_network_and_has_every_statement_chart_and_table() -> None:

@@ -29,7 +29,7 @@ def written(
 
 
 def record(sent: float, outcome: str = "ok") -> Record:
-    return Record(0, 0, sent, sent, sent + 2, outcome, first_token=sent + 0.5, completion_tokens=7)
+    return Record(0, 0, sent, sent=sent, end=sent + 2, outcome=outcome, first_token=sent + 0.5, completion_tokens=7)
 
 
 def test_answers_are_read_in_the_order_in_which_they_were_sent(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ import pytest
 
 from loadtest.predict.comparison import Side, compared, verdict
 
-MEASURED = Side([0.1, 0.2, 0.3], [1.0, 2.0, 3.0], 600, 10.0, 0.5)
+MEASURED = Side([0.1, 0.2, 0.3], [1.0, 2.0, 3.0], 600, seconds=10.0, hit_ratio=0.5)
 
 
 def test_each_figure_has_its_difference() -> None:
-    predicted = Side([0.11, 0.21, 0.27], [1.0, 2.0, 3.0], 600, 12.0, 0.52)
+    predicted = Side([0.11, 0.21, 0.27], [1.0, 2.0, 3.0], 600, seconds=12.0, hit_ratio=0.52)
     lines = {line.name: line for line in compared(MEASURED, predicted)}
     assert list(lines) == [
         "TTFT p50",

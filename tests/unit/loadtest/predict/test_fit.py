@@ -21,7 +21,9 @@ def test_the_step_time_that_made_the_times_is_found() -> None:
 
 
 def test_an_engine_twice_as_slow_is_fitted_twice_as_slow() -> None:
-    slow = StepTime(8e-3, 100e-6, 0.0, 400e-6, 0.0)
+    slow = StepTime(
+        8e-3, 100e-6, per_attention_pair_seconds=0.0, per_decode_sequence_seconds=400e-6, per_context_token_seconds=0.0
+    )
     found = fit(list(served(logged(traffic(per_second=10.0), slow))), BUDGET)
     assert found.step_time.base_seconds == pytest.approx(8e-3, rel=0.1)
     assert found.step_time.per_prefill_token_seconds == pytest.approx(100e-6, rel=0.15)
@@ -29,7 +31,15 @@ def test_an_engine_twice_as_slow_is_fitted_twice_as_slow() -> None:
 
 def test_nothing_is_fitted_to_be_negative() -> None:
     shrinking = [
-        Served("a", number, number + 0.5 - tokens / 10_000, number + 0.9, 0, tokens, 9)
+        Served(
+            "a",
+            number,
+            first=number + 0.5 - tokens / 10_000,
+            end=number + 0.9,
+            cached_tokens=0,
+            computed_tokens=tokens,
+            output_tokens=9,
+        )
         for number, tokens in enumerate(range(100, 2600, 100))
     ]
     step = fit(shrinking, BUDGET).step_time
@@ -48,16 +58,32 @@ def test_overhead_is_what_an_idle_engine_does_not_explain() -> None:
 
 
 def test_overhead_is_left_out_where_engines_are_never_idle() -> None:
-    crowded = [Served("a", 0.0, 1.0 + number / 100, 9.0, 0, 100, 9) for number in range(2 * FEWEST_IDLE)]
+    crowded = [
+        Served("a", 0.0, first=1.0 + number / 100, end=9.0, cached_tokens=0, computed_tokens=100, output_tokens=9)
+        for number in range(2 * FEWEST_IDLE)
+    ]
     assert overhead_of(crowded, STEP, BUDGET).overhead_seconds is None
 
 
 def test_other_engines_do_not_disturb() -> None:
-    apart = [Served(str(number), 0.0, 1.0, 9.0, 0, 100, 9) for number in range(FEWEST_IDLE)]
+    apart = [
+        Served(str(number), 0.0, first=1.0, end=9.0, cached_tokens=0, computed_tokens=100, output_tokens=9)
+        for number in range(FEWEST_IDLE)
+    ]
     assert overhead_of(apart, STEP, BUDGET).idle_requests == FEWEST_IDLE
 
 
 def test_what_the_log_has_too_little_of_is_left_out() -> None:
     [whole, streamed] = logged(traffic(2))
-    unstreamed = type(whole)(whole.at_seconds, "m", 1, 1, 4, (), (), duration_seconds=1.0, cached_tokens=0)
+    unstreamed = type(whole)(
+        whole.at_seconds,
+        model="m",
+        prompt_tokens=1,
+        output_tokens=1,
+        size_bytes=4,
+        ends=(),
+        hashes=(),
+        duration_seconds=1.0,
+        cached_tokens=0,
+    )
     assert len(list(served([unstreamed, streamed]))) == 1

@@ -23,7 +23,7 @@ def client_of(requests: list[Logged], answered: int, way_seconds: float = 0.0) -
             one.at_seconds - START - 5,
             one.at_seconds - START - 5 + (one.first_seconds or 0.0) + way_seconds,
             one.at_seconds - START - 5 + one.duration_seconds + way_seconds,
-            one.output_tokens,
+            output_tokens=one.output_tokens,
         )
         for one in requests[-answered:]
     ]

@@ -20,7 +20,16 @@ def lines(*changes: dict[str, Any]) -> list[bytes]:
 
 def test_a_request_has_the_time_of_its_arrival() -> None:
     [found] = read_log(lines({})).requests
-    assert found == Logged(1_700_000_006.0, "m", 100, 7, 400, (256, 400), ("aa", "bb"), duration_seconds=4.0)
+    assert found == Logged(
+        1_700_000_006.0,
+        model="m",
+        prompt_tokens=100,
+        output_tokens=7,
+        size_bytes=400,
+        ends=(256, 400),
+        hashes=("aa", "bb"),
+        duration_seconds=4.0,
+    )
 
 
 def test_times_are_read_in_iso_8601_and_in_seconds() -> None:

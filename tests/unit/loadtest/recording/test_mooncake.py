@@ -4,7 +4,9 @@ from loadtest.recording import Logged, bytes_per_token, trace_of
 def logged(at: float, ends: tuple[int, ...], hashes: str, size: int | None = None, model: str = "m") -> Logged:
     """A prompt of 4 bytes a token; each letter is the hash of one of its ends."""
     size = size or ends[-1]
-    return Logged(at, model, size // 4, 9, size, ends, tuple(hashes))
+    return Logged(
+        at, model=model, prompt_tokens=size // 4, output_tokens=9, size_bytes=size, ends=ends, hashes=tuple(hashes)
+    )
 
 
 def ids(*requests: Logged, block: int = 64) -> list[list[int]]:
@@ -43,13 +45,15 @@ def test_what_the_log_does_not_report_is_shared_with_nothing() -> None:
 
 
 def test_prompts_of_one_model_are_cut_alike_whatever_their_own_ratio() -> None:
-    wordy = Logged(0, "m", 64, 9, 512, (256, 512), ("a", "b"))  # 8 bytes a token
-    dense = Logged(1, "m", 192, 9, 512, (256, 512), ("a", "b"))
+    wordy = Logged(
+        0, model="m", prompt_tokens=64, output_tokens=9, size_bytes=512, ends=(256, 512), hashes=("a", "b")
+    )  # 8 bytes a token
+    dense = Logged(1, model="m", prompt_tokens=192, output_tokens=9, size_bytes=512, ends=(256, 512), hashes=("a", "b"))
     assert bytes_per_token([wordy, dense]) == {"m": 4.0}
     assert ids(wordy, dense) == [[0], [0, 1, 2]]
 
 
 def test_models_share_nothing_and_have_ratios_of_their_own() -> None:
-    other = Logged(0, "n", 64, 9, 64, (64,), ("z",))
+    other = Logged(0, model="n", prompt_tokens=64, output_tokens=9, size_bytes=64, ends=(64,), hashes=("z",))
     assert bytes_per_token([logged(0, (256,), "a"), other]) == {"m": 4.0, "n": 1.0}
     assert ids(logged(0, (256,), "a"), other) == [[0], [1]]

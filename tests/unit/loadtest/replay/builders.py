@@ -31,7 +31,7 @@ def conversation_trace(rows: int = 300, seed: int = 1) -> Trace:
         own = rng.randint(1, 6)
         keys = (*keys, *range(key, key + own))
         key += own
-        made.append(Row(number / 10, len(keys) * BLOCK + rng.randint(0, BLOCK - 1), rng.randint(1, 80), keys))
+        made.append(Row(number / 10, len(keys) * BLOCK + rng.randint(0, BLOCK - 1), rng.randint(1, 80), keys=keys))
     return Trace("made-up", made, BLOCK)
 
 
@@ -42,9 +42,9 @@ def session_trace(sessions: int = 6, turns: int = 4, think_seconds: float = 0.5)
             float(session),
             BLOCK * 2 * turn + 10,
             20,
-            tuple(range(session * 100, session * 100 + 2 * turn)),
-            session,
-            think_seconds if turn > 1 else 0.0,
+            keys=tuple(range(session * 100, session * 100 + 2 * turn)),
+            session=session,
+            think_seconds=think_seconds if turn > 1 else 0.0,
         )
         for session in range(sessions)
         for turn in range(1, turns + 1)
@@ -57,12 +57,18 @@ def request(
 ) -> ReplayRequest:
     """A request at time zero; its keys are its own unless given."""
     own = range(number * 10_000, number * 10_000 + prompt_tokens // BLOCK)
-    return ReplayRequest(number, 0.0, prompt_tokens, output_tokens, tuple(own if keys is None else keys))
+    return ReplayRequest(
+        number,
+        arrival_seconds=0.0,
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        keys=tuple(own if keys is None else keys),
+    )
 
 
 def site(at: Scenario) -> RouterContext:
     """Engines for a scenario, and lots."""
-    return RouterContext(at, BLOCK, engines_of(at, BLOCK), random.Random(0))
+    return RouterContext(at, BLOCK, engines_of(at, BLOCK), rng=random.Random(0))
 
 
 def views(engines: Sequence[ReplayEngine]) -> list[EngineView]:

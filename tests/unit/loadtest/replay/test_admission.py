@@ -39,7 +39,7 @@ def _run(arm: str, at: Scenario, rows: int = 120) -> tuple[list[ReplayRequest], 
         conversation_trace(rows, seed=at.seed), at.engines, at.rate_per_second, at.seed, lengths=at.lengths
     )
     engines = [_CountingEngine(at.limits(BLOCK), at.step_time) for _ in range(at.engines)]
-    router = router_of(with_admission("ours", arm), RouterContext(at, BLOCK, engines, random.Random(0)))
+    router = router_of(with_admission("ours", arm), RouterContext(at, BLOCK, engines, rng=random.Random(0)))
     simulation = Simulation(requests, engines, router)
     simulation.run()
     assert simulation.left == 0

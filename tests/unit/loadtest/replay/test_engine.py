@@ -23,7 +23,7 @@ def _sequences(count: int, seed: int) -> list[tuple[float, SequenceState]]:
         shared = tuple(range(rng.randint(0, 3) * 100, rng.randint(0, 3) * 100 + 5))
         prompt = rng.randint(100, 900)
         keys = (*shared, *range(number * 1000 + 10_000, number * 1000 + 10_100))[: prompt // 16]
-        made.append((at, SequenceState(number, prompt, rng.randint(1, 120), keys)))
+        made.append((at, SequenceState(number, prompt, rng.randint(1, 120), prompt_keys=keys)))
     return made
 
 
@@ -85,7 +85,7 @@ def test_a_lost_cache_hits_nothing() -> None:
     engine, keys = ReplayEngine(Limits(), STEP), tuple(range(6))
 
     def run(number: int, at: float) -> int:
-        sequence = SequenceState(number, 100, 2, keys)
+        sequence = SequenceState(number, 100, 2, prompt_keys=keys)
         engine.submit(sequence, at)
         while engine.next_event_seconds < math.inf:
             engine.advance()

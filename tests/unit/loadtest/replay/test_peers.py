@@ -130,7 +130,7 @@ def test_dynamo_forgets_the_blocks_of_answered_requests(engine: ReplayEngine) ->
 
 
 def _cache_aware(tree_tokens: int = 1 << 20) -> CacheAware:
-    return CacheAware(2, BLOCK, tree_tokens, random.Random(0))
+    return CacheAware(2, BLOCK, tree_tokens, rng=random.Random(0))
 
 
 def test_cache_aware_follows_a_match_above_the_threshold_and_else_the_least_load(engine: ReplayEngine) -> None:

@@ -70,7 +70,7 @@ def test_a_turn_is_sent_when_its_think_time_after_the_answer_is_over() -> None:
 def test_one_request_through_the_gateway_takes_what_the_step_model_says() -> None:
     at = scenario(engines=2)
     engines = engines_of(at, BLOCK)
-    router = GatewayRouter("prefix", at, engines, BLOCK, RoutingConfig())
+    router = GatewayRouter("prefix", at, engines=engines, block_tokens=BLOCK, routing=RoutingConfig())
     alone = request(prompt_tokens=2000, output_tokens=5)
     Simulation([alone], engines, router).run()
     assert alone.ttft_seconds == pytest.approx(at.cold_prefill_seconds(2000), abs=1e-9)
@@ -98,7 +98,7 @@ def test_engines_that_join_get_requests_from_then_on(policy: str) -> None:
 
 def test_an_engine_that_joins_starts_slowly_behind_the_gateway() -> None:
     at = scenario(engines=1, max_num_seqs=40, faults=EngineFaults(join_at=0.5, join_engines=1))
-    router = GatewayRouter("prefix", at, engines_of(at, BLOCK), BLOCK, RoutingConfig())
+    router = GatewayRouter("prefix", at, engines=engines_of(at, BLOCK), block_tokens=BLOCK, routing=RoutingConfig())
     router.joined(10.0)
     slots = []
     for now in (10.0, 25.0, 40.0):
@@ -130,7 +130,7 @@ def test_slow_engines_get_less_from_the_gateway_which_is_reported() -> None:
 def test_a_line_forms_in_the_gateway_and_not_in_the_engines_above_capacity() -> None:
     at = scenario(engines=1, max_num_seqs=4)
     engines = engines_of(at, BLOCK)
-    router = GatewayRouter("least_loaded", at, engines, BLOCK, RoutingConfig())
+    router = GatewayRouter("least_loaded", at, engines=engines, block_tokens=BLOCK, routing=RoutingConfig())
     crowd = [request(number) for number in range(20)]
     Simulation(crowd, engines, router).run()
     assert engines[0].scheduler.counters.peak_running <= 4

@@ -57,8 +57,21 @@ def test_the_minute_after_engines_joined_is_split_by_engine() -> None:
 
 
 def _figures(ttft: float, goodput: float) -> PolicyFigures:
-    spread = Percentiles(ttft, ttft, ttft, ttft)
-    return PolicyFigures(9, spread, spread, spread, goodput, 0.0, 0.0, 0.0, 0, 1.0, 1.0, 1.0)
+    spread = Percentiles(ttft, ttft, ttft, p99=ttft)
+    return PolicyFigures(
+        9,
+        ttft=spread,
+        tpot=spread,
+        e2e=spread,
+        goodput=goodput,
+        ttft_violations=0.0,
+        tpot_violations=0.0,
+        hit_ratio=0.0,
+        preemptions=0,
+        prefill_imbalance=1.0,
+        virtual_seconds=1.0,
+        cpu_seconds=1.0,
+    )
 
 
 def test_ratios_are_geometric_means() -> None:
@@ -68,7 +81,7 @@ def test_ratios_are_geometric_means() -> None:
 
 
 def test_the_ideal_rate_is_that_of_engines_that_are_always_busy() -> None:
-    trace = Trace("t", [Row(float(n), 2 * BLOCK, 1, (1, 2)) for n in range(100)], BLOCK)
+    trace = Trace("t", [Row(float(n), 2 * BLOCK, 1, keys=(1, 2)) for n in range(100)], BLOCK)
     at = scenario(engines=3)
     step = at.step_time
     cold = step.prefill_seconds(2 * BLOCK, 0) + step.decode_seconds(1, 2 * BLOCK)

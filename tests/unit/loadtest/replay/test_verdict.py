@@ -18,10 +18,24 @@ def results(figures: dict[str, tuple[float, float]], loads: tuple[float, ...] = 
     for load in loads:
         at = scenario(rate=10 * load)
         for policy, (e2e, goodput) in figures.items():
-            spread = Percentiles(*[e2e * (2 if load == 1 else 1)] * 4)
-            found = PolicyFigures(9, spread, spread, spread, goodput, 0.0, 0.0, 0.0, 0, 1.0, 1.0, 1.0)
+            seconds = e2e * (2 if load == 1 else 1)
+            spread = Percentiles(seconds, seconds, seconds, p99=seconds)
+            found = PolicyFigures(
+                9,
+                ttft=spread,
+                tpot=spread,
+                e2e=spread,
+                goodput=goodput,
+                ttft_violations=0.0,
+                tpot_violations=0.0,
+                hit_ratio=0.0,
+                preemptions=0,
+                prefill_imbalance=1.0,
+                virtual_seconds=1.0,
+                cpu_seconds=1.0,
+            )
             outcomes.append(CellOutcome(GridCell(load, at, policy), found))
-    return GridResults(conversation_trace(rows=3), "lmetric", {2: 10.0}, outcomes, "")
+    return GridResults(conversation_trace(rows=3), "lmetric", {2: 10.0}, outcomes=outcomes, command="")
 
 
 def test_each_figure_has_its_own_best_rival() -> None:

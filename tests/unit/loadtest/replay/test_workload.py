@@ -21,7 +21,7 @@ def test_the_asked_rate_is_the_rate() -> None:
 
 
 def test_copies_share_the_common_first_block_and_nothing_else() -> None:
-    rows = [Row(float(n), 3 * BLOCK, 5, (0, 10 + n, 100 + n)) for n in range(50)]
+    rows = [Row(float(n), 3 * BLOCK, 5, keys=(0, 10 + n, 100 + n)) for n in range(50)]
     requests = requests_of(Trace("t", rows, BLOCK), engines=12, rate_per_second=1.0, seed=0)
     by_key: dict[int, int] = {}
     for request in requests:
@@ -49,7 +49,7 @@ def test_requests_are_numbered_by_arrival_and_rotated_by_seed() -> None:
 
 
 def test_coarse_times_are_spread_over_their_tick() -> None:
-    rows = [Row(3.0 * (n // 10), BLOCK, 5, (n,)) for n in range(100)]
+    rows = [Row(3.0 * (n // 10), BLOCK, 5, keys=(n,)) for n in range(100)]
     requests = requests_of(Trace("t", rows, BLOCK, tick_seconds=3.0), 1, 10 / 3, seed=0)
     assert len({request.arrival_seconds for request in requests}) == 100
 
@@ -67,8 +67,10 @@ def test_sessions_are_copied_as_often_as_the_rate_needs_and_only_first_turns_arr
 
 def test_a_following_turn_shows_the_blocks_of_the_answer() -> None:
     rows = [
-        Row(0.0, 2 * BLOCK + 40, 100, (1, 2)),  # 268 tokens in all: blocks 3 and 4 are complete but for the last token
-        Row(9.0, 6 * BLOCK, 10, (1, 2, 3, 4, 5, 6)),
+        Row(
+            0.0, 2 * BLOCK + 40, 100, keys=(1, 2)
+        ),  # 268 tokens in all: blocks 3 and 4 are complete but for the last token
+        Row(9.0, 6 * BLOCK, 10, keys=(1, 2, 3, 4, 5, 6)),
     ]
     before, after = turns_of(rows, BLOCK)
     assert before.answer_keys == (3, 4)
@@ -76,13 +78,13 @@ def test_a_following_turn_shows_the_blocks_of_the_answer() -> None:
 
 
 def test_a_prompt_that_is_too_short_to_hold_the_answer_does_not_continue_it() -> None:
-    rows = [Row(0.0, 2 * BLOCK + 40, 400, (1, 2)), Row(9.0, 6 * BLOCK, 10, (1, 2, 3, 4, 5, 6))]
+    rows = [Row(0.0, 2 * BLOCK + 40, 400, keys=(1, 2)), Row(9.0, 6 * BLOCK, 10, keys=(1, 2, 3, 4, 5, 6))]
     assert [turn.answer_keys for turn in turns_of(rows, BLOCK)] == [(), ()]
 
 
 def test_a_shared_opening_is_no_requests_earlier_turn() -> None:
-    rows = [Row(0.0, BLOCK + 1, 70, (0,))]
-    rows += [Row(float(n), 4 * BLOCK, 10, (0, 10 * n, 10 * n + 1, 10 * n + 2)) for n in range(1, 8)]
+    rows = [Row(0.0, BLOCK + 1, 70, keys=(0,))]
+    rows += [Row(float(n), 4 * BLOCK, 10, keys=(0, 10 * n, 10 * n + 1, 10 * n + 2)) for n in range(1, 8)]
     assert all(turn.answer_keys == () for turn in turns_of(rows, BLOCK))
 
 

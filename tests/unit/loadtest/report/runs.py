@@ -27,9 +27,9 @@ def records_of(ttft: float, *, count: int = 20, fails: int = 0, seconds: float =
                 index,
                 0,
                 start,
-                start,
-                start + seconds,
-                "ok",
+                sent=start,
+                end=start + seconds,
+                outcome="ok",
                 first_token=start + ttft,
                 completion_tokens=5,
                 prompt_tokens=50,
@@ -38,7 +38,9 @@ def records_of(ttft: float, *, count: int = 20, fails: int = 0, seconds: float =
                 backend="a",
             )
         )
-    made += [Record(count + index, 0, 0.0, 0.0, 0.1, "http_503", detail="no") for index in range(fails)]
+    made += [
+        Record(count + index, 0, 0.0, sent=0.0, end=0.1, outcome="http_503", detail="no") for index in range(fails)
+    ]
     return made
 
 
@@ -52,7 +54,12 @@ def run_of(records: list[Record], bounds: Bounds | None = None, *, lag: float = 
 def curve_of(speeds: dict[str, float], repeat: int = 3, users: tuple[int, ...] = (1, 2, 4)) -> Series:
     """A series over users; a target of twice the speed gives twice the tokens."""
     ran = [
-        Ran(target, f"c{count}", n, run_of(records_of(0.1 / speed, seconds=(0.4 + n / 100) / speed), concurrency=count))
+        Ran(
+            target,
+            f"c{count}",
+            n,
+            results=run_of(records_of(0.1 / speed, seconds=(0.4 + n / 100) / speed), concurrency=count),
+        )
         for n in range(repeat)
         for count in users
         for target, speed in speeds.items()

@@ -20,7 +20,7 @@ _BOUNDS = Bounds(ttft_ms=150)
 
 def _ran(aim: Aim, load: float, ttft: float, **more: float) -> Ran:
     plan = {"concurrency": int(load)} if aim is Aim.CONCURRENCY else {"concurrency": None, "rate_per_second": load}
-    return Ran("", f"{load:g}", 0, run_of(records_of(ttft), _BOUNDS, **more, **plan))  # type: ignore[arg-type]
+    return Ran("", f"{load:g}", 0, results=run_of(records_of(ttft), _BOUNDS, **more, **plan))  # type: ignore[arg-type]
 
 
 def _found(aim: Aim, ttfts: dict[float, float]) -> tuple[LoadSearch, list[Ran]]:
@@ -97,7 +97,12 @@ def test_two_targets_are_no_curve() -> None:
 def test_a_series_is_settled_when_every_load_is_known_to_the_share_asked_for() -> None:
     def ran(repeat: int, spread: float) -> list[Ran]:
         return [
-            Ran("", f"c{users}", n, run_of(records_of(0.1, seconds=0.4 * (1 + spread * (n % 2))), concurrency=users))
+            Ran(
+                "",
+                f"c{users}",
+                n,
+                results=run_of(records_of(0.1, seconds=0.4 * (1 + spread * (n % 2))), concurrency=users),
+            )
             for n in range(repeat)
             for users in (1, 2)
         ]
@@ -145,7 +150,7 @@ def test_a_search_that_was_disturbed_says_so_and_what_was_seen_once() -> None:
 
 def test_a_curve_of_runs_that_the_client_spoilt_is_not_the_servers() -> None:
     ran = [
-        Ran("", f"c{users}", 0, run_of(records_of(0.1), lag=0.9 if users == 2 else 0.001, concurrency=users))
+        Ran("", f"c{users}", 0, results=run_of(records_of(0.1), lag=0.9 if users == 2 else 0.001, concurrency=users))
         for users in (1, 2)
     ]
     series = series_of(ran, ENVIRONMENT)
@@ -154,10 +159,10 @@ def test_a_curve_of_runs_that_the_client_spoilt_is_not_the_servers() -> None:
 
 
 def test_repeating_ends_where_every_run_is_spoilt_and_says_so() -> None:
-    spoilt = [Ran("", "c1", n, run_of(records_of(0.1), lag=0.9)) for n in range(4)]
+    spoilt = [Ran("", "c1", n, results=run_of(records_of(0.1), lag=0.9)) for n in range(4)]
     assert spoilt_loads(spoilt[:3]) == []
     assert spoilt_loads(spoilt) == ["c1"]
     assert "no run was valid at c1" in why_unsettled(spoilt, 0.03)
-    valid = Ran("", "c1", 4, run_of(records_of(0.1)))
+    valid = Ran("", "c1", 4, results=run_of(records_of(0.1)))
     assert spoilt_loads([*spoilt, valid]) == []
     assert why_unsettled([*spoilt, valid], 0.03) == "5 repetitions did not bring the intervals down to ±3%"

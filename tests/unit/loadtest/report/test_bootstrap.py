@@ -39,7 +39,7 @@ def _run(draw: Random, shared: float, phase_seconds: float = 0.4) -> list[Record
             luck = shared * level[int(at / _STEP_SECONDS)] + math.sqrt(1 - shared**2) * draw.gauss(0, 1)
             first, end = at + 0.1 * math.exp(0.4 * luck), at + 0.1 * math.exp(0.4 * luck) + 0.2 * math.exp(0.1 * luck)
             tokens = {"completion_tokens": 21, "events": 21, "reads": 21}
-            made.append(Record(len(made), -1, at, at, end, "ok", first_token=first, **tokens))
+            made.append(Record(len(made), -1, at, sent=at, end=end, outcome="ok", first_token=first, **tokens))
             at = end
     return made
 
@@ -82,14 +82,16 @@ def test_percentiles_without_values_beyond_them_have_no_interval() -> None:
 
 def test_a_run_that_is_short_for_its_requests_has_no_intervals() -> None:
     random = np.random.default_rng(1)
-    run = [Record(0, -1, 0.0, 0.0, 2.0, "ok"), Record(1, -1, 0.0, 0.0, 2.5, "ok")]
+    run = [Record(0, -1, 0.0, sent=0.0, end=2.0, outcome="ok"), Record(1, -1, 0.0, sent=0.0, end=2.5, outcome="ok")]
     for records, window in ((run, (0.0, 2.5)), ([], (0.0, 1.0)), (run, (1.0, 1.0))):
         assert latency_intervals(records, window, random) == rate_intervals(records, None, window, random) == {}
 
 
 def test_turns_of_a_conversation_count_where_it_begins() -> None:
     """Conversations as long as a stretch are no measurement each second."""
-    turns = [Record(at // 20, -1, at / 10, at / 10, at / 10 + 0.1, "ok", turn=at % 20) for at in range(200)]
+    turns = [
+        Record(at // 20, -1, at / 10, sent=at / 10, end=at / 10 + 0.1, outcome="ok", turn=at % 20) for at in range(200)
+    ]
     single = [replace(record, index=number) for number, record in enumerate(turns)]
     random = np.random.default_rng(1)
     assert latency_intervals(single, (0.0, 20.0), random)

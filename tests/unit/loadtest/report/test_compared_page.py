@@ -30,7 +30,7 @@ def run_in(folder: Path, ttft: float) -> Path:
 
 def series_in(folder: Path, ttft: float, users: tuple[int, ...] = (1, 2), repeat: int = 1) -> Path:
     ran = [
-        Ran("", f"c{count}", n, run_of(records_of(ttft + n / 1000), concurrency=count))
+        Ran("", f"c{count}", n, results=run_of(records_of(ttft + n / 1000), concurrency=count))
         for n in range(repeat)
         for count in users
     ]
@@ -88,7 +88,7 @@ def test_the_command_writes_the_page_and_checks_rules_against_the_first(tmp_path
 def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
     before, after = run_of(records_of(0.1), url=f"http://{HOSTILE}"), run_of(records_of(0.2))
     sides = [
-        Saved(name, Path(name), series_of_one(run), run, records_of(ttft))
+        Saved(name, Path(name), series_of_one(run), run=run, records=records_of(ttft))
         for name, run, ttft in (("<b>a", before, 0.1), ("b", after, 0.2))
     ]
     html = compared_page(sides, diff_of_many([one.series for one in sides]), [{}, {}], [f"rule {HOSTILE}"])
@@ -102,7 +102,9 @@ def test_the_page_of_two_runs_lays_their_curves_over_each_other() -> None:
 
 
 def test_the_page_of_two_series_has_their_batch_size_curves() -> None:
-    before, after = (Saved(name, Path(name), curve_of({"gw": speed}), None, []) for name, speed in (("a", 1), ("b", 2)))
+    before, after = (
+        Saved(name, Path(name), curve_of({"gw": speed}), run=None, records=[]) for name, speed in (("a", 1), ("b", 2))
+    )
     html = compared_page([before, after], diff_of_many([before.series, after.series]), [{}, {}])
     assert_it_needs_nothing(html)
     first, per_user, *_ = plots_of(html)

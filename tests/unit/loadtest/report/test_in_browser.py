@@ -52,9 +52,9 @@ def _page() -> str:
     )
     curve = ChartSeries("gateway", "s1", [(1, 5), (2, 9), (4, 16)], spread=[(4, 6), (8, 10), (15, 17)])
     charts = [
-        Chart(_HOSTILE, "", time, counts, [first], dots=[(1.0, 3.0)], marks=[2.0]),
-        Chart("another", "", time, counts, [second]),
-        Chart("curve", "", users, counts, [curve], ["1", "2", "4"]),
+        Chart(_HOSTILE, note="", x=time, y=counts, series=[first], dots=[(1.0, 3.0)], marks=[2.0]),
+        Chart("another", note="", x=time, y=counts, series=[second]),
+        Chart("curve", note="", x=users, y=counts, series=[curve], x_shown=["1", "2", "4"]),
     ]
     return render("page.html", "plots", "", charts)
 

@@ -39,7 +39,7 @@ def two_targets(repeat: int = 4) -> str:
             target,
             f"c{users}",
             n,
-            run_of(records_of(0.1 + n / 1000, seconds=(0.4 + n / 100) / speed), concurrency=users),
+            results=run_of(records_of(0.1 + n / 1000, seconds=(0.4 + n / 100) / speed), concurrency=users),
         )
         for n in range(repeat)
         for users in (1, 2)
@@ -92,7 +92,7 @@ def test_whiskers_are_the_interval_of_the_runs_and_of_a_single_one_its_own() -> 
     # 3.182 x 1.29 ms / sqrt(4) around 101.5 ms
     assert chart["lines"][0]["spread"][0] == pytest.approx([99.4, 103.6], abs=0.1)
     ran = [
-        Ran("", f"c{n}", 0, run_of(records_of(0.1), concurrency=n).model_copy(update={"intervals": KNOWN}))
+        Ran("", f"c{n}", 0, results=run_of(records_of(0.1), concurrency=n).model_copy(update={"intervals": KNOWN}))
         for n in (1, 2)
     ]
     single = plots_of(series_page(series_of(ran, ENVIRONMENT), []))

@@ -75,11 +75,13 @@ def test_the_file_fails_exactly_where_the_run_does(lag: float, bound: float, fai
 def test_a_series_fails_where_it_did_and_a_load_that_is_too_much_is_skipped() -> None:
     slow, quick = (run_of(records_of(ttft), Bounds(ttft_ms=150)) for ttft in (0.3, 0.1))
     spoilt = run_of(records_of(0.1), lag=0.9)
-    carried = series_of([Ran("a", "c1", 0, quick), Ran("a", "c2", 0, slow)], ENVIRONMENT)
+    carried = series_of([Ran("a", "c1", 0, results=quick), Ran("a", "c2", 0, results=slow)], ENVIRONMENT)
     (cases,) = _outcomes(junit_of_series(carried)).values()
     assert cases["c2: passes"] == "skipped: 0 of 1 valid runs passed"
     assert cases["some load is carried"] == "passed"
-    beaten = series_of([Ran("a", "c1", 0, slow), Ran("b", "c1", 0, spoilt)], ENVIRONMENT, {"b-c2-1": "gone"})
+    beaten = series_of(
+        [Ran("a", "c1", 0, results=slow), Ran("b", "c1", 0, results=spoilt)], ENVIRONMENT, {"b-c2-1": "gone"}
+    )
     found = _outcomes(junit_of_series(beaten))
     assert found["a"]["some load is carried"].startswith("failure")
     assert found["b"]["c1: client keeps up"].startswith("failure")
@@ -100,7 +102,7 @@ def test_what_the_checkpoint_checked_has_a_suite_of_its_own(tmp_path: Path) -> N
         "caps": "failure: expected at most 8, found 9",
         "embeddings": "skipped: no such model",
     }
-    series = series_of([Ran("a", "c1", 0, run_of(records_of(0.1)))], ENVIRONMENT)
+    series = series_of([Ran("a", "c1", 0, results=run_of(records_of(0.1)))], ENVIRONMENT)
     found = _outcomes(junit_of_series(series, {"a-c1-1": checkpoint_checks(tmp_path), "b": []}))
     assert list(found) == ["a", "checkpoint of a-c1-1"]
     (tmp_path / "checkpoint.json").write_text("{")

@@ -33,9 +33,21 @@ def of_lengths() -> list[Record]:
     for index in range(200):
         length, start = random.randrange(10, 4000), float(index)
         made.append(
-            Record(index, 0, start, start, start + length / 1000 + 0.1, "ok", first_token=start + length / 1000,
-                   completion_tokens=5, prompt_tokens=length, events=5, reads=5, backend="a")
-        )  # fmt: skip
+            Record(
+                index,
+                0,
+                start,
+                sent=start,
+                end=start + length / 1000 + 0.1,
+                outcome="ok",
+                first_token=start + length / 1000,
+                completion_tokens=5,
+                prompt_tokens=length,
+                events=5,
+                reads=5,
+                backend="a",
+            )
+        )
     return made
 
 
@@ -123,7 +135,7 @@ def test_a_histogram_counts_every_request_once() -> None:
 
 def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> None:
     ran = [
-        Ran("", f"c{users}", 0, run_of(records_of(ttft, seconds=0.4 / users), BOUNDS, concurrency=users))
+        Ran("", f"c{users}", 0, results=run_of(records_of(ttft, seconds=0.4 / users), BOUNDS, concurrency=users))
         for users, ttft in ((1, 0.05), (2, 0.1), (4, 0.2))
     ]
     plots = plots_of(series_page(series_of(ran, ENVIRONMENT), []))
@@ -144,7 +156,7 @@ def test_throughput_against_latency_marks_the_load_with_the_most_goodput() -> No
 def test_a_best_load_that_others_may_equal_is_a_tie_and_one_that_the_client_spoilt_is_none() -> None:
     def note(lag: float = 0.001, slower: float = 1.0) -> str:
         ran = [
-            Ran("", f"c{users}", n, run_of(records, BOUNDS, lag=lag, concurrency=users))
+            Ran("", f"c{users}", n, results=run_of(records, BOUNDS, lag=lag, concurrency=users))
             for n in range(4)
             for users in (1, 2)
             if (records := records_of(0.05, seconds=(0.4 + n / 100) * (slower if users == 1 else 1)))
@@ -175,7 +187,7 @@ def test_a_series_page_begins_with_the_answer_of_a_search_and_the_batch_size_cur
 
 def test_gpus_are_columns_and_charts_of_a_series() -> None:
     ran = [
-        Ran("", f"c{users}", 0, run_of(records_of(0.1), concurrency=users).model_copy(update={"samples": BUSY}))
+        Ran("", f"c{users}", 0, results=run_of(records_of(0.1), concurrency=users).model_copy(update={"samples": BUSY}))
         for users in (1, 2)
     ]
     series = series_of(ran, ENVIRONMENT)
@@ -191,7 +203,12 @@ def test_gpus_are_columns_and_charts_of_a_series() -> None:
 async def test_nothing_of_a_page_is_cut(tmp_path: Path) -> None:
     records = of_lengths()
     ran = [
-        Ran(target, f"c{users}", n, run_of(records_of(0.1, seconds=0.4 / users + n / 100), BOUNDS, concurrency=users))
+        Ran(
+            target,
+            f"c{users}",
+            n,
+            results=run_of(records_of(0.1, seconds=0.4 / users + n / 100), BOUNDS, concurrency=users),
+        )
         for n in range(3)
         for users in (1, 8, 32)
         for target in ("direct", "gateway")

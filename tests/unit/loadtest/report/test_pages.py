@@ -36,7 +36,7 @@ def _records(count: int, **more: Any) -> list[Record]:
             "events": 10,
             "reads": 10,
         }
-        made.append(Record(index, index % 3, start, start, start + 0.5, "ok", **(fields | more)))
+        made.append(Record(index, index % 3, start, sent=start, end=start + 0.5, outcome="ok", **(fields | more)))
     return made
 
 
@@ -55,7 +55,7 @@ _HOSTILE = "</script><script>alert(1)</script><!--\u2028"
 def test_the_page_needs_no_network_and_escapes_its_input() -> None:
     records = [
         *_records(120, backend=_HOSTILE),
-        Record(120, 0, 3.0, 3.0, 3.1, "http_500", detail=f"{_HOSTILE}<img src=x onerror=alert(1)>"),
+        Record(120, 0, 3.0, sent=3.0, end=3.1, outcome="http_500", detail=f"{_HOSTILE}<img src=x onerror=alert(1)>"),
     ]
     results = _results(records, url=f"http://x/{_HOSTILE}")
     html = page(results, records)
@@ -124,7 +124,7 @@ def test_a_backend_is_drawn_against_the_cap_that_the_gateway_reported() -> None:
 
 
 def test_time_above_the_cap_is_reported() -> None:
-    records = [Record(n, 0, 0.0, 0.0, end, "ok", backend="a") for n, end in enumerate((1.0, 2.0, 2.5))]
+    records = [Record(n, 0, 0.0, sent=0.0, end=end, outcome="ok", backend="a") for n, end in enumerate((1.0, 2.0, 2.5))]
     page_series = PageSeries(
         name="g", url="u", at=[0.0], running=[1], backends={"a": BackendGauges(in_flight=[3], limit=[2])}
     )
@@ -147,8 +147,8 @@ def test_audio_has_its_speed_on_the_page_and_in_the_terminal() -> None:
         [],
         _records(1),
         _records(3, first_token=None, completion_tokens=None, backend=None, cached_tokens=None, events=0, reads=0),
-        [Record(0, 0, 0.0, 0.0, 0.0, "connect", detail="refused")],
-        [Record(0, 0, 0.0, 0.0, 0.0, "dropped")],
+        [Record(0, 0, 0.0, sent=0.0, end=0.0, outcome="connect", detail="refused")],
+        [Record(0, 0, 0.0, sent=0.0, end=0.0, outcome="dropped")],
         _records(5000),
     ],
     ids=["nothing", "one", "embeddings", "one failure", "one dropped", "many"],
@@ -163,7 +163,7 @@ def test_any_run_can_be_shown(records: list[Record]) -> None:
 
 
 def test_the_terminal_reports_failures_latencies_and_backends_in_80_columns() -> None:
-    records = [*_records(50), Record(50, 0, 3.0, 3.0, 3.1, "http_500", detail="[bold]odd[/] markup")]
+    records = [*_records(50), Record(50, 0, 3.0, sent=3.0, end=3.1, outcome="http_500", detail="[bold]odd[/] markup")]
     file = io.StringIO()
     show(_results(records), Console(file=file, width=80))
     shown = file.getvalue()
@@ -200,10 +200,14 @@ def test_a_mix_has_a_row_for_each_part() -> None:
 
 def test_recent_figures_forget_what_is_older_than_ten_seconds() -> None:
     recent = Recent()
-    recent.take(Tick(5.0, [Record(0, 0, 0.0, 0.0, 4.0, "ok", first_token=3.0, completion_tokens=100)], 7))
+    recent.take(
+        Tick(5.0, [Record(0, 0, 0.0, sent=0.0, end=4.0, outcome="ok", first_token=3.0, completion_tokens=100)], 7)
+    )
     assert recent.figures()["TTFT p50"] == "3.00 s"
     assert recent.figures()["tok/s"] == "20"
-    recent.take(Tick(20.0, [Record(1, 0, 19.0, 19.0, 19.5, "ok", first_token=19.1, completion_tokens=50)], 2))
+    recent.take(
+        Tick(20.0, [Record(1, 0, 19.0, sent=19.0, end=19.5, outcome="ok", first_token=19.1, completion_tokens=50)], 2)
+    )
     figures = recent.figures()
     assert figures["TTFT p50"] == "100 ms"
     assert (figures["done"], figures["in flight"], figures["tok/s"]) == ("2", "2", "5")

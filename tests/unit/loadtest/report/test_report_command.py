@@ -33,7 +33,7 @@ def _written(folder: Path, ttft: float, bounds: Bounds | None = None) -> Results
 
 def _series(folder: Path, ttft: float = 0.1) -> list[Ran]:
     ran = [
-        Ran(target, f"c{users}", n, run_of(records_of(ttft + n / 100), concurrency=users))
+        Ran(target, f"c{users}", n, results=run_of(records_of(ttft + n / 100), concurrency=users))
         for n in range(2)
         for users in (1, 2)
         for target in ("direct", "gateway")

@@ -24,15 +24,24 @@ _ENVIRONMENT = Environment(versions={}, command=["loadtest"], started_at="2026",
 
 def _ran(target: str, rate: float, repetition: int, ttft: float, *, lag: float = 0.001, fails: int = 0) -> Ran:
     records = [
-        Record(i, 0, i / rate, i / rate, i / rate + ttft + 0.1, "ok", first_token=i / rate + ttft, completion_tokens=5)
+        Record(
+            i,
+            0,
+            i / rate,
+            sent=i / rate,
+            end=i / rate + ttft + 0.1,
+            outcome="ok",
+            first_token=i / rate + ttft,
+            completion_tokens=5,
+        )
         for i in range(20)
     ]
-    records += [Record(20 + i, 0, 0.0, 0.0, 0.1, "http_503", detail="no") for i in range(fails)]
+    records += [Record(20 + i, 0, 0.0, sent=0.0, end=0.1, outcome="http_503", detail="no") for i in range(fails)]
     plan = Plan.model_validate({"url": "http://x", "model": "m", "requests": 20, "rate_per_second": rate})
     health = WorkerHealth(0, array("d", [lag]), array("d", [0.2]))
     harvest = Harvest(records, Counter(), [health])
     results = summarise(plan, harvest, Bounds(ttft_ms=400, max_error_ratio=0.5), _ENVIRONMENT, {})
-    return Ran(target, f"r{rate:g}", repetition, results)
+    return Ran(target, f"r{rate:g}", repetition, results=results)
 
 
 def _series(*ran: Ran) -> Series:

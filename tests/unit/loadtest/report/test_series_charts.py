@@ -40,7 +40,7 @@ def test_ratios_have_their_spread_at_each_number_of_users() -> None:
 
 
 def test_rates_are_drawn_evenly_and_one_load_not_at_all() -> None:
-    rated = [Ran("", f"r{r}", 0, run_of(records_of(0.1), concurrency=None, rate_per_second=r)) for r in (1, 2)]
+    rated = [Ran("", f"r{r}", 0, results=run_of(records_of(0.1), concurrency=None, rate_per_second=r)) for r in (1, 2)]
     titles = [chart.title for chart in series_charts(series_of(rated, ENVIRONMENT))]
     assert titles[0] == "Requests/s by requests/s offered"
     assert series_charts(curve_of({"a": 1.0}, users=(4,))) == []

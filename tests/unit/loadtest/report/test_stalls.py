@@ -10,7 +10,7 @@ from loadtest.report.timeline import stalls
 
 
 def _record(sent: float, end: float, quiet: tuple[float, float] | None = None) -> Record:
-    record = Record(0, 0, sent, sent, end, "ok")
+    record = Record(0, 0, sent, sent=sent, end=end, outcome="ok")
     record.quiet_from, record.quiet_until = quiet or (sent, end)
     return record
 

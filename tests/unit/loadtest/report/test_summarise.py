@@ -39,7 +39,7 @@ def _record(index: int, start: float, **more: Any) -> Record:
 
 
 def _failed(index: int, start: float, outcome: str = "http_503") -> Record:
-    return Record(index, 0, start, start, start + 0.01, outcome, status=503, detail="no backend")
+    return Record(index, 0, start, sent=start, end=start + 0.01, outcome=outcome, status=503, detail="no backend")
 
 
 def _summary(records: list[Record], bounds: Bounds | None = None, **more: Any) -> Results:
@@ -48,7 +48,7 @@ def _summary(records: list[Record], bounds: Bounds | None = None, **more: Any) -
     early = more.pop("stopped_early", False)
     plan = Plan.model_validate({"url": "http://x", "model": "m", "requests": 9, "workload": _WORKLOAD, **load})
     ticks = more.pop("ticks", {5000: 3})
-    harvest = Harvest(records, Counter(ticks), [health], early, lost=more.pop("lost", []))
+    harvest = Harvest(records, Counter(ticks), [health], stopped_early=early, lost=more.pop("lost", []))
     return summarise(plan, harvest, bounds or Bounds(), _ENVIRONMENT, {})
 
 

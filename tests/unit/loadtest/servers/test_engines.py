@@ -22,7 +22,7 @@ def in_process(engine: SimulatedEngine) -> Server:
 
 @pytest.fixture
 async def engines() -> AsyncIterator[Engines]:
-    config = EngineConfig(model="m", time_scale=0, dev_mode=True, limits=Limits(8, 2048, 32, 64))
+    config = EngineConfig(model="m", time_scale=0, dev_mode=True, limits=Limits(8, 2048, block_size=32, num_blocks=64))
     async with SimulatedEngine(config) as first, SimulatedEngine(config) as second:
         yield Engines(EngineOptions(Kind.SIM), [in_process(first), in_process(second)])
 

@@ -19,7 +19,7 @@ def records(count: int, *, ttft: float, tpot: float) -> list[Record]:
         start = index / 10
         fields: dict[str, Any] = {"completion_tokens": 11, "prompt_tokens": 100, "events": 11, "reads": 11}
         end = start + ttft + 10 * tpot
-        made.append(Record(index, 0, start, start, end, "ok", first_token=start + ttft, **fields))
+        made.append(Record(index, 0, start, sent=start, end=end, outcome="ok", first_token=start + ttft, **fields))
     return made
 
 

@@ -34,7 +34,13 @@ def sweep(folder: Path, should_stop: Callable[[], bool] = lambda: False, **chang
         "objective": {"ttft_p95_seconds": 0.5},
     }
     plan = parse(document | changes)
-    return Sweep(plan, space_of(plan), Store(folder, plan), Console(file=io.StringIO()), should_stop)
+    return Sweep(
+        plan,
+        space=space_of(plan),
+        store=Store(folder, plan),
+        console=Console(file=io.StringIO()),
+        should_stop=should_stop,
+    )
 
 
 def seqs(configuration: Configuration) -> int:
@@ -49,7 +55,7 @@ def keep(made: Sweep, run_of: Made, share: float = 1.0) -> None:
         for workload in made.plan.workloads:
             for way in made.plan.through:
                 for repetition in range(made.plan.repeat):
-                    cell = SweepRun(configuration, way, workload, share, repetition)
+                    cell = SweepRun(configuration, way, workload, share=share, repetition=repetition)
                     if (run := run_of(configuration)) is None:
                         made.store.keep_failure(cell, Failure(why="exit code 2", log=["no such flag"]))
                     else:
@@ -150,23 +156,28 @@ def test_a_plan_that_changes_elsewhere_keeps_its_results(tmp_path: Path) -> None
     keep(sweep(tmp_path), by_seqs)
     wider = sweep(tmp_path, flags={"max-num-seqs": [1], "max-num-batched-tokens": [4]}, objective={}, repeat=2)
     (configuration,) = wider.space.configurations
-    done = [wider.store.is_done(SweepRun(configuration, "direct", wider.plan.workloads[0], 1.0, n)) for n in (0, 1)]
+    done = [
+        wider.store.is_done(SweepRun(configuration, "direct", wider.plan.workloads[0], share=1.0, repetition=n))
+        for n in (0, 1)
+    ]
     assert done == [True, False]
     reordered = sweep(tmp_path, flags={"max-num-batched-tokens": [4], "seed": [None], "max-num-seqs": [1]})
     assert reordered.store.is_done(
-        SweepRun(reordered.space.configurations[0], "direct", reordered.plan.workloads[0], 1.0, 0)
+        SweepRun(reordered.space.configurations[0], "direct", reordered.plan.workloads[0], share=1.0, repetition=0)
     )
     other_load = [{"name": "short", "run": {"concurrency": 5, "requests": 100}}]
     for changes in ({"workloads": other_load}, {"serve": {"command": ["vllm", "serve", "n"]}}):
         other = sweep(tmp_path, **changes)
-        cell = SweepRun(other.space.configurations[0], "direct", other.plan.workloads[0], 1.0, 0)
+        cell = SweepRun(other.space.configurations[0], "direct", other.plan.workloads[0], share=1.0, repetition=0)
         assert not other.store.is_done(cell)
 
 
 def test_failures_are_forgotten_where_that_is_asked_for(tmp_path: Path) -> None:
     made = sweep(tmp_path)
     keep(made, by_seqs)
-    cells = [SweepRun(one, "direct", made.plan.workloads[0], 1.0, 0) for one in made.space.configurations]
+    cells = [
+        SweepRun(one, "direct", made.plan.workloads[0], share=1.0, repetition=0) for one in made.space.configurations
+    ]
     assert all(map(made.store.is_done, cells))
     made.store.forget_failures()
     assert [made.store.is_done(cell) for cell in cells] == [True, False, True]
@@ -206,7 +217,7 @@ def test_a_tie_is_called_a_tie_on_the_page_and_on_the_terminal(tmp_path: Path, r
     made = sweep(tmp_path, repeat=repeat)
     for repetition in range(repeat):
         for configuration in made.space.configurations:
-            cell = SweepRun(configuration, "direct", made.plan.workloads[0], 1.0, repetition)
+            cell = SweepRun(configuration, "direct", made.plan.workloads[0], share=1.0, repetition=repetition)
             # In every second repetition the others are ahead.
             ttft = 0.1 + 0.01 * (seqs(configuration) if repetition % 2 else 9 - seqs(configuration))
             made.store.keep(cell, results(ttft=ttft), [])

@@ -93,7 +93,13 @@ def sweep(folder: Path, **changes: Any) -> Sweep:
         "workloads": [{"name": "short", "run": {"concurrency": 4, "requests": _REQUESTS}}],
     }
     plan = parse(document | changes)
-    return Sweep(plan, space_of(plan), Store(folder, plan), Console(file=io.StringIO(), width=200), lambda: False)
+    return Sweep(
+        plan,
+        space=space_of(plan),
+        store=Store(folder, plan),
+        console=Console(file=io.StringIO(), width=200),
+        should_stop=lambda: False,
+    )
 
 
 def said(made: Sweep) -> list[str]:

@@ -17,7 +17,7 @@ from loadtest.sweep.plan import Halving
 
 
 def judged(value: float, excess: float = 0.0, values: Sequence[float] = ()) -> Judged:
-    return Judged({}, value, excess, ["missed"] if excess else [], values)
+    return Judged({}, value, excess=excess, complaints=["missed"] if excess else [], values=values)
 
 
 def of_runs(*values: float) -> Judged:

@@ -25,7 +25,7 @@ def plan(**changes: Any) -> SweepPlan:
 
 def launch(command: list[str], ready_seconds: float = 30.0) -> Launch:
     # Nothing listens at the first of all ports.
-    return Launch(command, "http://127.0.0.1:1", "/health", ready_seconds)
+    return Launch(command, "http://127.0.0.1:1", "/health", ready_seconds=ready_seconds)
 
 
 def test_flags_and_a_port_are_appended_to_the_command() -> None:

@@ -55,7 +55,7 @@ def test_a_list_names_files_beside_it_their_lengths_and_fields_of_the_form(tmp_p
     line = {"audio": "one.mp3", "seconds": 4.5, "language": "de"}
     (tmp_path / "list.jsonl").write_bytes(orjson.dumps(line) + b"\n\n")
     (file,) = audio_files(tmp_path / "list.jsonl")
-    assert file.read() == Audio("one.mp3", b"ID3", 4.5, {"language": "de"})
+    assert file.read() == Audio("one.mp3", b"ID3", 4.5, fields={"language": "de"})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,9 @@ def test_a_list_that_cannot_be_used_is_refused_before_the_run(tmp_path: Path, li
 
 def test_a_form_has_the_fields_and_the_file_last() -> None:
     made = BodyMaker(Endpoint.TRANSCRIPTIONS, "whisper", stream=True, cache_salt="s", extra={"temperature": 0})
-    prompt = Prompt(-1, "", "", 0, audio=Audio('a "b".mp3', b"\x00\xff", None, {"language": "de"}))
+    prompt = Prompt(
+        -1, prefix="", tail="", max_tokens=0, audio=Audio('a "b".mp3', b"\x00\xff", None, fields={"language": "de"})
+    )
     boundary = Endpoint.TRANSCRIPTIONS.content_type.partition("boundary=")[2].encode()
     _, *parts, end = made.body(prompt).split(b"--" + boundary)
     assert end == b"--\r\n"

@@ -69,7 +69,7 @@ def test_a_warm_up_belongs_to_no_group() -> None:
 
 def test_a_chat_body_carries_the_prefix_as_system_message() -> None:
     maker = BodyMaker(Endpoint.CHAT, "m", stream=True, cache_salt="salt")
-    body = orjson.loads(maker.body(Prompt(0, "shared", "own", 9)))
+    body = orjson.loads(maker.body(Prompt(0, prefix="shared", tail="own", max_tokens=9)))
     assert [message["content"] for message in body["messages"]] == ["shared", "own"]
     assert (body["max_tokens"], body["min_tokens"], body["ignore_eos"]) == (9, 9, True)
     assert body["cache_salt"] == "salt"
@@ -77,5 +77,5 @@ def test_a_chat_body_carries_the_prefix_as_system_message() -> None:
 
 def test_a_completion_body_joins_prefix_and_tail_and_extra_fields_win() -> None:
     maker = BodyMaker(Endpoint.COMPLETIONS, "m", stream=False, ignore_eos=False, extra={"temperature": 1, "top_k": 5})
-    body = orjson.loads(maker.body(Prompt(0, "shared", "own", 9)))
+    body = orjson.loads(maker.body(Prompt(0, prefix="shared", tail="own", max_tokens=9)))
     assert body == {"model": "m", "prompt": "sharedown", "max_tokens": 9, "temperature": 1, "top_k": 5}

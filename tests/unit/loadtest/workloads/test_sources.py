@@ -52,7 +52,9 @@ def test_a_turn_is_planned_as_long_as_all_that_was_said() -> None:
 
 
 def test_history_stands_between_prefix_and_question_with_alternating_roles() -> None:
-    prompt = Prompt(0, "system", "third", 9).after(("first", "answer one", "second", "answer two"))
+    prompt = Prompt(0, prefix="system", tail="third", max_tokens=9).after(
+        ("first", "answer one", "second", "answer two")
+    )
     body = orjson.loads(BodyMaker(Endpoint.CHAT, "m", stream=True).body(prompt))
     assert [(message["role"], message["content"]) for message in body["messages"]] == [
         ("system", "system"),
