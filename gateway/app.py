@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import chain
 from random import Random
 from typing import BinaryIO, TypeVar
 
@@ -149,6 +150,15 @@ class Gateway:
 
     def _use_keys(self, *_: object) -> None:
         self.handler.follow_keys(self.core.check_key)
+        self._read_records()
+
+    def _read_records(self) -> None:
+        """Give records to those features that want them at present."""
+        features = self.features.values()
+        self.core.finished.consume_at_present(
+            chain.from_iterable(each.consumers() for each in features),
+            chain.from_iterable(each.batch_consumers() for each in features),
+        )
 
     def _read(self) -> Config:
         """The configuration anew, in a thread. Raises ConfigError."""
@@ -172,6 +182,7 @@ class Gateway:
         self.handler.follow(config, core.reader, self._traces())
         for feature in self.features.values():
             feature.read_with(config, core.reader)
+        self._read_records()
         self.server.follow(config.server)
         self.operators.apply(config, self._new_reader(config, is_dry=True))
         yield from core.membership.follow("file", [Wanted(backend) for backend in config.backends])

@@ -187,8 +187,6 @@ class Core:
             self.prompts = prompts
         if (store := feature.store()) is not None:
             self.store = store
-        self.finished.consume(*feature.consumers())
-        self.finished.consume_all(*feature.batch_consumers())
         feature.add_gauges(self.metrics)
 
     def read_with(self, reader: RequestReader) -> None:

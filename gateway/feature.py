@@ -107,10 +107,10 @@ class Feature:
         """What decides which requests are traced; None = none is at present."""
         return None
 
-    # Requests that ended.
+    # Requests that ended. Asked again after each reload, and when keys change.
 
     def consumers(self) -> Iterable[Callable[[Record], None]]:
-        """Each of these gets every record, one by one."""
+        """Each of these gets every record, one by one; none at present = none is read."""
         return ()
 
     def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:

@@ -30,7 +30,7 @@ class InsightsFeature(Feature):
         return self.report.samples if self.report.is_enabled else None
 
     def consumers(self) -> Iterable[Callable[[Record], None]]:
-        return (self.report.finished,)
+        return (self.report.finished,) if self.report.is_enabled else ()
 
     def admin_routes(self) -> Iterable[web.RouteDef]:
         return self._page.routes()

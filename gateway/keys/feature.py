@@ -46,7 +46,7 @@ class KeysFeature(Feature):
         core.use_keys(keys.keys, check)
 
     def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
-        return (self.usage.finished,)
+        return (self.usage.finished,) if self.client_keys.are_needed else ()
 
     def admin_routes(self) -> Iterable[web.RouteDef]:
         return self._page.routes()

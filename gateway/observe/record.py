@@ -1,7 +1,7 @@
 """The record of one request, for metrics, the access log and learning: no prompts, no keys."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gateway.request import Demand, Usage
 from gateway.routing.policy import EngineVerdict
@@ -208,6 +208,7 @@ class RecordBatcher:
         self._supervisor = supervisor
         self._consumers: list[_Consumer] = []
         self._batch_consumers: list[_BatchConsumer] = []
+        self._present: tuple[list[_Consumer], list[_BatchConsumer]] = ([], [])
         self._records: list[Record] = []
 
     def consume(self, *consumers: _Consumer) -> None:
@@ -217,6 +218,11 @@ class RecordBatcher:
     def consume_all(self, *consumers: _BatchConsumer) -> None:
         """These get all the records that there are."""
         self._batch_consumers.extend(consumers)
+
+    def consume_at_present(self, consumers: Iterable[_Consumer], batch_consumers: Iterable[_BatchConsumer]) -> None:
+        """These get records, too, instead of those that were given before, which get what there is."""
+        self.settle()
+        self._present = [*consumers], [*batch_consumers]
 
     def add(self, record: Record) -> None:
         self._records.append(record)
@@ -228,12 +234,13 @@ class RecordBatcher:
         records, self._records = self._records, []
         if not records:
             return
-        for consume_all in self._batch_consumers:
+        consumers, batch_consumers = self._present
+        for consume_all in self._batch_consumers + batch_consumers:
             try:
                 consume_all(records)
             except Exception as error:
                 self._supervisor.caught("finished_requests", error)
-        for consume in self._consumers:
+        for consume in self._consumers + consumers:
             for record in records:
                 try:
                     consume(record)

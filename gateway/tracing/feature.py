@@ -26,7 +26,7 @@ class TracingFeature(Feature):
         return self.tracing.tracer
 
     def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
-        return (self.tracing.finished,)
+        return () if self.tracing.tracer is None else (self.tracing.finished,)
 
     def add_gauges(self, metrics: Metrics) -> None:
         self.tracing.add_gauges(metrics)
