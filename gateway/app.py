@@ -14,11 +14,10 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Wanted
 from gateway.config import Config
 from gateway.core import Core
-from gateway.feature import Feature, FeatureEntry
-from gateway.features import FEATURES
+from gateway.feature import Feature
+from gateway.features import FEATURES, FeatureEntry
 from gateway.front.handler import Handler, TraceSource
-from gateway.front.model_names import ModelNames
-from gateway.front.read import PromptSamples, RequestReader, WorkReader
+from gateway.front.read import ModelNames, PromptSamples, RequestReader, WorkReader
 from gateway.front.routes import RouteTable
 from gateway.front.server import Server
 from gateway.handover.snapshot import Knowledge

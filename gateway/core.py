@@ -24,7 +24,7 @@ from gateway.front.read import RequestReader, ResponseStore, StoredPlace
 from gateway.front.reply import RequestDispatcher
 from gateway.front.routes import Route
 from gateway.ledger import RequestLedger
-from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
+from gateway.observe.log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay, Send
@@ -33,11 +33,9 @@ from gateway.resources import MemoryBudget
 from gateway.routing.cache_view import PrefixIndex
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.lease import Lease
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.leases import LeaseBroker, LeaseSource, LowerQueue
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 

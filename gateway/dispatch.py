@@ -27,8 +27,8 @@ from gateway.observe.record import Record
 from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import EngineVerdict, as_header
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker, LeaseSource
+from gateway.scheduling.scheduler import Lease
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3

@@ -18,8 +18,7 @@ from gateway.app import Gateway
 from gateway.config import Config
 from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
-from gateway.feature import FeatureEntry
-from gateway.features import FEATURES
+from gateway.features import FEATURES, FeatureEntry
 from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, take_over
 from gateway.handover.ports import Ports

@@ -8,8 +8,7 @@ from functools import partial
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
-from gateway.front.beginnings import Beginnings
-from gateway.front.connection import ClientConnection, RequestHandler
+from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
 from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor

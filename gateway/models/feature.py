@@ -9,8 +9,7 @@ import structlog
 from gateway.config import Config
 from gateway.core import Core
 from gateway.feature import Feature
-from gateway.front.model_names import ModelNames
-from gateway.front.read import FALLBACKS
+from gateway.front.read import FALLBACKS, ModelNames
 from gateway.front.reply import RequestDispatcher
 from gateway.models.adapter_loader import AdapterLoader
 from gateway.models.aliases import Aliases

@@ -20,8 +20,8 @@ from gateway.observe.record import Record
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from gateway.supervisor import Supervisor
 
 _RUNS = ("queued", "in_progress")

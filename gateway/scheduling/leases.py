@@ -11,8 +11,7 @@ from typing import Protocol
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired, unwrapped
 from gateway.request import Demand
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.lease import Lease
-from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.scheduler import Lease, Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 _LEAST_TICK_SECONDS = 0.001

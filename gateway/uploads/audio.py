@@ -11,8 +11,7 @@ from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, Qu
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
-from gateway.front.model_names import permitted
-from gateway.front.read import RequestReader, upstream_headers
+from gateway.front.read import RequestReader, permitted, upstream_headers
 from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
 from gateway.observe.record import Record

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes, console_line_of
-from gateway.observe.log import iso_time
+from gateway.observe.log import AccessLog, LineForm, PrefixHashes, console_line_of, iso_time
 from gateway.observe.record import Record
 from gateway.request import Demand
 

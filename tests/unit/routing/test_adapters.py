@@ -8,7 +8,7 @@ from gateway.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine, Shortlist
 from gateway.routing.estimates import Estimates
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, PrefixPolicy
 
 NAMES = frozenset("abc")
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import QueueFull, WaitExpired
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall, policy_of
 from tests.unit.scheduling.virtual_time import run
