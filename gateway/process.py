@@ -228,7 +228,7 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
     with unbuffered(sys.stdout) as out, unbuffered(sys.stderr) as errors:
         streams = (out, errors) if place is None else (shared(out), shared(errors))
         with EventLog(streams[1], worker=None if place is None else place.number) as log:
-            log.follow(config.log.level, config.log.format)
+            log.apply(config.log.level, config.log.format)
             limit = raise_limit()
 
             def fitting(config: Config) -> Config:

@@ -62,10 +62,10 @@ class Server:
     def answering(self) -> int:
         return sum(connection.answering for connection in self._connections)
 
-    def follow(self, config: ServerConfig) -> None:
+    def apply(self, config: ServerConfig) -> None:
         """Take over limits and timeouts; where it listens stays."""
         self.config = config
-        self.memory.follow(config.memory_budget_bytes)
+        self.memory.apply(config.memory_budget_bytes)
 
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""

@@ -28,7 +28,7 @@ class ModelsFeature(Feature):
         fleet, waiting = core.fleet, core.queue.waiting
         self._sleeper = Sleeper(fleet, waiting, core.clock, supervisor=core.supervisor)
         self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, supervisor=core.supervisor)
-        self._adapter_loader.follow(core.config.models.adapters)
+        self._adapter_loader.apply(core.config.models.adapters)
         self._fallbacks = Fallbacks(
             fleet,
             core.feature_dispatcher,
@@ -44,7 +44,7 @@ class ModelsFeature(Feature):
         return {FALLBACKS: self._fallbacks}
 
     def apply(self, config: Config) -> None:
-        self._adapter_loader.follow(config.models.adapters)
+        self._adapter_loader.apply(config.models.adapters)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

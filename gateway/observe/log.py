@@ -134,7 +134,7 @@ class EventLog(LineWriter):
         self._console: Any = None  # the renderer for people; None = JSON
         self._stack = ExitStack()
 
-    def follow(self, level: str, form: str) -> None:
+    def apply(self, level: str, form: str) -> None:
         """Take over the lowest level that is logged, and the form of lines: `auto`, `json` or `console`."""
         self._console = None
         if self.is_for_people(form):
@@ -150,7 +150,7 @@ class EventLog(LineWriter):
 
     def __enter__(self) -> Self:
         super().__enter__()
-        self.follow("info", "json")
+        self.apply("info", "json")
         self._stack.enter_context(redirect_stderr(self._others))
         return self
 
@@ -336,7 +336,7 @@ class AccessLog(LineWriter):
         self._wall_clock = wall_clock
         self._look_at_clocks()
 
-    def follow(self, form: LineForm, *, enabled: bool, style: str) -> None:
+    def apply(self, form: LineForm, *, enabled: bool, style: str) -> None:
         """Take over whether there are lines, what they have, and their style: `auto`, `json` or `console`."""
         self._is_enabled, self._form = enabled, form
         self._is_console = self.is_for_people(style)

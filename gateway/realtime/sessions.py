@@ -199,7 +199,7 @@ class RealtimeSessions:
         self._unix_seconds = unix_seconds
         self._pages = WebPages(cors_origins)
 
-    def follow(self, cors_origins: Sequence[str]) -> None:
+    def apply(self, cors_origins: Sequence[str]) -> None:
         """Take over which web pages may connect, beside those of the gateway's own host."""
         self._pages = WebPages(cors_origins)
 

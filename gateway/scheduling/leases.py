@@ -99,7 +99,7 @@ class LeaseBroker(LeaseSource):
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
     ) -> None:
-        self.follow(max_wait_seconds, keep_alive_seconds)
+        self.apply(max_wait_seconds, keep_alive_seconds)
         self._scheduler = scheduler
         self._queue = queue
         self._lower_queues: list[LowerQueue] = []
@@ -120,7 +120,7 @@ class LeaseBroker(LeaseSource):
         """Bind tickets of this one to what the queue leaves over."""
         self._lower_queues.append(queue)
 
-    def follow(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
+    def apply(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
         """Take over other settings, for requests that begin to wait."""
         self.max_wait_seconds = max_wait_seconds
         self._keep_alive_seconds = keep_alive_seconds

@@ -165,7 +165,7 @@ class Scheduler:
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
 
-    def follow(self, settings: SchedulerSettings, policy: Policy) -> None:
+    def apply(self, settings: SchedulerSettings, policy: Policy) -> None:
         """Take over other settings: what waits goes on waiting, in the order that they give."""
         before = self._settings.aging, self._policy.waits_for_best
         self._settings, self._policy = settings, policy

@@ -60,7 +60,7 @@ class Uploads:
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
-    def follow(self, max_wait_seconds: float, max_buffered_bytes: int) -> None:
+    def apply(self, max_wait_seconds: float, max_buffered_bytes: int) -> None:
         """Take over another queue timeout, and how much may come before the form field `model`."""
         self._max_wait_seconds = max_wait_seconds
         self._max_buffered_bytes = max_buffered_bytes

@@ -91,7 +91,7 @@ class Terminal(io.BytesIO):
 )
 def test_lines_are_for_people_on_a_terminal_or_if_that_is_wanted(out: io.BytesIO, form: str, for_people: bool) -> None:
     log = AccessLog(out, lambda: 100.0, lambda: 1000.0)
-    log.follow(LineForm(), enabled=True, style=form)
+    log.apply(LineForm(), enabled=True, style=form)
     with log:
         log.add([record()])
     assert out.getvalue().startswith(b"1970-" if for_people else b"{")

@@ -56,7 +56,7 @@ def test_the_model_itself_and_unknown_names_cost_nothing() -> None:
 
 def test_a_restart_empties_the_slots_and_a_new_list_those_of_others() -> None:
     slots = slots_of(2, "a", "b")
-    slots.follow(frozenset("bc"))
+    slots.update(frozenset("bc"))
     assert slots.loaded == ["b"]
     slots.forget()
     assert (slots.loaded, slots.seconds("b")) == ([], LOAD_SECONDS)
