@@ -67,7 +67,7 @@ class Overview:
     reader: RequestReader
     clock: Callable[[], float]
 
-    def follow(self, config: Config, reader: RequestReader) -> None:
+    def apply(self, config: Config, reader: RequestReader) -> None:
         """Take over a configuration for dry runs."""
         self.config, self.reader = config, reader
 
@@ -288,9 +288,9 @@ class QueueView:
         self._models = models
         self._labels: set[str] = set()
         self._clock = clock
-        self.follow(names)
+        self.update(names)
 
-    def follow(self, names: Iterable[str]) -> None:
+    def update(self, names: Iterable[str]) -> None:
         """Take over the names of other tenants; labels that exist stay."""
         for name in names:
             self._label(name)

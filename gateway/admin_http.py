@@ -70,7 +70,7 @@ class OperatorPort:
         self._open_files = open_files
         self._server: OperatorServer | None = None  # while it listens
 
-    def follow(self, listen: Listen | None) -> None:
+    def apply(self, listen: Listen | None) -> None:
         """Take over the names that the port is known by, and its token; where it listens stays."""
         self._listen = listen
 

@@ -14,11 +14,10 @@ from gateway.backends.backend import Backend
 from gateway.backends.fleet import Wanted
 from gateway.config import Config
 from gateway.core import Core
-from gateway.feature import Feature, FeatureEntry
-from gateway.features import FEATURES
+from gateway.feature import Feature
+from gateway.features import FEATURES, FeatureEntry
 from gateway.front.handler import Handler, TraceSource
-from gateway.front.model_names import ModelNames
-from gateway.front.read import PromptSamples, RequestReader, WorkReader
+from gateway.front.read import ModelNames, PromptSamples, RequestReader, WorkReader
 from gateway.front.routes import RouteTable
 from gateway.front.server import Server
 from gateway.handover.snapshot import Knowledge
@@ -92,7 +91,7 @@ class Gateway:
         core.on_keys.append(self._use_keys)
         self._use_keys()
         self.server = Server(config.server, self.handler, clock, memory=core.memory, supervisor=core.supervisor)
-        self.reloads = Reloads(config, self._read, self.follow_in_steps)
+        self.reloads = Reloads(config, self._read, self.apply_in_steps)
         self.operators = Operators(
             core,
             self.features,
@@ -103,7 +102,7 @@ class Gateway:
             log=log,
         )
         core.fleet.on_leave.append(self._left)
-        core.on_secret.append(lambda: self.follow(core.config))
+        core.on_secret.append(lambda: self.apply(core.config))
         for feature in self.features.values():
             feature.read_with(config, core.reader)
 
@@ -149,7 +148,7 @@ class Gateway:
         return next((traces for each in self.features.values() if (traces := each.traces()) is not None), None)
 
     def _use_keys(self, *_: object) -> None:
-        self.handler.follow_keys(self.core.check_key)
+        self.handler.apply_keys(self.core.check_key)
         self._read_records()
 
     def _read_records(self) -> None:
@@ -166,10 +165,10 @@ class Gateway:
         self.feature(KeysFeature).client_keys.read_ahead(config.auth)
         return config
 
-    def follow(self, config: Config) -> None:
-        at_once(self.follow_in_steps(config))
+    def apply(self, config: Config) -> None:
+        at_once(self.apply_in_steps(config))
 
-    def follow_in_steps(self, config: Config) -> Steps[None]:
+    def apply_in_steps(self, config: Config) -> Steps[None]:
         """Take over all but listening addresses (`reload.NEEDS_RESTART`); many backends change some at a time. Requests
         in flight are not disturbed."""
         core = self.core
@@ -177,15 +176,15 @@ class Gateway:
         for feature in self.features.values():
             feature.apply(config)
         if self.log is not None:
-            self.log.follow(config.log.level, config.log.format)
+            self.log.apply(config.log.level, config.log.format)
         core.read_with(self._new_reader(config))
-        self.handler.follow(config, core.reader, self._traces())
+        self.handler.apply(config, core.reader, self._traces())
         for feature in self.features.values():
             feature.read_with(config, core.reader)
         self._read_records()
-        self.server.follow(config.server)
+        self.server.apply(config.server)
         self.operators.apply(config, self._new_reader(config, is_dry=True))
-        yield from core.membership.follow("file", [Wanted(backend) for backend in config.backends])
+        yield from core.membership.reconcile("file", [Wanted(backend) for backend in config.backends])
         self.operators.reloaded()
 
     def _left(self, backend: Backend) -> None:

@@ -24,7 +24,7 @@ from gateway.front.read import RequestReader, ResponseStore, StoredPlace
 from gateway.front.reply import RequestDispatcher
 from gateway.front.routes import Route
 from gateway.ledger import RequestLedger
-from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes
+from gateway.observe.log import AccessLog, LineForm, PrefixHashes
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record, RecordBatcher
 from gateway.relay.relay import Relay, Send
@@ -33,11 +33,9 @@ from gateway.resources import MemoryBudget
 from gateway.routing.cache_view import PrefixIndex
 from gateway.routing.engine import CostModel
 from gateway.routing.estimates import Calibrations
-from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.lease import Lease
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.leases import LeaseBroker, LeaseSource, LowerQueue
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue
 from gateway.supervisor import Supervisor
 
@@ -199,7 +197,7 @@ class Core:
         """Let decisions be noted: by what sends requests, and around the policy. None = no longer."""
         self.dispatchers[""] = self.dispatcher if dispatcher is None else dispatcher
         self._noted = noted
-        self.scheduler.follow(_scheduler_settings(self.config), self._policy())
+        self.scheduler.apply(_scheduler_settings(self.config), self._policy())
 
     def lower(
         self, queue: LowerQueue, leases: LeaseSource, counts: Callable[[], Mapping[str, tuple[int, int]]]
@@ -265,30 +263,30 @@ class Core:
         """Take over another configuration, but for the backends. Requests in flight are not disturbed."""
         self.finished.settle()  # they ended under the old settings of the logs
         self.config, admission = config, config.admission
-        self.watches.follow(config.health)
-        self.relay.follow(config.upstream, admission.comment_seconds)
-        self.retry_budget.follow(config.upstream)
+        self.watches.apply(config.health)
+        self.relay.apply(config.upstream, admission.comment_seconds)
+        self.retry_budget.apply(config.upstream)
         for dispatcher in (self.dispatcher, self.feature_dispatcher):
             self.apply_to(dispatcher)
-        self.cache_state.follow(config.routing)
-        self.calibrations.follow(_cost_model(config.routing))
-        self.queue.backlog.follow(admission.max_queued_requests, admission.max_queued_bytes)
-        self.scheduler.follow(_scheduler_settings(config), self._policy())
-        self.lease_broker.follow(admission.max_wait_seconds, admission.comment_seconds)
+        self.cache_state.apply(config.routing)
+        self.calibrations.apply(_cost_model(config.routing))
+        self.queue.backlog.apply(admission.max_queued_requests, admission.max_queued_bytes)
+        self.scheduler.apply(_scheduler_settings(config), self._policy())
+        self.lease_broker.apply(admission.max_wait_seconds, admission.comment_seconds)
         self._apply_access_log(config)
         self.fleet.expect(config.named_models)
-        self.fleet.follow_settings(config.health, admission)
+        self.fleet.apply_settings(config.health, admission)
 
     def apply_to(self, dispatcher: Dispatcher) -> None:
         """Give a dispatcher the settings of now."""
         config = self.config
-        dispatcher.follow(response_headers=config.server.response_headers, holds=config.admission.hold_without_backend)
+        dispatcher.apply(response_headers=config.server.response_headers, holds=config.admission.hold_without_backend)
 
     def _apply_access_log(self, config: Config) -> None:
         if self.access_log is not None:
             hashes = PrefixHashes(self.salt_secret) if config.server.access_log_prefixes else None
             form = LineForm(config.server.access_log_fields, hashes)
-            self.access_log.follow(form, enabled=config.server.access_log, style=config.log.format)
+            self.access_log.apply(form, enabled=config.server.access_log, style=config.log.format)
 
     def _listen_to_fleet(self) -> None:
         fleet, cache_state = self.fleet, self.cache_state

@@ -27,8 +27,8 @@ from gateway.observe.record import Record
 from gateway.relay.relay import Send
 from gateway.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.routing.policy import EngineVerdict, as_header
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker, LeaseSource
+from gateway.scheduling.scheduler import Lease
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
@@ -41,9 +41,9 @@ class RetryBudget:
 
     def __init__(self, config: UpstreamConfig) -> None:
         self._minimum = self._tokens = 0.0
-        self.follow(config)
+        self.apply(config)
 
-    def follow(self, config: UpstreamConfig) -> None:
+    def apply(self, config: UpstreamConfig) -> None:
         """Take over another budget; what was spent stays spent."""
         self._fraction, minimum = config.retry_budget_fraction, float(config.retry_budget_min)
         self._ceiling = max(_MAX_SAVED * self._fraction, minimum)
@@ -148,7 +148,7 @@ class Dispatcher:
         """Let this take over the leases of requests that their engines go on with after the answer."""
         self._keep = keep
 
-    def follow(self, *, response_headers: bool, holds: bool) -> None:
+    def apply(self, *, response_headers: bool, holds: bool) -> None:
         """Take over other settings, for the next attempts of requests in flight, too."""
         self._response_headers, self._holds = response_headers, holds
 

@@ -7,24 +7,18 @@ uses, and puts what they give where the core asks for it. docs/adding-a-feature.
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from dataclasses import KW_ONLY, dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from gateway.config import Config
 from gateway.front.handler import LocalApi, RequestSource, TraceSource
-from gateway.front.model_names import ModelNames
-from gateway.front.read import PromptSamples, RequestReader, ResponseStore, WorkReader
+from gateway.front.read import ModelNames, PromptSamples, RequestReader, ResponseStore, WorkReader
 from gateway.front.reply import RequestDispatcher
 from gateway.front.routes import Route
 from gateway.observe.metrics import Metrics
 from gateway.observe.record import Record
 from gateway.request import InferenceRequest
-
-if TYPE_CHECKING:
-    from gateway.core import Core
 
 
 class TokenCounter(Protocol):
@@ -144,23 +138,3 @@ class Feature:
     def serving(self) -> AbstractAsyncContextManager[Any]:
         """The block within which the gateway serves, from after a process before it has given way."""
         return nullcontext()
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureEntry:
-    """A feature in the table of all. `builder`: the module and the name of what builds it, which is imported only where
-    the feature `is_on`. `off_paths`: what clients are told of paths that it would have."""
-
-    name: str
-    builder: "str | Callable[[Core], Feature]"
-    is_on: Callable[[Config], bool]
-    _: KW_ONLY
-    off_paths: Mapping[bytes, str] = field(default_factory=dict)
-
-    def build(self, core: "Core") -> Feature:
-        builder = self.builder
-        if isinstance(builder, str):
-            module, _, name = builder.partition(":")
-            builder = getattr(import_module(module), name)
-        assert callable(builder)
-        return builder(core)

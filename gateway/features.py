@@ -1,7 +1,32 @@
 """The table of all features. A feature is imported only where the configuration uses it."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
+
 from gateway.config import Config
-from gateway.feature import FeatureEntry
+from gateway.core import Core
+from gateway.feature import Feature
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureEntry:
+    """A feature in the table of all. `builder`: the module and the name of what builds it, which is imported only where
+    the feature `is_on`. `off_paths`: what clients are told of paths that it would have."""
+
+    name: str
+    builder: str | Callable[[Core], Feature]
+    is_on: Callable[[Config], bool]
+    _: KW_ONLY
+    off_paths: Mapping[bytes, str] = field(default_factory=dict)
+
+    def build(self, core: Core) -> Feature:
+        builder = self.builder
+        if isinstance(builder, str):
+            module, _, name = builder.partition(":")
+            builder = getattr(import_module(module), name)
+        assert callable(builder)
+        return builder(core)
 
 
 def _always(_: Config) -> bool:

@@ -98,12 +98,12 @@ class CacheState:
         self._reports: CacheReports | None = None
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
         self._log = structlog.get_logger("gateway")
-        self.follow(config)
+        self.apply(config)
 
-    def follow(self, config: RoutingConfig) -> None:
+    def apply(self, config: RoutingConfig) -> None:
         """Take over other sizes of the own record, whose blocks stay as far as they fit."""
         self._capacity_factor = config.index_capacity_factor
-        self.index.follow(config.index_memory_bytes // BLOCK_MEMORY_BYTES)
+        self.index.apply(config.index_memory_bytes // BLOCK_MEMORY_BYTES)
         self.follow_sizes()
 
     def use(self, reports: CacheReports) -> None:

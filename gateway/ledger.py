@@ -104,7 +104,7 @@ class RequestLedger:
         """This gets the record of each response that went on after its answer."""
         self._counted.append(consumer)
 
-    def follow(self, limits: Mapping[str, Limits]) -> None:
+    def apply(self, limits: Mapping[str, Limits]) -> None:
         """Take over the limits of other keys, for the next requests."""
         self.limits = limits
 

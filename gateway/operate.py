@@ -159,13 +159,13 @@ class Operators:
         )
 
     def _know_tenants(self, *_: object) -> None:
-        self.queue_view.follow([key.name for key in self._core.keys])
+        self.queue_view.update([key.name for key in self._core.keys])
 
     def apply(self, config: Config, reader: RequestReader) -> None:
         """Take over another configuration; `reader`: of dry runs."""
-        self.overview.follow(config, reader)
-        self.admin_port.follow(config.server.admin)
-        self.metrics_port.follow(config.server.metrics)
+        self.overview.apply(config, reader)
+        self.admin_port.apply(config.server.admin)
+        self.metrics_port.apply(config.server.metrics)
 
     def reloaded(self) -> None:
         """All of another configuration is in force."""

@@ -18,8 +18,7 @@ from gateway.app import Gateway
 from gateway.config import Config
 from gateway.control import TAKES_OVER, Restart
 from gateway.discovery.sources import several_addresses
-from gateway.feature import FeatureEntry
-from gateway.features import FEATURES
+from gateway.features import FEATURES, FeatureEntry
 from gateway.handover.channel import address_of
 from gateway.handover.conversation import Predecessor, Successor, take_over
 from gateway.handover.ports import Ports
@@ -229,7 +228,7 @@ def serve(config: Config, load_config: Callable[[], Config], file: Path | None =
     with unbuffered(sys.stdout) as out, unbuffered(sys.stderr) as errors:
         streams = (out, errors) if place is None else (shared(out), shared(errors))
         with EventLog(streams[1], worker=None if place is None else place.number) as log:
-            log.follow(config.log.level, config.log.format)
+            log.apply(config.log.level, config.log.format)
             limit = raise_limit()
 
             def fitting(config: Config) -> Config:

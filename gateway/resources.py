@@ -69,7 +69,7 @@ class MemoryBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def follow(self, limit_bytes: int) -> None:
+    def apply(self, limit_bytes: int) -> None:
         """Take over another limit; what is held stays held."""
         self.limit_bytes = limit_bytes
 

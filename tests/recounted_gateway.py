@@ -18,8 +18,7 @@ import structlog
 from gateway import app, process
 from gateway.__main__ import main as gateway_command
 from gateway.config import Config
-from gateway.feature import FeatureEntry
-from gateway.features import FEATURES
+from gateway.features import FEATURES, FeatureEntry
 from gateway.observe.log import EventLog
 from gateway.observe.metrics import Counter
 from tests import live_bytes

@@ -211,10 +211,10 @@ class Backend:
         self.config = config
         self.learn(self.facts)
 
-    def follow(self, health: HealthConfig, admission: AdmissionConfig) -> None:
+    def apply(self, health: HealthConfig, admission: AdmissionConfig) -> None:
         """Take over the settings of all backends. A slow start goes on, if there still are any."""
-        self.health.follow(health)
-        self.limiter.follow(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
+        self.health.apply(health)
+        self.limiter.apply(adaptive=admission.adaptive, itl_objective_seconds=admission.itl_objective_seconds)
         self.slow_start_seconds = health.slow_start_seconds
         self.start_slowly(self.slow_since_seconds)
 

@@ -80,7 +80,7 @@ class Limiter:
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
-    def follow(self, *, adaptive: bool, itl_objective_seconds: float | None) -> None:
+    def apply(self, *, adaptive: bool, itl_objective_seconds: float | None) -> None:
         """Take over other settings. What was learned stays, but for the limit of one that is not adaptive any more."""
         self._adaptive = adaptive
         self._objective = itl_objective_seconds or math.inf

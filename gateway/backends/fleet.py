@@ -1,8 +1,8 @@
 """The fleet: the one owner of the backends' state, and of which backend may serve which model now.
 
-`follow` changes which backends there are. One that is not wanted any more gets no new requests, and leaves when nothing
-is in flight there. Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from
-the relay (requests) and from the probe (/health, /v1/models, /metrics).
+`reconcile` changes which backends there are. One that is not wanted any more gets no new requests, and leaves when
+nothing is in flight there. Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes
+from the relay (requests) and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
@@ -110,9 +110,9 @@ class Fleet:
         self.names = ServedNames()
         self._numbers = EngineNumbers(clock)
         self._owners: dict[int, Backend] = {}  # of all engines, by number
-        self.follow({each.name: Wanted(each) for each in backends})
+        self.reconcile({each.name: Wanted(each) for each in backends})
 
-    def follow(self, wanted: Mapping[str, Wanted]) -> FleetChanges:
+    def reconcile(self, wanted: Mapping[str, Wanted]) -> FleetChanges:
         """Have exactly these backends, by name. The same server under other settings keeps its state."""
         changes, staying, joins = FleetChanges(), dict[str, Backend](), self.ready
         for backend in self.backends:
@@ -137,13 +137,13 @@ class Fleet:
         self._rebuild(must_notify=True)
         return changes
 
-    def follow_settings(self, health: HealthConfig, admission: AdmissionConfig) -> None:
+    def apply_settings(self, health: HealthConfig, admission: AdmissionConfig) -> None:
         """Take over other settings of health and limits. What is known of the backends stays."""
         if (health, admission) == (self._health, self._admission):
             return
         self._health, self._admission = health, admission
         for backend in (*self.backends, *self.leaving):
-            backend.follow(health, admission)
+            backend.apply(health, admission)
         self._rebuild(must_notify=True)
 
     def expect(self, models: Collection[str]) -> None:
@@ -419,7 +419,7 @@ class Fleet:
         for backend in self.backends:
             for card in backend.facts.models:
                 self._listing.setdefault(card.id, []).append(backend)
-        has_names = self.names.follow([backend.facts.models for backend in self.backends])
+        has_names = self.names.update([backend.facts.models for backend in self.backends])
         others_serve = self._judge(self._listing if models is None else models)
         if others_serve or must_notify or has_names:  # the scheduler reads names with the engines
             self._resize_engines()

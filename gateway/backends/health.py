@@ -123,7 +123,7 @@ class Health:
 
     def __init__(self, config: HealthConfig, random: Random) -> None:
         self._random = random
-        self.follow(config)
+        self.apply(config)
         self.state: State = "unknown"
         self.probe_result: ProbeResult | None = None  # of the last probe
         self.probe_error: str | None = None  # why it did not succeed
@@ -142,7 +142,7 @@ class Health:
         self._unwell = self._is_ejected = self._fatal = self._on_probation = False
         self._ejected_at = self._returned_at = -math.inf
 
-    def follow(self, config: HealthConfig) -> None:
+    def apply(self, config: HealthConfig) -> None:
         """Take over other settings. An ejection ends when it was to end."""
         self._config = config
         self._grace_seconds = config.probe_interval_seconds * config.fall

@@ -65,7 +65,7 @@ class Membership:
         """Where a backend runs, by the first source that lists it; empty = not known."""
         return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
 
-    def follow(self, source: str, listed: Iterable[Wanted]) -> Steps[FleetChanges]:
+    def reconcile(self, source: str, listed: Iterable[Wanted]) -> Steps[FleetChanges]:
         """A source lists exactly these backends now. A backend that was added by hand is the source's once listed.
 
         Each step changes a few, the new ones first. One that leaves goes before that with the one that has its URL.
@@ -151,7 +151,7 @@ class Membership:
 
     def _apply(self) -> FleetChanges:
         wanted = self._wanted()
-        changes = self._fleet.follow(wanted)
+        changes = self._fleet.reconcile(wanted)
         self._drained &= wanted.keys()  # one that comes back later is another
         return changes
 

@@ -79,14 +79,14 @@ class BackendWatches:
         await asyncio.gather(*ending, return_exceptions=True)
         await self._stack.aclose()
 
-    def follow(self, config: HealthConfig) -> None:
+    def apply(self, config: HealthConfig) -> None:
         """Take over other intervals and timeouts. Each backend is asked again within the new intervals."""
         if config == self._config:
             return
         self._config = config
-        self._client.follow(config.probe_timeout_seconds)
+        self._client.apply(config.probe_timeout_seconds)
         for watch in self._watches.values():
-            watch.follow(config)
+            watch.apply(config)
 
     def _follow_fleet(self) -> None:
         now = self._clock()
@@ -146,7 +146,7 @@ class BackendWatch:
                 await stack.enter_async_context(repeating)
             await asyncio.Event().wait()
 
-    def follow(self, config: HealthConfig) -> None:
+    def apply(self, config: HealthConfig) -> None:
         """Take over other intervals: what was to come later than they allow comes at some time within them."""
         loop, before, self.config = asyncio.get_running_loop(), self.config, config
         for event, was, seconds in (

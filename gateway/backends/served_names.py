@@ -16,7 +16,7 @@ class ServedNames:
         self.weights: dict[str, str] = {}  # the first name of the same weights, but for adapters
         self.first: dict[str, str] = {}  # of names that answers do not have: the first one on the same backends
 
-    def follow(self, lists: Sequence[Sequence[ModelCard]]) -> bool:
+    def update(self, lists: Sequence[Sequence[ModelCard]]) -> bool:
         """Read the lists of all backends again; returns whether a name says something else now."""
         families, places = dict[str, str](), dict[str, list[tuple[int, str]]]()
         answered: dict[tuple[int, str], str] = {}

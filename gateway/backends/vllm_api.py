@@ -85,7 +85,7 @@ class ControlClient:
         self._tls = BackendContexts()
         self._metrics = MetricsReader()
 
-    def follow(self, timeout_seconds: float) -> None:
+    def apply(self, timeout_seconds: float) -> None:
         self._timeout_seconds = timeout_seconds
 
     async def __aenter__(self) -> Self:

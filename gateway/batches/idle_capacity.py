@@ -14,7 +14,7 @@ from typing import Final
 from gateway.request import Demand
 from gateway.routing.engine import MEMORY_SECONDS, CostModel, Engine, prefill_seconds
 from gateway.scheduling.admission import Capacity
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 
 OBJECTIVE_SHARE: Final = 0.92  # of the objective: the adaptive limit grows only while streams are faster than it
 _MOST_SLOWDOWN: Final = 2.0  # of a decode step, compared with an empty engine: without an objective

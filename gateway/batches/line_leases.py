@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from gateway.batches.offline import OfflineLine, OfflineQueue
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker, LeaseSource
+from gateway.scheduling.scheduler import Lease
 
 
 class LineLeases(LeaseSource):

@@ -24,8 +24,7 @@ from gateway.routing.engine import Engine
 from gateway.routing.policy import Options, Policy
 from gateway.scheduling.admission import Capacity, QueueScan, slots_of
 from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.lease import Lease
-from gateway.scheduling.scheduler import ModelView, Scheduler
+from gateway.scheduling.scheduler import Lease, ModelView, Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 _URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent lines as if they were interactive

@@ -15,7 +15,7 @@ class DiscoveryFeature(Feature):
         self.discovery = Discovery(core.config.discovery, core.membership, core.supervisor, random=core.random)
 
     def apply(self, config: Config) -> None:
-        self.discovery.follow(config.discovery)
+        self.discovery.apply(config.discovery)
 
     def running(self) -> AbstractAsyncContextManager[Discovery]:
         return self.discovery

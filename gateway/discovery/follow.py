@@ -37,7 +37,7 @@ def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
 
 
 class SourceFollower:
-    """Follows one source, up to `max_backends` of what it lists. `follow` is `Membership.follow`."""
+    """Follows one source, up to `max_backends` of what it lists. `reconcile` is `Membership.reconcile`."""
 
     def __init__(self, source: BackendSource, follow: Follow, random: Random, *, max_backends: int) -> None:
         self.max_backends = max_backends
@@ -116,7 +116,7 @@ class Discovery:
         self._end()
         await asyncio.gather(*self._ending, return_exceptions=True)
 
-    def follow(self, config: DiscoveryConfig) -> None:
+    def apply(self, config: DiscoveryConfig) -> None:
         """Follow other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
         self._sources, self._max_backends = configured_sources(config), config.max_backends
         self._end()
@@ -129,7 +129,7 @@ class Discovery:
                 self._following[source][0].max_backends = self._max_backends
             else:
                 follower = SourceFollower(
-                    source, self._membership.follow, self._random, max_backends=self._max_backends
+                    source, self._membership.reconcile, self._random, max_backends=self._max_backends
                 )
                 task = asyncio.get_running_loop().create_task(follower.run(self._supervisor), name="discovery")
                 self._following[source] = follower, task

@@ -149,7 +149,7 @@ class SliceTable:
         self._slices = {each.metadata.name: each for each in listed.items or ()}
         self.version = listed.metadata.resource_version
 
-    def apply(self, line: bytes) -> None:
+    def update(self, line: bytes) -> None:
         """Take one event of a watch. Raises SlicesExpired, and DiscoveryError."""
         event = _decoded(line, WatchEvent)
         if event.type == "ERROR":
@@ -344,7 +344,7 @@ class KubernetesEndpoints:
                 async for line in response.content:
                     if not line.endswith(b"\n"):
                         raise DiscoveryError("the API server closed the connection in the middle of an event")
-                    self._table.apply(line)
+                    self._table.update(line)
                     seen += 1
                     yield
                     await asyncio.sleep(0)  # many lines may have come at once

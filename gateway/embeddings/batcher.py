@@ -60,13 +60,13 @@ class Batcher:
         self.fleet.on_change.append(self._forget_engines)
         self.fleet.on_limit.append(self._forget_engines)
 
-    def follow(self, config: EmbeddingsConfig, max_wait_seconds: float, *, response_headers: bool) -> None:
+    def apply(self, config: EmbeddingsConfig, max_wait_seconds: float, *, response_headers: bool) -> None:
         """Take over other settings. Requests that wait keep their time limit."""
         self.max_wait_seconds, self.response_headers = max_wait_seconds, response_headers
         if config != self.config:
             self.config = config
             for pending in self._pending.values():
-                pending.follow(config)
+                pending.apply(config)
 
     @property
     def busy(self) -> int:

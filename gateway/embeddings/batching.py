@@ -396,7 +396,7 @@ class PendingBatch:
     _held: tuple[float, int] | None = None  # since when a free slot is held, with how many items then
     _trust: float = 1.0  # how far holding a slot has saved what was expected of it
 
-    def follow(self, config: EmbeddingsConfig) -> None:
+    def apply(self, config: EmbeddingsConfig) -> None:
         """Take over other limits of a batch, and look whether one is due by them."""
         self.config = config
         self.look_soon()

@@ -44,7 +44,7 @@ class EmbeddingsFeature(Feature):
 
     def apply(self, config: Config) -> None:
         headers = config.server.response_headers
-        self.batcher.follow(config.embeddings, config.admission.max_wait_seconds, response_headers=headers)
+        self.batcher.apply(config.embeddings, config.admission.max_wait_seconds, response_headers=headers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

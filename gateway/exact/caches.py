@@ -157,7 +157,7 @@ class ExactCaches:
 
     def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         """An engine's events report blocks stored and removed."""
-        self._index.apply(engine, added, removed)
+        self._index.update(engine, added, removed)
         if self._stale_events.heard(engine):
             self._follow(engine)
         self._pending.reported(engine, added)

@@ -280,7 +280,7 @@ class Ledger:
         """Number of changes not taken yet; a change in the number of blocks without keys counts too."""
         return len(self._changes) + len(self._dropped) + self._cleared + (self.resident_blocks != self._blocks_taken)
 
-    def apply(self, event: Event) -> None:
+    def update(self, event: Event) -> None:
         if isinstance(event, Stored):
             self.ignored_events += not self._stored(event)
         elif isinstance(event, Removed):

@@ -25,7 +25,7 @@ class ExactFeature(Feature):
         return self.mode
 
     def apply(self, config: Config) -> None:
-        self.mode.follow(config.models)
+        self.mode.apply(config.models)
 
     def running(self) -> AbstractAsyncContextManager[None]:
         return self.mode.running()

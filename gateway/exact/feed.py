@@ -63,7 +63,7 @@ class KvEvents:
             await Threads("kv_events").run(self._stop, thread)
             self._updates.clear()
 
-    def follow(self, backend: str, sources: Sequence[Source]) -> None:
+    def subscribe(self, backend: str, sources: Sequence[Source]) -> None:
         """Follow exactly these engines of a backend."""
         wanted: dict[int, Source] = {}
         for source in sources:

@@ -40,7 +40,7 @@ class ExactIndex:
         bit = 1 << engine
         self._live = self._live | bit if live else self._live & ~bit
 
-    def apply(self, engine: int, added: Iterable[int], removed: Iterable[int]) -> None:
+    def update(self, engine: int, added: Iterable[int], removed: Iterable[int]) -> None:
         """Add and remove blocks of the engine. Repetition is harmless."""
         self._grow(engine)
         shards, low, bit = self._holders, SHARDS - 1, 1 << engine
@@ -59,7 +59,7 @@ class ExactIndex:
     def clear(self, engine: int) -> None:
         """Remove all blocks of the engine. Visits all keys of all engines."""
         bit = 1 << engine
-        self.apply(engine, (), [key for holders in self._holders for key, mask in holders.items() if mask & bit])
+        self.update(engine, (), [key for holders in self._holders for key, mask in holders.items() if mask & bit])
 
     def depths(self, keys: Sequence[int]) -> list[int]:
         """For each engine, how many of the leading blocks it holds; 0 for those that are not live."""

@@ -60,7 +60,7 @@ class ExactMode:
         self.prompts = ExactPrompts(fleet, self._index)
         self._parts: ExactParts | None = None
         self._needed = asyncio.Event()  # set once there are parts
-        self.follow(models)
+        self.apply(models)
 
     def build(self) -> ExactParts:
         """The parts; their modules are imported by the first call."""
@@ -89,11 +89,11 @@ class ExactMode:
         async with parts.tokenization, parts.kv_events:
             await asyncio.get_running_loop().create_future()  # until it is cancelled
 
-    def follow(self, models: ModelsConfig) -> None:
+    def apply(self, models: ModelsConfig) -> None:
         """Take over the tokenizers of another configuration."""
         self._models = models
         if self._parts is not None:
-            self._parts.tokenization.follow(models)
+            self._parts.tokenization.apply(models)
         elif any(model.tokenizer for model in models.by_name.values()):
             self.build()
 
@@ -123,7 +123,7 @@ class ExactMode:
 
     def _follow_events(self, backend: Backend, sources: tuple[Source, ...]) -> None:
         if sources or self._parts is not None:
-            self.build().kv_events.follow(backend.name, sources)
+            self.build().kv_events.subscribe(backend.name, sources)
 
     @property
     def tokenized(self) -> Container[str]:

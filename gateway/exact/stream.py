@@ -377,7 +377,7 @@ class Stream:
         self.counts["events"] += len(events)
         overflows = self.ledger.overflows
         for event in events:
-            self.ledger.apply(event)
+            self.ledger.update(event)
             self._sockets.breathe()
             if isinstance(event, Cleared):
                 self._is_complete = True  # nothing is cached that is not known

@@ -188,7 +188,7 @@ class Tokenization:
         self._look = asyncio.Event()
         self._wanted = asyncio.Event()  # set while there are models with a tokenizer
         self._stack = AsyncExitStack()
-        self.follow(models)
+        self.apply(models)
 
     async def __aenter__(self) -> Self:
         enter, repeating, limits = self._stack.enter_async_context, self._supervisor.repeating, self._limits
@@ -200,7 +200,7 @@ class Tokenization:
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
-    def follow(self, models: ModelsConfig) -> None:
+    def apply(self, models: ModelsConfig) -> None:
         """Take over other tokenizers; those that stay remain loaded and verified. Without any the process ends."""
         sources = {name: model.tokenizer for name, model in models.by_name.items() if model.tokenizer}
         known = {state.name: state for state in self._models.values() if sources.get(state.name) == state.source}

@@ -3,6 +3,9 @@
 llhttp (through httptools) parses the messages and rejects malformed ones. What the gateway does not use is dropped
 here: no client header, path or framing reaches a backend unchanged. The realtime API has another protocol, WebSocket:
 its bytes go through a tunnel. Other upgrades (HTTP/2) are ignored; a second parser reads the body that llhttp leaves.
+
+Few answers begin in one turn of the event loop. Requests that arrive together are read and placed when their answers
+begin: all of them at once would stop the event loop, and with it every stream, for as long as that takes.
 """
 
 import asyncio
@@ -18,13 +21,47 @@ import httptools
 from gateway._native import whole_request
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError, HeadersTooLarge, InvalidRequest, RequestTimeout
-from gateway.front.beginnings import Beginnings
 from gateway.front.body import Body, Upload, body_parser, has_body
 from gateway.front.http_request import MAX_HEADERS, HttpRequest, KeyCheck
 from gateway.front.reply import ClientResponse, Wire
 from gateway.front.routes import RouteTable
 from gateway.resources import Holding, MemoryBudget
 from gateway.turns import Intake
+
+AT_ONCE = 32
+
+
+class Beginner(Protocol):
+    """A connection whose next answer is due."""
+
+    def proceed(self) -> None:
+        """Ask again whether the answer may begin."""
+
+
+class Beginnings:
+    """Counts the answers that begin, and puts off those that are due beyond `AT_ONCE`."""
+
+    def __init__(self) -> None:
+        self._beginning = 0
+        self._put_off: deque[Beginner] = deque()
+
+    def may_begin(self, connection: Beginner) -> bool:
+        """Whether its next answer may begin now; if not, its `proceed` is called, in order, when others have begun."""
+        if self._beginning < AT_ONCE:
+            self._beginning += 1
+            return True
+        self._put_off.append(connection)
+        return False
+
+    def begun(self) -> None:
+        """An answer that might begin has done so, or never will.
+
+        Those that were put off ask again, in order.
+        """
+        self._beginning -= 1
+        while self._put_off and self._beginning < AT_ONCE:
+            self._put_off.popleft().proceed()
+
 
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536

@@ -193,9 +193,9 @@ class Handler(RequestHandler):
         self._log = structlog.get_logger("gateway")
         self._draining = False
         self.check_key: KeyCheck | None = None
-        self.follow(config, reader, traces)
+        self.apply(config, reader, traces)
 
-    def follow(self, config: Config, reader: RequestReader, traces: TraceSource | None = None) -> None:
+    def apply(self, config: Config, reader: RequestReader, traces: TraceSource | None = None) -> None:
         """Take over headers, the reader and the traces of a configuration."""
         self._reader, self._traces = reader, traces
         tenant, server = config.admission.tenant_header, config.server
@@ -211,7 +211,7 @@ class Handler(RequestHandler):
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
-    def follow_keys(self, check: KeyCheck | None) -> None:
+    def apply_keys(self, check: KeyCheck | None) -> None:
         """Take over other API keys. None = no request needs one."""
         self.check_key = check
 

@@ -1,18 +1,23 @@
-"""Bytes to a checked request: the few fields that the gateway acts on."""
+"""Bytes to a checked request: the few fields that the gateway acts on, and the model its name stands for.
+
+Further names under which engines serve a model (vLLM's `--served-model-name a b`) stand for the first one, but for
+those with settings of their own: so all of them share a queue, what is learned, and the record of prompts. Every route
+gets its model from `permitted` and `ModelNames`.
+"""
 
 import hashlib
 import hmac
 import re
 import sys
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from gateway._native import json_object, prefix_keys
 from gateway.config import Config
-from gateway.errors import InvalidRequest, PreviousResponseNotFound, ResponseNotFound
-from gateway.front.http_request import HttpRequest
+from gateway.errors import InvalidRequest, ModelNotAllowed, PreviousResponseNotFound, ResponseNotFound
+from gateway.front.http_request import ClientKey, HttpRequest, SchedulingHeaders
 from gateway.front.json_body import (
     CLOSER_LOOK,
     JsonLimits,
@@ -22,9 +27,7 @@ from gateway.front.json_body import (
     refuse_remote_media,
     with_fields,
 )
-from gateway.front.model_names import ModelNames, permitted
 from gateway.front.routes import Route, invoked_route
-from gateway.front.scheduling_headers import SchedulingHeaders
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, ModelChoice
 from gateway.resources import Holding, MemoryBudget
 from gateway.routing.estimates import Estimates
@@ -41,6 +44,44 @@ from gateway.routing.prompt_blocks import (
     turns_of,
 )
 from gateway.turns import Steps, at_once
+
+
+def permitted(name: str | None, key: ClientKey | None) -> str:
+    """The name that a client uses, or the only model's if it uses none. Raises InvalidRequest or ModelNotAllowed."""
+    if name is None:
+        raise InvalidRequest("You must provide a model. GET /v1/models lists the available models.", param="model")
+    if key is not None and key.models is not None and not key.allows(name):
+        raise ModelNotAllowed.of(name)
+    return name
+
+
+class ModelNames:
+    """The models that names of clients stand for. `served`: names of engines that answer with another one, and the
+    model of each, as they are at any moment; `own`: names with settings.
+
+    `listed`: names besides those of the backends, each with the models that it may stand for. `fallbacks`: the models
+    that may take the place of one.
+    """
+
+    def __init__(self, served: Mapping[str, str] = MappingProxyType({}), own: Collection[str] = ()) -> None:
+        self._served, self._own = served, own
+        self.listed: Mapping[str, Sequence[str]] = {}
+        self.fallbacks: Mapping[str, tuple[str, ...]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._served and name not in self._own
+
+    def model_of(self, name: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:  # noqa: ARG002
+        """The model that a name stands for, for this tenant's conversation; one that is no alias is the model's own."""
+        return self.first(name)
+
+    def continued(self, alias: str, model: str) -> bool:
+        """Whether a conversation under this name may go on with this model."""
+        return model == self.first(alias)
+
+    def first(self, model: str) -> str:
+        return model if model in self._own else self._served.get(model, model)
+
 
 FALLBACKS: Final = "fallbacks"  # the dispatcher of requests whose model others may take the place of
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model

@@ -8,8 +8,7 @@ from functools import partial
 
 from gateway.config import ServerConfig
 from gateway.errors import Draining
-from gateway.front.beginnings import Beginnings
-from gateway.front.connection import ClientConnection, RequestHandler
+from gateway.front.connection import Beginnings, ClientConnection, RequestHandler
 from gateway.listeners import Acceptor, bind
 from gateway.resources import MemoryBudget
 from gateway.supervisor import Supervisor
@@ -63,10 +62,10 @@ class Server:
     def answering(self) -> int:
         return sum(connection.answering for connection in self._connections)
 
-    def follow(self, config: ServerConfig) -> None:
+    def apply(self, config: ServerConfig) -> None:
         """Take over limits and timeouts; where it listens stays."""
         self.config = config
-        self.memory.follow(config.memory_budget_bytes)
+        self.memory.apply(config.memory_budget_bytes)
 
     def connected(self, connection: ClientConnection) -> bool:
         """A client connected; False = there are too many."""

@@ -37,7 +37,7 @@ class InsightsFeature(Feature):
 
     def apply(self, config: Config) -> None:
         settings = config.prefix_report
-        self.report.follow(enabled=settings.enabled, show_text=settings.show_text)
+        self.report.apply(enabled=settings.enabled, show_text=settings.show_text)
 
     def _prepared(self, window_seconds: float | None) -> Callable[[Breathe], dict[str, Any]] | None:
         if not self.report.is_enabled:

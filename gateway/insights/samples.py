@@ -265,7 +265,7 @@ class PrefixReport:
         self._since_start = Counts()
         self._models: set[str] = set()  # that have answered; a bounded number
 
-    def follow(self, *, enabled: bool, show_text: bool) -> None:
+    def apply(self, *, enabled: bool, show_text: bool) -> None:
         """Take over other settings. A report that is disabled keeps no prompts."""
         if self.is_enabled and not enabled:
             self.samples.forget()

@@ -59,7 +59,7 @@ class Budget:
             self._begin(day)
             self.used = 0
 
-    def follow(self, limit: int) -> None:
+    def apply(self, limit: int) -> None:
         """Take over another limit; what was used counts on."""
         self.limit = limit
 
@@ -88,19 +88,19 @@ class Budgets:
     def __init__(self, key: KeyConfig, unix_seconds: Callable[[], float]) -> None:
         self._unix_seconds = unix_seconds
         self._budgets: dict[str, Budget] = {}
-        self.follow(key)
+        self.apply(key)
 
     def __repr__(self) -> str:
         return "".join(f", {each.used}/{each.limit} a {name}" for name, each in self._budgets.items())
 
-    def follow(self, key: KeyConfig) -> None:
+    def apply(self, key: KeyConfig) -> None:
         """Take over other limits; what was used counts on."""
         limits = {"day": key.tokens_per_day, "month": key.tokens_per_month}
         for name, limit in limits.items():
             if limit is None:
                 self._budgets.pop(name, None)
             elif name in self._budgets:
-                self._budgets[name].follow(limit)
+                self._budgets[name].apply(limit)
             else:
                 self._budgets[name] = Budget(name == "month", limit, self._today())
 

@@ -46,7 +46,7 @@ class ClientKeys:
         return not self._auth.is_open
 
     def read_ahead(self, auth: AuthConfig) -> None:
-        """Read the file for `follow`, if it will: in a thread, as a file system may hang."""
+        """Read the file for `apply`, if it will: in a thread, as a file system may hang."""
         if not self._reads_anew(auth):
             return
         try:
@@ -54,7 +54,7 @@ class ClientKeys:
         except ConfigError as error:
             self._ahead = auth, error
 
-    def follow(self, auth: AuthConfig) -> None:
+    def apply(self, auth: AuthConfig) -> None:
         """Take over the keys of a configuration, and its file; one that is invalid leaves the keys of the former."""
         if self._reads_anew(auth):
             if self._ahead is None or self._ahead[0] != auth:

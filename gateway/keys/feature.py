@@ -26,22 +26,22 @@ class KeysFeature(Feature):
     def __init__(self, core: Core) -> None:
         """Raises ConfigError if the keys file cannot be used."""
         self._core = core
-        self.client_keys = ClientKeys(core.config.auth, self.follow)
+        self.client_keys = ClientKeys(core.config.auth, self.refresh)
         self.limits = AllLimits(core.clock, core.unix_seconds)
         self.usage = KeyUsage(core.unix_seconds)
         self._page = UsagePage(self.usage_now, self.usage.last_days, core.unix_seconds)
         core.ledger.count(self.usage.counted)
-        core.on_replicas.append(self.follow)
-        self.follow()
+        core.on_replicas.append(self.refresh)
+        self.refresh()
 
-    def follow(self) -> None:
+    def refresh(self) -> None:
         """Take over the keys in effect. Each of several gateways has an equal part of their limits."""
         core, keys = self._core, self.client_keys
         replicas = core.replicas()
         divided = [key.divided(replicas) for key in keys.keys]
-        self.limits.follow(divided)
-        core.ledger.follow(self.limits.by_name)
-        self.usage.follow(has_keys=keys.are_needed)
+        self.limits.apply(divided)
+        core.ledger.apply(self.limits.by_name)
+        self.usage.apply(has_keys=keys.are_needed)
         check = ApiKeys(divided, core.unix_seconds).check if keys.are_needed else None
         core.use_keys(keys.keys, check)
 
@@ -55,8 +55,8 @@ class KeysFeature(Feature):
         self.usage.add_gauges(metrics)
 
     def apply(self, config: Config) -> None:
-        self.client_keys.follow(config.auth)
-        self.follow()
+        self.client_keys.apply(config.auth)
+        self.refresh()
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

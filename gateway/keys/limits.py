@@ -15,14 +15,14 @@ class AllLimits:
         self._unix_seconds = unix_seconds
         self.by_name: dict[str, KeyLimits] = {}
 
-    def follow(self, keys: Sequence[KeyConfig]) -> None:
+    def apply(self, keys: Sequence[KeyConfig]) -> None:
         """Take over other keys and limits. What keys have used counts on."""
         limits: dict[str, KeyLimits] = {}
         for key in keys:
             if key.is_limited:
                 known = self.by_name.get(key.name)
                 limits[key.name] = known or KeyLimits(key, self._clock, self._unix_seconds)
-                limits[key.name].follow(key)
+                limits[key.name].apply(key)
         self.by_name = limits
 
     def accounts(self) -> dict[str, dict[str, float]]:

@@ -71,9 +71,9 @@ class KeyLimits(Limits):
         self._budgets: Budgets | None = None
         self._ended = ServiceRate()
         self._buckets: dict[str, Bucket] = {}
-        self.follow(key)
+        self.apply(key)
 
-    def follow(self, key: KeyConfig) -> None:
+    def apply(self, key: KeyConfig) -> None:
         """Take over other limits; requests that run, and what was used, count on."""
         now, per_minute = self._clock(), {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
         self.most_tokens = key.tokens_per_minute  # that one request may need; None = any number
@@ -82,7 +82,7 @@ class KeyLimits(Limits):
         elif self._budgets is None:
             self._budgets = Budgets(key, self._unix_seconds)
         else:
-            self._budgets.follow(key)
+            self._budgets.apply(key)
         if self._budgets is not None and (most := self._budgets.most_tokens) is not None:
             self.most_tokens = most if self.most_tokens is None else min(most, self.most_tokens)
         self._most_running = key.max_concurrent_requests

@@ -23,7 +23,7 @@ State = dict[str, Any]
 
 
 class KeyUsage:
-    """Owner of these counts. `finished` is called with finished requests, `follow` says whether there are keys."""
+    """Owner of these counts. `finished` is called with finished requests, `apply` says whether there are keys."""
 
     def __init__(self, unix_seconds: Callable[[], float]) -> None:
         self._unix_seconds = unix_seconds
@@ -35,7 +35,7 @@ class KeyUsage:
         self._last_days: dict[str, int] = {}  # of past days, the last one on which a key was used
         self._labels: dict[str, Counts] = {}  # by key, since the start of the process
 
-    def follow(self, *, has_keys: bool) -> None:
+    def apply(self, *, has_keys: bool) -> None:
         """Whether requests have keys. Without any, requests are not looked at."""
         self._is_on = has_keys
 

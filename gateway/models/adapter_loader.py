@@ -37,7 +37,7 @@ class AdapterLoader:
         self._adapters: Mapping[str, LoraConfig] = {}
         self.commands = Commands("adapters", self._look_at_all, clock, supervisor=supervisor)  # one for each adapter
 
-    def follow(self, adapters: Mapping[str, LoraConfig]) -> None:
+    def apply(self, adapters: Mapping[str, LoraConfig]) -> None:
         """Take over other adapters. Those that are loaded stay loaded."""
         self._adapters = adapters
         self._fleet.expect_adapters({name: adapter.base for name, adapter in adapters.items()})

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import orjson
 
-from gateway.front.model_names import ModelNames
+from gateway.front.read import ModelNames
 from gateway.models.settings import AliasTarget, ModelsConfig, models_of
 from gateway.request import Kind
 from gateway.routing.prompt_blocks import seed

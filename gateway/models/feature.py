@@ -9,8 +9,7 @@ import structlog
 from gateway.config import Config
 from gateway.core import Core
 from gateway.feature import Feature
-from gateway.front.model_names import ModelNames
-from gateway.front.read import FALLBACKS
+from gateway.front.read import FALLBACKS, ModelNames
 from gateway.front.reply import RequestDispatcher
 from gateway.models.adapter_loader import AdapterLoader
 from gateway.models.aliases import Aliases
@@ -29,7 +28,7 @@ class ModelsFeature(Feature):
         fleet, waiting = core.fleet, core.queue.waiting
         self._sleeper = Sleeper(fleet, waiting, core.clock, supervisor=core.supervisor)
         self._adapter_loader = AdapterLoader(fleet, waiting, core.clock, supervisor=core.supervisor)
-        self._adapter_loader.follow(core.config.models.adapters)
+        self._adapter_loader.apply(core.config.models.adapters)
         self._fallbacks = Fallbacks(
             fleet,
             core.feature_dispatcher,
@@ -45,7 +44,7 @@ class ModelsFeature(Feature):
         return {FALLBACKS: self._fallbacks}
 
     def apply(self, config: Config) -> None:
-        self._adapter_loader.follow(config.models.adapters)
+        self._adapter_loader.apply(config.models.adapters)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

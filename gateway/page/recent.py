@@ -9,7 +9,7 @@ from typing import Final
 
 import orjson
 
-from gateway.observe.access_log import LineForm
+from gateway.observe.log import LineForm
 from gateway.observe.record import Record
 
 MOST_RECENT: Final = 200

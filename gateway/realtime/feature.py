@@ -46,5 +46,5 @@ class RealtimeFeature(Feature):
 
     def apply(self, config: Config) -> None:
         self._core.apply_to(self._dispatcher)
-        self.tunnels.follow(config.realtime)
-        self.sessions.follow(config.server.cors_origins)
+        self.tunnels.apply(config.realtime)
+        self.sessions.apply(config.server.cors_origins)

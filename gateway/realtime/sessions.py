@@ -26,9 +26,8 @@ from gateway.errors import (
 )
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
-from gateway.front.model_names import permitted
 from gateway.front.origin import ORIGIN, WebPages
-from gateway.front.read import RequestReader, upstream_headers
+from gateway.front.read import RequestReader, permitted, upstream_headers
 from gateway.front.reply import ClientResponse
 from gateway.front.routes import Route
 from gateway.observe.record import Record
@@ -200,7 +199,7 @@ class RealtimeSessions:
         self._unix_seconds = unix_seconds
         self._pages = WebPages(cors_origins)
 
-    def follow(self, cors_origins: Sequence[str]) -> None:
+    def apply(self, cors_origins: Sequence[str]) -> None:
         """Take over which web pages may connect, beside those of the gateway's own host."""
         self._pages = WebPages(cors_origins)
 

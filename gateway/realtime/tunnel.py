@@ -274,7 +274,7 @@ class Tunnels:
     def __len__(self) -> int:
         return self._open
 
-    def follow(self, config: RealtimeConfig) -> None:
+    def apply(self, config: RealtimeConfig) -> None:
         """Take over other limits, for sessions that are open, too."""
         self._config = config
 

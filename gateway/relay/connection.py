@@ -276,9 +276,9 @@ class Pool:
         self._idle: list[BackendConnection] = []
         self._tls = tls or BackendContexts()
         self.open = 0  # in use
-        self.follow(config)
+        self.apply(config)
 
-    def follow(self, config: UpstreamConfig) -> None:
+    def apply(self, config: UpstreamConfig) -> None:
         """Take over settings of connections, and of the backend: what follows method and target in every request."""
         self._config = config
         self._keep_alive_seconds = config.keep_alive_seconds

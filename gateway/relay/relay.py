@@ -63,18 +63,18 @@ class Relay:
         fleet.on_leave.append(lambda backend: self._pools.pop(backend).close())
         self._follow_fleet()
 
-    def follow(self, config: UpstreamConfig, comment_seconds: float) -> None:
+    def apply(self, config: UpstreamConfig, comment_seconds: float) -> None:
         """Take over other settings, for answers under way, too."""
         self._config, self._comment_seconds = config, ceil(comment_seconds)
         for pool in self._pools.values():
-            pool.follow(config)
+            pool.apply(config)
 
     def _follow_fleet(self) -> None:
         for backend in self._fleet.backends:
             if (pool := self._pools.get(backend)) is None:
                 self._pools[backend] = Pool(backend, self._config, self._clock, tls=self._tls)
             else:
-                pool.follow(self._config)
+                pool.apply(self._config)
 
     def __repr__(self) -> str:
         return f"<Relay {len(self._under_way)} answers under way>"

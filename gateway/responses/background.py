@@ -20,8 +20,8 @@ from gateway.observe.record import Record
 from gateway.relay.relay import Send
 from gateway.relay.sse import read_usage
 from gateway.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import KeptLease, LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from gateway.supervisor import Supervisor
 
 _RUNS = ("queued", "in_progress")
@@ -84,7 +84,7 @@ class BackgroundResponses:
         self._supervisor = supervisor
         self._running: dict[str, _Response] = {}
         self._log = structlog.get_logger("gateway")
-        self.follow(config)
+        self.apply(config)
 
     def __repr__(self) -> str:
         return f"<BackgroundResponses {len(self)} running>"
@@ -96,7 +96,7 @@ class BackgroundResponses:
         text = "Responses that backends go on with after their answer, and that hold slots."
         metrics.gauge("gateway_background_responses", text, (), lambda: [((), len(self))])
 
-    def follow(self, config: UpstreamConfig) -> None:
+    def apply(self, config: UpstreamConfig) -> None:
         """Take over another limit, for those that run, too."""
         self._most_seconds = config.background_timeout_seconds
 

@@ -29,7 +29,7 @@ class ResponsesFeature(Feature):
         self.background.add_gauges(metrics)
 
     def apply(self, config: Config) -> None:
-        self.background.follow(config.upstream)
+        self.background.apply(config.upstream)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

@@ -30,7 +30,7 @@ class AdapterSlots:
         """The adapters that are thought to be on the GPU, least recently used first."""
         return list(self._loaded)
 
-    def follow(self, names: frozenset[str]) -> None:
+    def update(self, names: frozenset[str]) -> None:
         """Take over what the engine lists now. An adapter that it lists no more has left its slot."""
         if names != self.names:
             self.names = names

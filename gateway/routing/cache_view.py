@@ -164,7 +164,7 @@ class PrefixIndex:
             self._share = self._max_blocks // len(self._records)
         self._records[backend].resize(capacity_bytes)
 
-    def follow(self, max_blocks: int) -> None:
+    def apply(self, max_blocks: int) -> None:
         """Take over another bound of all records."""
         self._max_blocks = max_blocks
         self._share = max_blocks // max(1, len(self._records))

@@ -292,7 +292,7 @@ class Engine:
     def list_adapters(self, names: frozenset[str]) -> None:
         """Take over the LoRA adapters that its backend lists."""
         if self.adapters is not None:
-            self.adapters.follow(names)
+            self.adapters.update(names)
         elif names:
             self.adapters = AdapterSlots(names)
 

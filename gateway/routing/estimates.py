@@ -162,13 +162,13 @@ class Calibrations:
     def __len__(self) -> int:
         return len(self._known)
 
-    def follow(self, start: CostModel) -> None:
+    def apply(self, start: CostModel) -> None:
         """Take over another cost model: its `b` for models of which nothing is learned, the rest for all."""
         if start == self._start:
             return
         self._start = start
         for calibration in (self._unknown, *self._known.values()):
-            calibration.follow(start)
+            calibration.apply(start)
 
     def of(self, model: str) -> "Calibration":
         """The calibration of a model, to be read only."""
@@ -205,7 +205,7 @@ class Calibration:
         self._paces = 0
         self._use(model)
 
-    def follow(self, start: CostModel) -> None:
+    def apply(self, start: CostModel) -> None:
         """Take over another start value, if nothing is learned yet, and the other constants."""
         if not self._samples:
             self._b = start.b

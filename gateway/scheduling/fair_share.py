@@ -30,7 +30,7 @@ class Backlog:
         self.requests = 0
         self.size_bytes = 0
 
-    def follow(self, max_requests: int, max_bytes: int) -> None:
+    def apply(self, max_requests: int, max_bytes: int) -> None:
         """Take over other limits. What waits beyond them goes on waiting."""
         self._max_requests, self._max_bytes = max_requests, max_bytes
 

@@ -11,8 +11,7 @@ from typing import Protocol
 from gateway.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired, unwrapped
 from gateway.request import Demand
 from gateway.routing.policy import EngineVerdict
-from gateway.scheduling.lease import Lease
-from gateway.scheduling.scheduler import Scheduler
+from gateway.scheduling.scheduler import Lease, Scheduler
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 _LEAST_TICK_SECONDS = 0.001
@@ -100,7 +99,7 @@ class LeaseBroker(LeaseSource):
         clock: Callable[[], float],
         keep_alive_seconds: float = 0.0,
     ) -> None:
-        self.follow(max_wait_seconds, keep_alive_seconds)
+        self.apply(max_wait_seconds, keep_alive_seconds)
         self._scheduler = scheduler
         self._queue = queue
         self._lower_queues: list[LowerQueue] = []
@@ -121,7 +120,7 @@ class LeaseBroker(LeaseSource):
         """Bind tickets of this one to what the queue leaves over."""
         self._lower_queues.append(queue)
 
-    def follow(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
+    def apply(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
         """Take over other settings, for requests that begin to wait."""
         self.max_wait_seconds = max_wait_seconds
         self._keep_alive_seconds = keep_alive_seconds

@@ -32,7 +32,7 @@ class TracingFeature(Feature):
         self.tracing.add_gauges(metrics)
 
     def apply(self, config: Config) -> None:
-        self.tracing.follow(config.tracing)
+        self.tracing.apply(config.tracing)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:

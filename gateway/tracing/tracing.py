@@ -52,9 +52,9 @@ class Tracing:
         self._runs = False
         self._thread: threading.Thread | None = None
         self._exporter: Exporter | None = None  # of the thread, once that runs
-        self.follow(config)
+        self.apply(config)
 
-    def follow(self, config: TracingConfig) -> None:
+    def apply(self, config: TracingConfig) -> None:
         """Take over where traces go and how many there are. Those of requests in flight go there, too."""
         self._config = config
         self.tracer = Tracer(config.sample_ratio, os.urandom, self._clock) if config.endpoint else None

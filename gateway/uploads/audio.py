@@ -11,8 +11,7 @@ from gateway.errors import EndpointNotOffered, InvalidRequest, ModelNotFound, Qu
 from gateway.front.body import Upload
 from gateway.front.connection import ClientConnection
 from gateway.front.http_request import HttpRequest
-from gateway.front.model_names import permitted
-from gateway.front.read import RequestReader, upstream_headers
+from gateway.front.read import RequestReader, permitted, upstream_headers
 from gateway.front.reply import ClientResponse, RequestDispatcher
 from gateway.front.routes import Route
 from gateway.observe.record import Record
@@ -61,7 +60,7 @@ class Uploads:
         self._refused: dict[tuple[str, str], float] = {}  # by backend and endpoint: when it was last refused
         fleet.on_restart.append(self._forget)
 
-    def follow(self, max_wait_seconds: float, max_buffered_bytes: int) -> None:
+    def apply(self, max_wait_seconds: float, max_buffered_bytes: int) -> None:
         """Take over another queue timeout, and how much may come before the form field `model`."""
         self._max_wait_seconds = max_wait_seconds
         self._max_buffered_bytes = max_buffered_bytes

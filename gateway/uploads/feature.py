@@ -35,4 +35,4 @@ class UploadsFeature(Feature):
         return {UPLOADS: self.uploads}
 
     def apply(self, config: Config) -> None:
-        self.uploads.follow(config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes)
+        self.uploads.apply(config.admission.max_wait_seconds, config.server.max_buffered_upload_bytes)

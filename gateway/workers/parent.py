@@ -234,5 +234,5 @@ def private_folder() -> Iterator[str]:
 def serve(config: Config) -> int:
     """Start the workers of this configuration, and serve until they have ended. Raises OSError if a port is in use."""
     with unbuffered(sys.stderr) as errors, EventLog(shared(errors)) as log:
-        log.follow(config.log.level, config.log.format)
+        log.apply(config.log.level, config.log.format)
         return asyncio.run(Parent(config, time.monotonic).live())

@@ -56,7 +56,7 @@ class Timed:
 
     def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
         started = time.thread_time()
-        self.index.apply(engine, added, removed)
+        self.index.update(engine, added, removed)
         took = time.thread_time() - started
         self.spent_seconds += took
         self.longest_seconds = max(self.longest_seconds, took)
@@ -157,7 +157,9 @@ async def _run(engines: int, tokens_per_second: float, seconds: float) -> None:
         idle = await _ticks(2.0)
         timed = Timed()
         async with KvEvents(timed, lambda _, rank: rank, time.monotonic) as events:
-            events.follow("bench", [Source(rank, f"tcp://127.0.0.1:{port}", None) for rank, port in enumerate(ports)])
+            events.subscribe(
+                "bench", [Source(rank, f"tcp://127.0.0.1:{port}", None) for rank, port in enumerate(ports)]
+            )
             while len(timed.live) < engines:
                 await asyncio.sleep(0.01)
             process.stdin.write("\n")

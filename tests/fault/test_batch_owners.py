@@ -69,7 +69,7 @@ async def test_lines_of_a_key_that_is_removed_fail(backend: ScriptedBackend, tmp
         await holds(lambda: backend.running == 2, "lines run")
         config = gateway.gateway.core.config
         others = parse({**merged(QUICK, made, {"auth": {"keys": KEYS[1:]}}), "backends": [{"url": backend.url}]})
-        gateway.gateway.follow(config.model_copy(update={"auth": others.auth}))
+        gateway.gateway.apply(config.model_copy(update={"auth": others.auth}))
         go_on.set()
         await holds(
             lambda: (
@@ -78,7 +78,7 @@ async def test_lines_of_a_key_that_is_removed_fail(backend: ScriptedBackend, tmp
             ),
             "it ended",
         )
-        gateway.gateway.follow(config)
+        gateway.gateway.apply(config)
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": 10, "completed": 2, "failed": 8}
         errors = (await ask(gateway, b"GET", f"/v1/files/{found['error_file_id']}/content")).body.splitlines()
@@ -127,7 +127,7 @@ async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_ra
         assert used == sum(counts[1] + counts[3] for *_, counts in rows)
 
         raised = parse({**merged(QUICK, made, budget(1000000)), "backends": [{"url": backend.url}]})
-        gateway.gateway.follow(gateway.gateway.core.config.model_copy(update={"auth": raised.auth}))
+        gateway.gateway.apply(gateway.gateway.core.config.model_copy(update={"auth": raised.auth}))
         found = await ended(gateway, batch)
         assert found["request_counts"] == {"total": 120, "completed": 120, "failed": 0}
         assert "paused" not in found

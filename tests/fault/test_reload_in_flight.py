@@ -10,7 +10,7 @@ from tests.clients import Answer, chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
 from tests.scripts import chunk, event, head, json_answer, stream, until
-from tests.unit.test_reload_follow import VALUES
+from tests.unit.test_reload_applied import VALUES
 
 ONE_SLOT = {"max_in_flight": 1}
 LONG = "A conversation that begins with the same words each time. " * 60
@@ -24,7 +24,7 @@ def follows(under_test: UnderTest, sections: dict[str, dict[str, Any]], **per_ba
     document["backends"] = [{**each, **per_backend} for each in document["backends"]]
     config = parse(document)
     under_test.gateway.reloads.config = config
-    under_test.gateway.follow(config)
+    under_test.gateway.apply(config)
 
 
 def section_of(path: str, value: Any) -> dict[str, dict[str, Any]]:

@@ -245,10 +245,10 @@ async def test_a_reload_begins_and_ends_tracing(backend: ScriptedBackend) -> Non
         assert backend.ledger[-1].header(b"traceparent") is None
         settings = settings_of(receiver)
         config = gateway.core.config
-        gateway.follow(config.model_copy(update={"tracing": config.tracing.model_validate(settings)}))
+        gateway.apply(config.model_copy(update={"tracing": config.tracing.model_validate(settings)}))
         await under_test.ask()
         await received(under_test, receiver)
-        gateway.follow(config.model_copy(update={"tracing": config.tracing.model_validate({})}))
+        gateway.apply(config.model_copy(update={"tracing": config.tracing.model_validate({})}))
         await under_test.ask(None, b"traceparent: " + SAMPLED)
         assert backend.ledger[-1].header(b"traceparent") == SAMPLED
     assert len([span for span in receiver.spans if span.kind == SERVER]) == 1

@@ -107,7 +107,7 @@ async def following(url: str) -> AsyncIterator[Engine]:
         async with session.get(url + KV_EVENT_SOURCES_PATH) as answer:
             backend.learn(Facts(kv_event_sources=read_kv_event_sources(await answer.json())))
         assert plan(backend).problem is None
-        events.follow(backend.name, plan(backend).sources)
+        events.subscribe(backend.name, plan(backend).sources)
         await listener.until_live(whole=True)
         yield Engine(url, session, listener, events)
 

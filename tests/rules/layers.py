@@ -72,7 +72,7 @@ CORE: dict[str, set[str]] = {
         "relay.relay",
         "request",
         "routing.policy",
-        "scheduling.lease",
+        "scheduling.scheduler",
         "scheduling.leases",
     },
     "feature": {"config", "core", "front", "observe", "request"},

@@ -11,7 +11,7 @@ from gateway.config.file import parse
 from gateway.errors import EngineDead, GatewayError, InvalidRequest, ModelNotFound, NoBackend, RouteNotFound
 from gateway.exact.index import packed, token_keys, token_seed
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from tests.unit.front.wires import Sent
 from tests.unit.insights.traffic import report_of
 

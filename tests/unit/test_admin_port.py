@@ -168,7 +168,7 @@ async def test_a_reload_changes_the_token() -> None:
     async with port.listening(AdminPages(dict, no_route, three_wait).routes()) as number:
         url = f"http://127.0.0.1:{number}/admin/queue"
         assert (await ask(url))[0] == 200
-        port.follow(AdminConfig(port=0, token="s3cret"))
+        port.apply(AdminConfig(port=0, token="s3cret"))
         assert (await ask(url))[0] == 401
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from gateway.app import Gateway
 from gateway.config.file import parse
-from gateway.feature import FeatureEntry
-from gateway.features import FEATURES
+from gateway.features import FEATURES, FeatureEntry
 from tests.clients import Answer, Client, request
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -29,7 +29,7 @@ class Books:
     def __init__(self, **limits: int) -> None:
         self.clock, self.unix = Clock(), Clock(NOON_SECONDS)
         self.usage, self.metrics = KeyUsage(self.unix), Metrics()
-        self.usage.follow(has_keys=True)
+        self.usage.apply(has_keys=True)
         self.records: list[Record] = []
         self.ledger = RequestLedger(Estimates(), self.records.append)
         for consumer in (self.usage.counted, self.metrics.counted):
@@ -39,8 +39,8 @@ class Books:
         self._made = 0
 
     def follow(self, **limits: int) -> None:
-        self.all_limits.follow([KeyConfig(name="a", key="sk-a", **limits)])  # type: ignore[arg-type]
-        self.ledger.follow(self.all_limits.by_name)
+        self.all_limits.apply([KeyConfig(name="a", key="sk-a", **limits)])  # type: ignore[arg-type]
+        self.ledger.apply(self.all_limits.by_name)
 
     @property
     def limits(self) -> KeyLimits:

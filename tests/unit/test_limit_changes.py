@@ -10,7 +10,7 @@ from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
 from gateway.observe.record import Record
 from gateway.request import Demand, Usage
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 
 WISH = Demand("m", prompt_tokens=1, output_tokens=1)
 

@@ -5,7 +5,7 @@ import pytest
 
 from gateway.admin import QueueView
 from gateway.observe.metrics import Metrics
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from tests.unit.batches.offline_hall import a_line, offline_hall
 from tests.unit.scheduling.builders import ask
 

@@ -18,7 +18,7 @@ from gateway.front.json_body import JsonLimits, parse_body
 from gateway.request import Demand
 from gateway.routing.estimates import Estimates
 from gateway.routing.prompt_blocks import canonical_prompt, seed
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from gateway.turns import at_once
 from loadtest.report.statistics import percentile

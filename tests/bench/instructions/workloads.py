@@ -8,7 +8,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, Protocol
 
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.tracing.tracing import EXPORTED_AT_ONCE, Exporter
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy

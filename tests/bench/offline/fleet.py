@@ -20,9 +20,8 @@ from gateway.request import Demand, Usage
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
-from gateway.scheduling.lease import Lease
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.routing.policy import Affinity, PrefixPolicy
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 from loadtest.engine import scheduler as simulated
 from loadtest.engine.kv_cache import SequenceState

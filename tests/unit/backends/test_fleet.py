@@ -65,7 +65,7 @@ def test_a_change_of_one_backend_is_judged_for_its_models_alone() -> None:
     for number, backend in enumerate(fleet.backends):
         backend.learn(Facts(models=tuple(ModelCard(f"m{(10 * number + each) % 5000}") for each in range(10))))
         backend.health.probed(ProbeResult.OK, 0.0)
-    fleet.follow_settings(HealthConfig(fall=2, rise=1), AdmissionConfig())
+    fleet.apply_settings(HealthConfig(fall=2, rise=1), AdmissionConfig())
     fleet.on_change.append(lambda: told.append("change"))
     fleet.on_facts.append(lambda: told.append("facts"))
     backend, seconds = fleet.backends[7], list[float]()

@@ -30,7 +30,7 @@ def config(name: str, **settings: float) -> BackendConfig:
 
 def membership(scene: Scene) -> Membership:
     made = Membership(scene.fleet)
-    at_once(made.follow("file", [Wanted(config(name)) for name in "ab"]))
+    at_once(made.reconcile("file", [Wanted(config(name)) for name in "ab"]))
     scene.fleet.let_go()
     come_up(scene)
     return made
@@ -110,16 +110,16 @@ def test_a_source_that_is_read_again_undoes_nothing_that_was_done_by_hand(scene:
     made.remove("a")
     made.drain("b")
     come_up(s)
-    changes = at_once(made.follow("file", [Wanted(config(name)) for name in "abd"]))
+    changes = at_once(made.reconcile("file", [Wanted(config(name)) for name in "abd"]))
     assert (changes.added, changes.removed, changes.changed, changes.replaced) == (["d"], [], [], [])
     assert sorted(s.fleet.by_name) == ["b", "c", "d"]
     assert s.fleet.by_name["b"].draining == BY_HAND
     assert made.removed == ["a"]
     made.add(config("a"))  # takes the removal back
     assert (made.removed, made.origin("a")) == ([], "file")
-    at_once(made.follow("file", [Wanted(config(name)) for name in "bc"]))
+    at_once(made.reconcile("file", [Wanted(config(name)) for name in "bc"]))
     assert made.origin("c") == "file"
-    at_once(made.follow("file", [Wanted(config("b"))]))
+    at_once(made.reconcile("file", [Wanted(config("b"))]))
     assert sorted(s.fleet.by_name) == ["b"]
 
 
@@ -128,7 +128,7 @@ def test_other_settings_of_the_same_server_keep_what_is_known_of_it(scene: MakeS
     made = membership(s)
     backend = s.fleet.by_name["a"]
     changes = at_once(
-        made.follow("file", [Wanted(config("a", max_in_flight=7, relative_cost=4.0)), Wanted(config("b"))])
+        made.reconcile("file", [Wanted(config("a", max_in_flight=7, relative_cost=4.0)), Wanted(config("b"))])
     )
     assert changes.changed == ["a"]
     assert s.fleet.by_name["a"] is backend
@@ -142,7 +142,7 @@ def test_another_address_is_another_backend_while_the_old_one_ends_its_requests(
     old = s.fleet.by_name["a"]
     request = busy(old)
     new = BackendConfig(url="http://elsewhere.example:8000", name="a")
-    changes = at_once(made.follow("file", [Wanted(new), Wanted(config("b"))]))
+    changes = at_once(made.reconcile("file", [Wanted(new), Wanted(config("b"))]))
     assert (changes.replaced, changes.added, changes.removed) == (["a"], [], [])
     come_up(s)
     assert s.serving() == "ab"
@@ -158,19 +158,19 @@ def test_one_server_is_one_backend_whatever_sources_call_it(scene: MakeScene) ->
     made = membership(s)
     found = [BackendConfig(url="http://a.example:8000"), BackendConfig(url="http://d.example:8000")]
     made.add(config("c"))
-    at_once(made.follow("dns", [Wanted(each) for each in (*found, BackendConfig(url="http://c.example:8000"))]))
+    at_once(made.reconcile("dns", [Wanted(each) for each in (*found, BackendConfig(url="http://c.example:8000"))]))
     assert list(s.fleet.by_name) == ["a", "b", "d.example:8000", "c"]
     assert made.origin("d.example:8000") == "dns"
     made.remove("d.example:8000")
-    at_once(made.follow("dns", []))
-    at_once(made.follow("dns", [Wanted(each) for each in found]))
+    at_once(made.reconcile("dns", []))
+    at_once(made.reconcile("dns", [Wanted(each) for each in found]))
     assert list(s.fleet.by_name) == ["a", "b", "d.example:8000", "c"]  # a removal ends with the listing
 
 
 def test_the_zone_of_a_backend_is_what_its_first_source_says(scene: MakeScene) -> None:
     made = membership(scene(2))
-    at_once(made.follow("kubernetes", [Wanted(config("b"), zone="zone-b"), Wanted(config("c"), zone="zone-c")]))
-    at_once(made.follow("dns", [Wanted(config("c"))]))
+    at_once(made.reconcile("kubernetes", [Wanted(config("b"), zone="zone-b"), Wanted(config("c"), zone="zone-c")]))
+    at_once(made.reconcile("dns", [Wanted(config("c"))]))
     assert [made.zone(name) for name in "abcx"] == ["", "", "zone-c", ""]
 
 
@@ -178,11 +178,11 @@ def test_one_that_a_source_drains_gets_nothing_new_and_keeps_what_is_known_of_it
     s = scene(2)
     made = membership(s)
     backend = s.fleet.by_name["a"]
-    at_once(made.follow("file", [Wanted(config("a"), "not ready"), Wanted(config("b"))]))
+    at_once(made.reconcile("file", [Wanted(config("a"), "not ready"), Wanted(config("b"))]))
     assert (s.serving(), backend.draining) == ("b", "not ready")
     made.undrain("a")
     assert backend.draining == "not ready"
-    at_once(made.follow("file", [Wanted(config("a")), Wanted(config("b"))]))
+    at_once(made.reconcile("file", [Wanted(config("a")), Wanted(config("b"))]))
     assert (s.serving(), s.fleet.by_name["a"], backend.slow_since_seconds) == ("ab", backend, None)
 
 
@@ -213,7 +213,7 @@ class Changes(RuleBasedStateMachine):
 
     @rule(names=st.sets(names))
     def read(self, names: set[str]) -> None:
-        at_once(self.membership.follow("file", [Wanted(config(name)) for name in sorted(names)]))
+        at_once(self.membership.reconcile("file", [Wanted(config(name)) for name in sorted(names)]))
         self.listed, self.by_hand, self.removed = names, self.by_hand - names, self.removed & names
         self.drained &= self.present
 
@@ -302,8 +302,8 @@ def sources(many: int, first: int = 0) -> list[Wanted]:
 def test_a_list_of_many_is_applied_a_few_at_a_time(before: list[Wanted], after: list[Wanted]) -> None:
     fleet = Fleet([], HealthConfig(), clock=ManualClock(), random=Random(0))
     made = Membership(fleet)
-    at_once(made.follow("file", before))
-    known, steps, reported = dict(fleet.by_name), made.follow("file", after), None
+    at_once(made.reconcile("file", before))
+    known, steps, reported = dict(fleet.by_name), made.reconcile("file", after), None
     fewest = min(len(before), len(after))
     while reported is None:
         try:

@@ -20,7 +20,7 @@ from .test_probe import until
 def test_a_reload_of_the_same_settings_is_not_told_to_anyone(scene: MakeScene) -> None:
     made = scene(2)
     before = len(made.changes)
-    made.fleet.follow_settings(HealthConfig(), AdmissionConfig())
+    made.fleet.apply_settings(HealthConfig(), AdmissionConfig())
     assert len(made.changes) == before
 
 
@@ -30,7 +30,7 @@ def test_a_reload_of_the_largest_share_of_ejections_counts_at_once(scene: MakeSc
     for backend in (one, two):
         made.fleet.failed(backend, EngineDead("dead"))
     assert len(made.fleet.serving("m") or ()) == 1
-    made.fleet.follow_settings(HealthConfig(max_ejected=0.0), AdmissionConfig())
+    made.fleet.apply_settings(HealthConfig(max_ejected=0.0), AdmissionConfig())
     assert len(made.fleet.serving("m") or ()) == 2
     assert [backend.health.state for backend in (one, two)] == ["ejected", "ejected"]
 
@@ -39,9 +39,9 @@ def test_a_reload_without_slow_starts_ends_them(scene: MakeScene) -> None:
     made = scene(2)
     backend = made.fleet.backends[0]
     backend.start_slowly(made.clock())
-    made.fleet.follow_settings(HealthConfig(slow_start_seconds=60), AdmissionConfig())
+    made.fleet.apply_settings(HealthConfig(slow_start_seconds=60), AdmissionConfig())
     assert backend.limit(made.clock()) < backend.cap
-    made.fleet.follow_settings(HealthConfig(slow_start_seconds=0), AdmissionConfig())
+    made.fleet.apply_settings(HealthConfig(slow_start_seconds=0), AdmissionConfig())
     assert backend.limit(made.clock()) == backend.cap
 
 
@@ -49,9 +49,9 @@ def test_a_reload_without_adaptive_limits_ends_a_lowered_one(scene: MakeScene) -
     made = scene(1)
     limiter = made.fleet.backends[0].limiter
     limiter.limit = 3
-    made.fleet.follow_settings(HealthConfig(), AdmissionConfig(itl_objective_seconds=0.1))
+    made.fleet.apply_settings(HealthConfig(), AdmissionConfig(itl_objective_seconds=0.1))
     assert limiter.limit == 3
-    made.fleet.follow_settings(HealthConfig(), AdmissionConfig(adaptive=False))
+    made.fleet.apply_settings(HealthConfig(), AdmissionConfig(adaptive=False))
     assert limiter.limit == limiter.upper == made.fleet.backends[0].engines[0].slots
 
 
@@ -64,7 +64,7 @@ async def test_a_reload_of_a_shorter_interval_does_not_wait_for_the_end_of_the_l
             await asyncio.sleep(0.3)  # what is asked at first
             version = fleet.backends[0].facts.version
             server.answers["/health"] = None  # type: ignore[assignment]
-            watches.follow(HealthConfig(probe_interval_seconds=0.2, refresh_seconds=0.2))
+            watches.apply(HealthConfig(probe_interval_seconds=0.2, refresh_seconds=0.2))
             await until(lambda: fleet.backends[0].health.probe_error is not None)
             assert fleet.backends[0].facts.version == version
 
@@ -75,7 +75,7 @@ def test_sources_that_are_not_kept_lose_their_backends(scene: MakeScene) -> None
     from gateway.backends.fleet import Wanted
 
     for source, name in (("dns x", "x"), ("dns y", "y")):
-        at_once(membership.follow(source, [Wanted(BackendConfig(url=f"http://10.1.0.{ord(name)}:1", name=name))]))
+        at_once(membership.reconcile(source, [Wanted(BackendConfig(url=f"http://10.1.0.{ord(name)}:1", name=name))]))
     membership.keep_sources(["dns y"])
     assert [*made.fleet.by_name] == ["a", "y"]
     membership.keep_sources([])

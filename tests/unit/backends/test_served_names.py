@@ -37,15 +37,15 @@ def test_names_of_the_same_weights(
     lists: list[list[ModelCard]], first: dict[str, str], weights: dict[str, str]
 ) -> None:
     names = ServedNames()
-    assert names.follow(lists) == bool(lists)
+    assert names.update(lists) == bool(lists)
     assert (names.first, names.weights) == (first, weights)
-    assert not names.follow(lists)
+    assert not names.update(lists)
 
 
 def test_two_adapters_of_one_root_are_two_models() -> None:
     names = ServedNames()
     twins = [ModelCard(name, root="/adapters/lora", parent="a") for name in ("one", "two")]
-    names.follow([[*cards("a"), *twins]])
+    names.update([[*cards("a"), *twins]])
     assert (names.first, names.weights) == ({}, {"a": "a"})
     assert names.families == {"a": "a", "one": "a", "two": "a"}
 
@@ -53,7 +53,7 @@ def test_two_adapters_of_one_root_are_two_models() -> None:
 def test_lists_that_change_are_followed_in_place() -> None:
     names = ServedNames()
     first = names.first
-    names.follow([cards("a", "b")])
-    names.follow([cards("b")])
+    names.update([cards("a", "b")])
+    names.update([cards("b")])
     assert first is names.first
     assert (first, names.weights) == ({}, {"b": "b"})

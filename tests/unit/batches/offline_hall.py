@@ -7,8 +7,8 @@ from typing import Any
 from gateway.batches.line_leases import LineLeases
 from gateway.batches.offline import OfflineLine, OfflineQueue
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall, hall
 from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS

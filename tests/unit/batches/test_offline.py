@@ -11,7 +11,7 @@ from gateway.batches.pace import BatchPace, Urgency, urgency
 from gateway.errors import GatewayError
 from gateway.request import Demand
 from gateway.routing.engine import prefill_seconds
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, a_line, offline_hall
 from tests.unit.scheduling.builders import ask

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.recount import mismatches
 from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, offline_hall

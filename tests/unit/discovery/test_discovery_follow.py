@@ -35,16 +35,16 @@ async def test_sources_follow_a_reload_and_backends_of_those_that_go_leave(tmp_p
     async with Discovery(
         DiscoveryConfig(), Membership(fleet), Supervisor(time.monotonic), random=Random(1)
     ) as discovery:
-        discovery.follow(DiscoveryConfig(file=one))
+        discovery.apply(DiscoveryConfig(file=one))
         await until(lambda: "a" in fleet.by_name)
         backend = fleet.by_name["a"]
-        discovery.follow(DiscoveryConfig(file=one))
+        discovery.apply(DiscoveryConfig(file=one))
         await asyncio.sleep(0.05)
         assert fleet.by_name["a"] is backend
-        discovery.follow(DiscoveryConfig(file=two))
+        discovery.apply(DiscoveryConfig(file=two))
         assert [*fleet.by_name] == ["static"]
         await until(lambda: "bb" in fleet.by_name)
-        discovery.follow(DiscoveryConfig())
+        discovery.apply(DiscoveryConfig())
         assert [*fleet.by_name] == ["static"]
         await asyncio.sleep(0.05)
     assert asyncio.all_tasks() == before

@@ -117,28 +117,28 @@ def test_events_change_the_list_and_bookmarks_only_the_version() -> None:
     table = table_of()
     added = endpoint_slice("vllm-1", pod("a"))
     added["metadata"]["resourceVersion"] = "5"
-    table.apply(event("ADDED", added))
+    table.update(event("ADDED", added))
     assert (list(shown(read(table))), table.version) == (["a"], "5")
-    table.apply(event("BOOKMARK", {"metadata": {"resourceVersion": "9"}, "endpoints": None, "addressType": ""}))
+    table.update(event("BOOKMARK", {"metadata": {"resourceVersion": "9"}, "endpoints": None, "addressType": ""}))
     assert (list(shown(read(table))), table.version) == (["a"], "9")
-    table.apply(event("DELETED", added))
-    table.apply(event("DELETED", added))
+    table.update(event("DELETED", added))
+    table.update(event("DELETED", added))
     assert shown(read(table)) == {}
 
 
 def test_an_error_event_says_whether_to_list_again() -> None:
     table = table_of()
     with pytest.raises(DiscoveryError, match="the watch failed: 500 etcd is down"):
-        table.apply(event("ERROR", status(500, "InternalError", "etcd is down")))
+        table.update(event("ERROR", status(500, "InternalError", "etcd is down")))
     assert table.version == "1"
     with pytest.raises(SlicesExpired):
-        table.apply(event("ERROR", status(410, "Expired", "too old resource version")))
+        table.update(event("ERROR", status(410, "Expired", "too old resource version")))
 
 
 @pytest.mark.parametrize("line", [b"", b"{}", b"<html>", b'{"type": "ADDED", "object": {"metadata": 1}}'])
 def test_what_is_no_event_is_an_error(line: bytes) -> None:
     with pytest.raises(DiscoveryError, match="the API server sent something else than expected"):
-        table_of().apply(line)
+        table_of().update(line)
     assert status_message(line) == ""
 
 
@@ -176,7 +176,7 @@ def test_any_order_of_events_leads_to_what_a_list_from_scratch_says(
     now = {each["metadata"]["name"]: each for each in first}
     for deletes, document in changes:
         name = document["metadata"]["name"]
-        watched.apply(event("DELETED" if deletes else "MODIFIED" if name in now else "ADDED", document))
+        watched.update(event("DELETED" if deletes else "MODIFIED" if name in now else "ADDED", document))
         if deletes:
             now.pop(name, None)
         else:

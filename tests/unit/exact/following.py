@@ -13,7 +13,7 @@ from tests.unit.exact.listener import Listener
 async def following(listener: Listener, *sources: Source) -> AsyncIterator[KvEvents]:
     """Each rank has the engine of its number."""
     async with KvEvents(listener, lambda _, rank: rank, time.monotonic) as events:
-        events.follow("a", sources)
+        events.subscribe("a", sources)
         yield events
 
 

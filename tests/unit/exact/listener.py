@@ -25,7 +25,7 @@ class Listener:
         self._news = asyncio.Event()
 
     def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        self.index.apply(engine, added, removed)
+        self.index.update(engine, added, removed)
         self.resident_tokens[engine] = resident_tokens
         self.largest_update = max(self.largest_update, len(added) + len(removed))
         self.removed_while_whole += len(removed) if self.states.get(engine) == (True, True) else 0

@@ -24,8 +24,8 @@ async def test_engines_of_several_backends_are_followed_under_their_numbers(list
         for publisher, number in ((first, 0), (second, 1), (third, 2)):
             publisher.publish(*Cache().serve(prompt(number)))
         async with KvEvents(listener, lambda *engine: numbers.get(engine), time.monotonic) as events:
-            events.follow("a", [source_of(first), source_of(second, rank=1), source_of(third, rank=7)])
-            events.follow("b", [source_of(third)])
+            events.subscribe("a", [source_of(first), source_of(second, rank=1), source_of(third, rank=7)])
+            events.subscribe("b", [source_of(third)])
             for engine in (0, 1, 3):
                 await listener.until_live(engine)
             assert [listener.depth(prompt(0), engine=engine) for engine in (0, 1, 3)] == [0, 0, 5]
@@ -41,7 +41,7 @@ async def test_following_the_same_again_disturbs_nothing(listener: Listener) -> 
             await listener.joined(publisher)
             for tokens in (None, 100, 200):
                 source = source_of(publisher)
-                events.follow(
+                events.subscribe(
                     "a",
                     [Source(0, source.endpoint, source.replay, topic=source.topic, bind=False, capacity_tokens=tokens)],
                 )
@@ -56,11 +56,11 @@ async def test_a_backend_that_is_forgotten_is_cleared(listener: Listener) -> Non
         publisher.publish(*Cache().serve(prompt(0)))
         async with following(listener, source_of(publisher)) as events:
             await listener.until_live()
-            events.follow("a", [])
+            events.subscribe("a", [])
             await listener.until(lambda: len(listener.index) == 0)
             assert listener.states == {0: (False, False)}
             assert events.status() == []
-            events.follow("a", [source_of(publisher)])
+            events.subscribe("a", [source_of(publisher)])
             await listener.until_live()
             assert listener.depth(prompt(0)) == 5
 
@@ -68,7 +68,7 @@ async def test_a_backend_that_is_forgotten_is_cleared(listener: Listener) -> Non
 async def test_what_was_asked_for_before_the_start_is_followed_from_the_start(listener: Listener) -> None:
     with Publisher() as publisher:
         events = KvEvents(listener, lambda _, rank: rank, time.monotonic)
-        events.follow("a", [source_of(publisher)])
+        events.subscribe("a", [source_of(publisher)])
         assert events.status() == []
         async with events:
             await listener.until_live()
@@ -78,7 +78,7 @@ async def test_of_two_engines_for_one_number_the_first_is_followed(listener: Lis
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
         async with KvEvents(listener, lambda *_: 0, time.monotonic) as events:
-            events.follow("a", [source_of(publisher), NOWHERE])
+            events.subscribe("a", [source_of(publisher), NOWHERE])
             await listener.until_live()
             assert listener.depth(prompt(0)) == 5
 
@@ -136,7 +136,7 @@ async def test_nothing_is_passed_on_after_the_end(listener: Listener) -> None:
         publisher.publish(*Cache().serve(prompt(0)))
         async with following(listener, source_of(publisher)) as events:
             await listener.until_live()
-        events.follow("a", [source_of(publisher)])
+        events.subscribe("a", [source_of(publisher)])
         events.restarted("a")
         assert events.status() == []
         for _ in range(10):

@@ -87,7 +87,7 @@ def reader(inbox: Inbox) -> Iterator[Reader]:
 def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(stored(range(3000), range(12000), None, 4))
-        reader.follow("a", [source_of(publisher)])
+        reader.subscribe("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         *changes, last = inbox.seen
         assert [len(added) for _, _, added, _, _ in changes] == [1024, 1024, 952]
@@ -98,10 +98,10 @@ def test_a_large_change_comes_in_pieces_and_before_the_state(reader: Reader, inb
 def test_of_an_engine_that_is_forgotten_nothing_is_known(reader: Reader, inbox: Inbox) -> None:
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow("a", [source_of(publisher)])
+        reader.subscribe("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         assert len(inbox.held()) == 5
-        reader.follow("a", [])
+        reader.subscribe("a", [])
         inbox.wait(lambda: not inbox.held())
         assert inbox.states() == [(True, True), (False, False)]
     after = inbox.seen[inbox.seen.index(("state", 0, False, False)) :]
@@ -114,9 +114,9 @@ def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: Reade
     with Publisher() as first, Publisher() as second:
         first.publish(*Cache().serve(prompt(0)))
         second.publish(*Cache().serve(prompt(1, blocks=7)))
-        reader.follow("a", [source_of(first)])
+        reader.subscribe("a", [source_of(first)])
         inbox.wait(inbox.states)
-        reader.follow("a", [source_of(second)])
+        reader.subscribe("a", [source_of(second)])
         inbox.wait(lambda: len(inbox.states()) == 3)
     assert len(inbox.held()) == 7
 
@@ -124,7 +124,7 @@ def test_another_source_for_an_engine_takes_the_place_of_the_first(reader: Reade
 def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
     with Publisher() as publisher, Reader(inbox) as reader:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow("a", [source_of(publisher)])
+        reader.subscribe("a", [source_of(publisher)])
         inbox.wait(inbox.states)
     assert inbox.states()[-1] == (False, False)
     assert inbox.held() == set()
@@ -133,11 +133,11 @@ def test_the_end_of_the_reader_clears_every_engine(inbox: Inbox) -> None:
 def test_the_reader_waits_for_a_loop_that_is_behind(reader: Reader, inbox: Inbox) -> None:
     cache = Cache()
     with Publisher() as publisher:
-        reader.follow("a", [source_of(publisher)])
+        reader.subscribe("a", [source_of(publisher)])
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
         reader._updates.extend([lambda: None] * (feed.MAX_PENDING_UPDATES + 1))
-        reader.follow("a", [source_of(publisher)])  # a turn that ends in waiting
+        reader.subscribe("a", [source_of(publisher)])  # a turn that ends in waiting
         publisher.publish(*cache.serve(prompt(0)))
         assert not inbox.comes(inbox.held, within_seconds=0.2)
         reader._updates.clear()
@@ -159,8 +159,8 @@ def test_a_fault_in_one_stream_leaves_the_others_alone(
     monkeypatch.setattr(Stream, "_take", faulty)
     with Publisher() as publisher:
         publisher.publish(*Cache().serve(prompt(0)))
-        reader.follow("a", [source_of(publisher)])
-        reader.follow("b", [source_of(publisher, rank=1)])
+        reader.subscribe("a", [source_of(publisher)])
+        reader.subscribe("b", [source_of(publisher, rank=1)])
         inbox.wait(lambda: inbox.states(1))
         inbox.wait(lambda: inbox.states(0))
     assert len(inbox.held(0)) == len(inbox.held(1)) == 5
@@ -170,7 +170,7 @@ def test_a_port_that_is_taken_is_tried_again(reader: Reader, inbox: Inbox, monke
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
     with Publisher() as holder:
         source = Source(0, holder.endpoint, None, bind=True)
-        reader.follow("a", [source])
+        reader.subscribe("a", [source])
     with Publisher(connect_to=holder.endpoint, replay=False) as publisher:
         inbox.wait(inbox.states)
         publisher.wait_for_subscriber()
@@ -190,7 +190,7 @@ def test_a_fault_outside_the_streams_does_not_end_the_reader(inbox: Inbox, monke
 
     monkeypatch.setattr(inbox, "deliver", faulty)
     with Publisher() as publisher, Reader(inbox, supervisor) as reader:
-        reader.follow("a", [source_of(publisher)])
+        reader.subscribe("a", [source_of(publisher)])
         inbox.comes(lambda: supervisor.faults, within_seconds=5)
         assert supervisor.faults == {"kv_events": 1}
         publisher.wait_for_subscriber()

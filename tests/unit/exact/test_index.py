@@ -7,7 +7,7 @@ from gateway.exact.index import ExactIndex
 def index_of(**holds: set[int]) -> ExactIndex:
     index = ExactIndex()
     for engine, keys in enumerate(holds.values()):
-        index.apply(engine, keys, ())
+        index.update(engine, keys, ())
         index.set_live(engine, True)
     return index
 
@@ -36,7 +36,7 @@ def test_an_engine_that_is_not_live_has_no_depth_and_keeps_its_blocks() -> None:
 def test_an_engine_that_comes_later_gets_the_next_place() -> None:
     index = index_of(a={1})
     index.set_live(200, True)
-    index.apply(200, [1], [])
+    index.update(200, [1], [])
     assert index.depths([1]) == [1] + [0] * 199 + [1]
 
 
@@ -44,13 +44,13 @@ def test_keys_that_no_engine_holds_are_forgotten() -> None:
     index = index_of(a={1, 2}, b={2, 3})
     index.clear(0)
     assert len(index) == 2
-    index.apply(1, [], [2, 3, 99])
+    index.update(1, [], [2, 3, 99])
     assert len(index) == 0
 
 
 def test_removing_what_another_engine_holds_leaves_it_there() -> None:
     index = index_of(a={1}, b=set())
-    index.apply(1, (), [1])
+    index.update(1, (), [1])
     assert index.depths([1]) == [1, 0]
 
 
@@ -74,7 +74,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule(engine=ENGINES, added=KEYS, removed=KEYS)
     def changes(self, engine: int, added: list[int], removed: list[int]) -> None:
         gone = set(removed) - set(added)
-        self.index.apply(engine, added, gone)
+        self.index.update(engine, added, gone)
         self.sets[engine] = self.sets.get(engine, set()) - gone | set(added)
 
     @rule(engine=ENGINES)

@@ -47,9 +47,9 @@ def test_the_predicted_hit_is_the_reported_one(name: str) -> None:
             _, _, payload = read_frames(frames)
             engine = msgspec.msgpack.decode(payload)[2] or 0
             for event in read_events(payload):
-                ledgers[engine].apply(event)
+                ledgers[engine].update(event)
             _, added, removed = ledgers[engine].take()
-            index.apply(engine, added, removed)
+            index.update(engine, added, removed)
     assert len(hits) > 2
     assert max(hits) > 0
     assert [ledger.ignored_events for ledger in ledgers] == [0, 0]

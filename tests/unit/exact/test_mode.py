@@ -134,7 +134,7 @@ async def test_engines_that_publish_no_more_or_leave_are_not_followed() -> None:
                 scene.published(publisher)
                 await scene.until_used()
                 if leave:
-                    scene.fleet.follow({"b": Wanted(BackendConfig(url="http://127.0.0.1:2", name="b"))})
+                    scene.fleet.reconcile({"b": Wanted(BackendConfig(url="http://127.0.0.1:2", name="b"))})
                     scene.fleet.let_go()
                 else:
                     scene.published()
@@ -145,13 +145,13 @@ async def test_engines_that_publish_no_more_or_leave_are_not_followed() -> None:
 async def test_a_tokenizer_needs_it_from_the_start_or_from_a_reload_on(reload: bool) -> None:
     scene = Scene(None if reload else TOKENIZED)
     assert (scene.is_used, scene.exact.configured("m")) == (not reload, not reload)
-    scene.exact.follow(TOKENIZED)
+    scene.exact.apply(TOKENIZED)
     assert scene.exact.configured("m")
     assert scene.exact.tokenized != ()
     assert "m" not in scene.exact.tokenized, "no backend is verified yet"
     assert await scene.exact.count("m", ["text"], 4, special=True) == "unverified"
     assert not scene.exact.counts_alike("m", "a")
-    scene.exact.follow(ModelsConfig())
+    scene.exact.apply(ModelsConfig())
     assert not scene.exact.configured("m")
     assert scene.exact.tokenized == ()
 

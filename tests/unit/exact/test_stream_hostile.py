@@ -29,7 +29,7 @@ async def followed(listener: Listener, publisher: Publisher) -> AsyncIterator[Kv
     """Nothing of the reader may fail meanwhile."""
     supervisor = Supervisor(time.monotonic)
     async with KvEvents(listener, lambda _, rank: rank, time.monotonic, supervisor=supervisor) as events:
-        events.follow("a", [source_of(publisher)])
+        events.subscribe("a", [source_of(publisher)])
         await listener.joined(publisher)
         yield events
     assert supervisor.faults == {}

@@ -290,14 +290,14 @@ async def test_tokenizers_follow_a_reload_and_one_that_stays_remains_verified() 
     async with tokenizing(tokenizes()) as (tokenization, _):
         await until_judged(tokenization)
         state = tokenization._models["m"]
-        tokenization.follow(ModelsConfig(m=ModelConfig(tokenizer="x"), n=ModelConfig(tokenizer="y")))
+        tokenization.apply(ModelsConfig(m=ModelConfig(tokenizer="x"), n=ModelConfig(tokenizer="y")))
         assert tokenization._models["m"] is state
         assert "m" in tokenization
         assert tokenization.configured("n")
-        tokenization.follow(ModelsConfig())
+        tokenization.apply(ModelsConfig())
         assert not tokenization.is_used
         while tokenization._process._process is not None:
             await asyncio.sleep(0.01)
-        tokenization.follow(MODELS)
+        tokenization.apply(MODELS)
         assert "m" not in tokenization
         assert await until_judged(tokenization) == {"b0": "verified"}

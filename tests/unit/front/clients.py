@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from gateway.config import ServerConfig
 from gateway.errors import GatewayError
-from gateway.front.beginnings import AT_ONCE, Beginnings
-from gateway.front.connection import ClientConnection
+from gateway.front.connection import AT_ONCE, Beginnings, ClientConnection
 from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
 from gateway.front.reply import JSON, ClientResponse
 from gateway.resources import MemoryBudget

@@ -108,9 +108,9 @@ class Scene:
         )
         if whole.auth.keys:
             limits = AllLimits(Clock(), self.unix_clock)
-            limits.follow(whole.auth.keys)
-            ledger.follow(limits.by_name)
-            self.handler.follow_keys(ApiKeys(whole.auth.keys, self.unix_clock).check)
+            limits.apply(whole.auth.keys)
+            ledger.apply(limits.by_name)
+            self.handler.apply_keys(ApiKeys(whole.auth.keys, self.unix_clock).check)
 
     def admit(self, incoming: HttpRequest) -> bool:
         return incoming.admit(self.handler.check_key, self.server_config, ALL_ROUTES)

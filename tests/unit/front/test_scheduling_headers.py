@@ -1,8 +1,7 @@
 import pytest
 
 from gateway.errors import InvalidRequest
-from gateway.front.http_request import HttpRequest
-from gateway.front.scheduling_headers import SchedulingHeaders
+from gateway.front.http_request import HttpRequest, SchedulingHeaders
 from gateway.keys.settings import KeyConfig
 from gateway.request import Demand
 from tests.unit.front.wires import Sent

@@ -19,8 +19,7 @@ from gateway.request import Demand
 from gateway.routing.engine import CostModel, EngineUse
 from gateway.routing.estimates import Calibrations, OutputLengths
 from gateway.routing.policy import LeastLoadedPolicy
-from gateway.scheduling.lease import Lease
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 
 CAPS = {"http://a:1": 3, "http://b:1": 5}

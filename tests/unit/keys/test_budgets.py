@@ -101,10 +101,10 @@ def test_other_limits_take_over_what_was_used() -> None:
     limits = KeyLimits(key(tokens_per_day=100), clock, clock)
     assert limits.most_tokens == 100
     limits.charge(80)
-    limits.follow(key(tokens_per_day=120, tokens_per_month=90, tokens_per_minute=110))
+    limits.apply(key(tokens_per_day=120, tokens_per_month=90, tokens_per_minute=110))
     assert limits.most_tokens == 90
     assert repr(limits) == "<KeyLimits 1 running, 110/110, 80/120 a day, 0/90 a month>"
-    limits.follow(key(max_concurrent_requests=2))
+    limits.apply(key(max_concurrent_requests=2))
     assert (limits.most_tokens, limits.spent()) == (None, {})
     limits.correct(80, 80, counts=True, day=0)
 

@@ -124,12 +124,12 @@ async def test_a_mounted_secret_is_seen_when_kubernetes_swaps_its_folder(tmp_pat
 async def test_a_reload_brings_another_file_or_none(tmp_path: Path) -> None:
     scene = Scene(tmp_path / "keys.yaml", "ann")
     other = Scene(tmp_path / "other.yaml", "bob")
-    scene.keys.follow(other.auth(keys=[{"name": "carol", "key": "sk-c"}]))
+    scene.keys.apply(other.auth(keys=[{"name": "carol", "key": "sk-c"}]))
     assert scene.keys.names == ["carol", "bob"]
     with capture_logs() as logs:
-        scene.keys.follow(AuthConfig(keys_file=str(tmp_path / "missing.yaml")))
+        scene.keys.apply(AuthConfig(keys_file=str(tmp_path / "missing.yaml")))
     assert (scene.keys.names, len(logs)) == (["bob"], 1)
-    scene.keys.follow(AuthConfig())
+    scene.keys.apply(AuthConfig())
     assert (scene.keys.names, scene.keys.are_needed) == ([], False)
     await scene.keys.step()
 
@@ -139,7 +139,7 @@ async def test_a_reload_takes_what_a_thread_has_read_ahead(tmp_path: Path) -> No
     auth = Scene(tmp_path / "other.yaml", "bob").auth()
     await asyncio.to_thread(scene.keys.read_ahead, auth)
     with patch("gateway.keys.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
-        scene.keys.follow(auth)
+        scene.keys.apply(auth)
     assert scene.keys.names == ["bob"]
     await scene.keys.step()
     assert (scene.keys.names, scene.changes) == (["bob"], [])
@@ -158,7 +158,7 @@ async def test_a_change_that_is_read_during_a_reload_is_not_lost(tmp_path: Path)
     with patch("gateway.keys.client_keys.read_keys", slowly):
         step = asyncio.create_task(scene.keys.step())
         await asyncio.to_thread(begun.wait)
-        scene.keys.follow(scene.auth())
+        scene.keys.apply(scene.auth())
         may_end.set()
         await step
     await scene.keys.step()

@@ -253,10 +253,10 @@ def test_other_limits_take_over_what_was_used() -> None:
     of = limits(clock, requests_per_minute=10, tokens_per_minute=1000)
     used(of, 400, 400)
     of.charge(100)
-    of.follow(KeyConfig(name="a", key="x", requests_per_minute=20, tokens_per_minute=600, max_concurrent_requests=1))
+    of.apply(KeyConfig(name="a", key="x", requests_per_minute=20, tokens_per_minute=600, max_concurrent_requests=1))
     assert b"x-ratelimit-remaining-requests: 18\r\n" in of.headers()
     assert b"x-ratelimit-remaining-tokens: 100\r\n" in of.headers()
     refused(of)  # one runs
-    of.follow(KeyConfig(name="a", key="x", requests_per_minute=20))
+    of.apply(KeyConfig(name="a", key="x", requests_per_minute=20))
     of.charge(10**9)
     assert b"tokens" not in of.headers()

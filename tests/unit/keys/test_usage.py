@@ -32,7 +32,7 @@ def record(
 
 def counted(*records: Record, clock: Clock | None = None) -> KeyUsage:
     usage = KeyUsage(clock or Clock(START.timestamp()))
-    usage.follow(has_keys=True)
+    usage.apply(has_keys=True)
     usage.finished([*records])
     return usage
 

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.access_log import AccessLog, LineForm, PrefixHashes, console_line_of
-from gateway.observe.log import iso_time
+from gateway.observe.log import AccessLog, LineForm, PrefixHashes, console_line_of, iso_time
 from gateway.observe.record import Record
 from gateway.request import Demand
 
@@ -92,7 +91,7 @@ class Terminal(io.BytesIO):
 )
 def test_lines_are_for_people_on_a_terminal_or_if_that_is_wanted(out: io.BytesIO, form: str, for_people: bool) -> None:
     log = AccessLog(out, lambda: 100.0, lambda: 1000.0)
-    log.follow(LineForm(), enabled=True, style=form)
+    log.apply(LineForm(), enabled=True, style=form)
     with log:
         log.add([record()])
     assert out.getvalue().startswith(b"1970-" if for_people else b"{")

@@ -34,7 +34,7 @@ def test_an_event_is_a_json_line_with_its_level_and_time() -> None:
 def test_events_below_the_level_are_left_out(level: str, shown: list[str]) -> None:
     out, logger = io.BytesIO(), structlog.get_logger("made before")
     with EventLog(out) as log:
-        log.follow(level, "json")
+        log.apply(level, "json")
         logger.debug("a")
         logger.info("b")
         logger.warning("c")
@@ -44,7 +44,7 @@ def test_events_below_the_level_are_left_out(level: str, shown: list[str]) -> No
 def test_lines_for_people_have_no_values_of_variables_in_tracebacks() -> None:
     out = io.BytesIO()
     with EventLog(out, lambda: 0.0) as log:
-        log.follow("info", "console")
+        log.apply("info", "console")
         try:
             secret = "sk-secret"
             raise ValueError("something is wrong")

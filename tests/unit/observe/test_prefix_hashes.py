@@ -1,5 +1,5 @@
 from gateway._native import prefix_keys
-from gateway.observe.access_log import PrefixHashes
+from gateway.observe.log import PrefixHashes
 from gateway.request import Demand
 from gateway.routing.prompt_blocks import seed
 

@@ -107,7 +107,7 @@ def test_the_choice_is_kept_as_the_scheduler_made_it() -> None:
     scene, now = Scene(), 1000.0
     gateway = scene.house.gateway
     noted = NotedPolicy(LeastLoadedPolicy(), scene.decisions.bound)
-    gateway.core.scheduler.follow(SchedulerSettings(), noted)
+    gateway.core.scheduler.apply(SchedulerSettings(), noted)
     scene.house.place(8)  # all slots are taken
     demand = Demand("m", prompt_tokens=100, streams=True)
     request = InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", demand, "r")

@@ -60,7 +60,7 @@ def test_only_falls_of_a_limit_are_events_and_restarts_and_reloads() -> None:
     house.gateway.operators.timeline.limit_moved(backend, None)
     assert [each["detail"] for each in events(house, before)] == ["16 to 12: preemptions"]
     house.gateway.core.fleet.learned(backend, Facts(version="0.34.0", models=(ModelCard("m"),), kv_event_sources=()))
-    house.gateway.follow(house.gateway.core.config)
+    house.gateway.apply(house.gateway.core.config)
     assert [kind for kind, _ in kinds(house, before)] == ["limit", "restarted", "reloaded"]
 
 

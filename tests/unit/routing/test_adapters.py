@@ -8,7 +8,7 @@ from gateway.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine, Shortlist
 from gateway.routing.estimates import Estimates
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, PrefixPolicy
 
 NAMES = frozenset("abc")
 
@@ -56,7 +56,7 @@ def test_the_model_itself_and_unknown_names_cost_nothing() -> None:
 
 def test_a_restart_empties_the_slots_and_a_new_list_those_of_others() -> None:
     slots = slots_of(2, "a", "b")
-    slots.follow(frozenset("bc"))
+    slots.update(frozenset("bc"))
     assert slots.loaded == ["b"]
     slots.forget()
     assert (slots.loaded, slots.seconds("b")) == ([], LOAD_SECONDS)

@@ -4,7 +4,7 @@ from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import Engine
 from gateway.routing.estimates import Estimates
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, PrefixPolicy
 from tests.unit.routing.crowds import options_of, work
 
 KEYS, EDGES = (1, 2), (1600, 16_000)

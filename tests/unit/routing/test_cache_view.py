@@ -128,12 +128,12 @@ def test_kv_events_are_used_instead_of_the_record() -> None:
     for engine in range(3):
         scene.hold(engine)
         scene.distrust(engine)
-    scene.exact.apply(2, TOKEN_KEYS[:20], ())
+    scene.exact.update(2, TOKEN_KEYS[:20], ())
     scene.exact.set_live(2, True)
     own = scene.of()
     assert own[2] == own[0] < 992
     assert scene.of(token_keys=TOKEN_KEYS) == [own[0], own[1], 320]
-    scene.exact.apply(2, (), TOKEN_KEYS[5:6])
+    scene.exact.update(2, (), TOKEN_KEYS[5:6])
     assert scene.of(token_keys=TOKEN_KEYS)[2] == 80
     scene.exact.set_live(2, False)
     assert scene.of(token_keys=TOKEN_KEYS) == own
@@ -141,7 +141,7 @@ def test_kv_events_are_used_instead_of_the_record() -> None:
 
 def test_an_exact_hit_leaves_the_last_token_to_be_computed_too() -> None:
     scene = Scene()
-    scene.exact.apply(0, TOKEN_KEYS[:20], ())
+    scene.exact.update(0, TOKEN_KEYS[:20], ())
     scene.exact.set_live(0, True)
     assert scene.of(token_keys=TOKEN_KEYS[:20], prompt_tokens=320)[0] == 304
     assert scene.of(token_keys=TOKEN_KEYS[:20], prompt_tokens=321)[0] == 320
@@ -149,21 +149,21 @@ def test_an_exact_hit_leaves_the_last_token_to_be_computed_too() -> None:
 
 def test_what_was_just_sent_counts_until_events_report_it() -> None:
     scene, ask = Scene(), asking(token_keys=TOKEN_KEYS[:30])
-    scene.exact.apply(0, TOKEN_KEYS[:5], ())
+    scene.exact.update(0, TOKEN_KEYS[:5], ())
     for engine in (0, 1):
         scene.exact.set_live(engine, True)
     for engine, hit in ((0, 480), (1, 480)):
         scene.hits.placed(ask, scene.engines[engine])
         assert scene.of(token_keys=TOKEN_KEYS)[engine] == hit
     for engine in (0, 1):  # it came, and half of it is gone again
-        scene.exact.apply(engine, TOKEN_KEYS[:15], ())
+        scene.exact.update(engine, TOKEN_KEYS[:15], ())
         scene.known_blocks.pending.reported(engine, TOKEN_KEYS[:30])
     assert scene.of(token_keys=TOKEN_KEYS)[:2] == [240, 240]
 
 
 def test_what_is_on_its_way_may_fill_a_hole_in_what_is_held() -> None:
     scene = Scene()
-    scene.exact.apply(0, TOKEN_KEYS[:5] + TOKEN_KEYS[8:20], ())
+    scene.exact.update(0, TOKEN_KEYS[:5] + TOKEN_KEYS[8:20], ())
     scene.exact.set_live(0, True)
     assert scene.of(token_keys=TOKEN_KEYS)[0] == 80
     scene.hits.placed(asking(token_keys=TOKEN_KEYS[:8]), scene.engines[0])

@@ -129,7 +129,7 @@ def test_a_reload_of_the_start_value_counts_for_models_of_which_nothing_is_learn
     for _ in range(20):
         learned.first_token(1000, 0.01, 0.04)
     b = learned.model.b
-    calibrations.follow(CostModel(5e-5, decode_weight=3.0))
+    calibrations.apply(CostModel(5e-5, decode_weight=3.0))
     assert (fresh.model.b, calibrations.of("new").model.b) == (5e-5, 5e-5)
     assert abs(learned.model.b - b) <= 0.03 * b
     assert [each.model.decode_weight for each in (learned, fresh, calibrations.of("new"))] == [3.0] * 3

@@ -4,8 +4,7 @@ from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine, prefill_seconds
 from gateway.routing.estimates import Estimates
-from gateway.routing.policy import LeastLoadedPolicy, Options, Policy, RoundRobinPolicy
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Options, Policy, PrefixPolicy, RoundRobinPolicy
 from tests.unit.routing.crowds import options_of, work
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token

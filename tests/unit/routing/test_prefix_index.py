@@ -139,7 +139,7 @@ class PrefixIndexMachine(RuleBasedStateMachine):
     @rule(max_blocks=st.sampled_from([0, 5, 30, 1 << 20]))
     def follow(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
-        self.index.follow(max_blocks)
+        self.index.apply(max_blocks)
         self.index.trim()
         self._grow_to(len(self.naive))
 
@@ -204,7 +204,7 @@ def test_a_bound_that_sinks_is_reached_step_by_step() -> None:
     edges = tuple(range(128, 3001 * 128, 128))
     for backend in (0, 1):
         index.record(backend, keys, edges)
-    index.follow(2000)
+    index.apply(2000)
     assert index.depths(keys) == [3000, 3000]
     index.record(0, (5000, 5001), (128, 256))
     assert [index.blocks(backend) for backend in (0, 1)] == [3000 - 256, 3000]  # a prompt pays for no more than that

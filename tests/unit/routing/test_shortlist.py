@@ -8,8 +8,7 @@ from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import FEW_ENGINES, CostModel, Engine, Shortlist
 from gateway.routing.estimates import Estimates
-from gateway.routing.policy import LeastLoadedPolicy, Options
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Options, PrefixPolicy
 from tests.unit.routing.crowds import work
 
 MANY, LEAST = 80, 16

@@ -7,8 +7,7 @@ from gateway.request import Demand
 from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
 from gateway.routing.engine import CostModel, Engine
 from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.policy import LeastLoadedPolicy, Policy, RoundRobinPolicy
-from gateway.routing.prefix_policy import Affinity, PrefixPolicy
+from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.scheduling.wait_queue import Queue, Ticket
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall
 

@@ -4,8 +4,8 @@ import pytest
 
 from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import STARVATION_SECONDS, Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
 

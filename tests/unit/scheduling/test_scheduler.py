@@ -2,7 +2,7 @@ import pytest
 
 from gateway.errors import NoBackend, QueueFull
 from gateway.request import Demand, UpstreamResult, Usage
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
 

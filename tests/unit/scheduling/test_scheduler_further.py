@@ -7,7 +7,7 @@ import pytest
 
 from gateway.request import Demand
 from gateway.scheduling.admission import QueueScan
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall
 

@@ -8,7 +8,7 @@ from gateway.feedback import Learning
 from gateway.request import Usage
 from gateway.routing.cache_view import HitAccuracy
 from gateway.routing.engine import Parts
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import Hall, ask, hall
 
 

@@ -11,7 +11,7 @@ from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
 from gateway.request import Demand
 from gateway.routing.engine import Engine
 from gateway.routing.kv_reservations import KvLedger
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.recount import mismatches, taken_tokens
 from tests.unit.scheduling.builders import (

@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, engine, hall
 

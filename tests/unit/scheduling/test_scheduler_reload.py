@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from gateway.errors import QueueFull, WaitExpired
 from gateway.request import Demand
-from gateway.scheduling.lease import Lease
 from gateway.scheduling.leases import LeaseBroker
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall, policy_of
 from tests.unit.scheduling.virtual_time import run
@@ -39,7 +39,7 @@ def order(here: Hall) -> list[int]:
 
 def follow(here: Hall, policy: str, **changes: float) -> None:
     changed = replace(here.scheduler._settings, **changes)
-    here.scheduler.follow(changed, policy_of(policy, here.index, here.estimates))
+    here.scheduler.apply(changed, policy_of(policy, here.index, here.estimates))
 
 
 @given(arrivals=ARRIVALS, old=st.sampled_from([0.0, 0.05, 1.0]), new=st.sampled_from([0.0, 0.05, 1.0]))
@@ -88,7 +88,7 @@ def test_a_reload_of_the_headroom_counts_for_the_next_request() -> None:
 
 def test_a_reload_of_the_queue_limits_refuses_new_requests_only() -> None:
     here = with_waiting([(100, 0.0)] * 3, policy="least_loaded", aging=0.05)
-    here.queue.backlog.follow(2, 1000)
+    here.queue.backlog.apply(2, 1000)
     with pytest.raises(QueueFull):
         here.scheduler.place(ask(), here.now)
     assert len(here.queue) == 3
@@ -102,7 +102,7 @@ def test_a_reload_of_the_queue_timeout_counts_for_requests_that_come() -> None:
         await broker.lease(ask())
         first = loop.create_task(broker.lease(ask()))
         await asyncio.sleep(1.0)
-        broker.follow(5.0, 0.0)
+        broker.apply(5.0, 0.0)
         with pytest.raises(WaitExpired, match="within 5 s"):
             await broker.lease(ask())
         assert loop.time() - began == pytest.approx(6.0)

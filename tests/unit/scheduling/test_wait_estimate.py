@@ -1,7 +1,7 @@
 import pytest
 
 from gateway.errors import DeadlineUnmeetable, NoBackend
-from gateway.scheduling.lease import Lease
+from gateway.scheduling.scheduler import Lease
 from gateway.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall, ask, hall
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.observe.access_log import LineForm
-from gateway.observe.log import iso_time
+from gateway.observe.log import LineForm, iso_time
 from gateway.observe.record import Record
 from tests.bench.routing.fidelity import Prediction, fidelity, predictions, recovery
 

@@ -180,7 +180,7 @@ def check_follow(old: Config, new: Config) -> None:
     async def main() -> None:
         followed, started = gateway_of(old), gateway_of(new)
         followed.reloads.config = applicable(old, new)
-        followed.follow(followed.reloads.config)
+        followed.apply(followed.reloads.config)
         one, two = held(followed), held(started)
         assert {
             path: (one.get(path), two.get(path)) for path in one.keys() | two if one.get(path) != two.get(path)
@@ -224,9 +224,9 @@ def test_a_salt_secret_that_is_not_configured_stays_the_same() -> None:
     async def main() -> None:
         gateway = Gateway(config_of({}), None)
         first = gateway.core.reader._salt_secret
-        gateway.follow(config_of({"auth.cache_salt_secret": "x"}))
+        gateway.apply(config_of({"auth.cache_salt_secret": "x"}))
         assert gateway.core.reader._salt_secret == b"x"
-        gateway.follow(config_of({"routing.aging": 1.0}))
+        gateway.apply(config_of({"routing.aging": 1.0}))
         assert gateway.core.reader._salt_secret == first
 
     asyncio.run(main())
@@ -238,7 +238,7 @@ def test_many_backends_are_followed_in_steps() -> None:
 
     async def main() -> None:
         gateway = Gateway(config_of({}), None)
-        grows, shrinks = (len([*gateway.follow_in_steps(config_of({}, of))]) for of in (many, many[:1]))
+        grows, shrinks = (len([*gateway.apply_in_steps(config_of({}, of))]) for of in (many, many[:1]))
         assert (grows, shrinks) == (3, 3)
         assert [backend.config.url for backend in gateway.core.fleet.backends] == ["http://10.0.0.1:1"]
 
