@@ -13,7 +13,7 @@ PURE_python := 1
 PURE_compiled := 0
 READY := $(if $(filter compiled,$(BUILD)),build,setup)
 # Compiled: the tests that a request's path runs through, and the replays of the load tester, which run the same modules.
-PACKAGES := backends batches/test_offline*.py coordination embeddings exact front keys loadtest/replay models observe realtime relay responses routing scheduling tls tracing uploads test_*.py
+PACKAGES := backends batches/test_offline*.py coordination embeddings exact front keys loadtest/replay models observe operate realtime relay responses routing scheduling tls tracing uploads test_*.py
 TOOLS := tests/unit/loadtest tests/unit/bench
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests $(addprefix --ignore=,$(TOOLS)))
 PYTEST = $(PY) -m pytest --hypothesis-profile=ci -n $(JOBS) --dist loadfile

@@ -10,25 +10,25 @@ from typing import BinaryIO, TypeVar
 import structlog
 from aiohttp import web
 
-from gateway.backends.backend import Backend
-from gateway.backends.fleet import Wanted
 from gateway.config import Config
-from gateway.core import Core
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.fleet import Wanted
+from gateway.core.core import Core
+from gateway.core.front.handler import Handler, TraceSource
+from gateway.core.front.read import ModelNames, PromptSamples, RequestReader, WorkReader
+from gateway.core.front.routes import RouteTable
+from gateway.core.front.server import Server
+from gateway.core.listeners import NOT_BOUND, Listeners
+from gateway.core.observe.log import EventLog, unix_seconds
+from gateway.core.turns import Steps, at_once
 from gateway.feature import Feature
-from gateway.features import FEATURES, FeatureEntry
-from gateway.front.handler import Handler, TraceSource
-from gateway.front.read import ModelNames, PromptSamples, RequestReader, WorkReader
-from gateway.front.routes import RouteTable
-from gateway.front.server import Server
-from gateway.handover.snapshot import Knowledge
-from gateway.keys.feature import KeysFeature
-from gateway.listeners import NOT_BOUND, Listeners
-from gateway.observe.log import EventLog, unix_seconds
-from gateway.operate import Operators
-from gateway.reload import Reloads
-from gateway.responses.background import BackgroundResponses
-from gateway.responses.feature import ResponsesFeature
-from gateway.turns import Steps, at_once
+from gateway.features.handover.snapshot import Knowledge
+from gateway.features.keys.feature import KeysFeature
+from gateway.features.operate.operators import Operators
+from gateway.features.operate.reload import Reloads
+from gateway.features.responses.background import BackgroundResponses
+from gateway.features.responses.feature import ResponsesFeature
+from gateway.features.table import FEATURES, FeatureEntry
 
 SomeFeature = TypeVar("SomeFeature", bound=Feature)
 
@@ -54,7 +54,7 @@ class Gateway:
         self._load, self.log = load or (lambda: config), log
         index = None
         if config.coordination.url:
-            from gateway.coordination.announced_record import AnnouncedIndex
+            from gateway.features.coordination.announced_record import AnnouncedIndex
 
             index = AnnouncedIndex()
         core = self.core = Core(

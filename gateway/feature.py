@@ -12,13 +12,13 @@ from typing import Any, Protocol
 from aiohttp import web
 
 from gateway.config import Config
-from gateway.front.handler import LocalApi, RequestSource, TraceSource
-from gateway.front.read import ModelNames, PromptSamples, RequestReader, ResponseStore, WorkReader
-from gateway.front.reply import RequestDispatcher
-from gateway.front.routes import Route
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.request import InferenceRequest
+from gateway.core.front.handler import LocalApi, RequestSource, TraceSource
+from gateway.core.front.read import ModelNames, PromptSamples, RequestReader, ResponseStore, WorkReader
+from gateway.core.front.reply import RequestDispatcher
+from gateway.core.front.routes import Route
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
+from gateway.core.request import InferenceRequest
 
 
 class TokenCounter(Protocol):

@@ -16,26 +16,26 @@ import uvloop
 
 from gateway.app import Gateway
 from gateway.config import Config
-from gateway.control import TAKES_OVER, Restart
-from gateway.discovery.sources import several_addresses
-from gateway.features import FEATURES, FeatureEntry
-from gateway.handover.channel import address_of
-from gateway.handover.conversation import Predecessor, Successor, take_over
-from gateway.handover.ports import Ports
-from gateway.handover.slots import SlotSharing
-from gateway.handover.snapshot import SnapshotFolder
-from gateway.handover.succession import Handover
-from gateway.handover.systemd import notify_systemd, of_systemd
-from gateway.keys.feature import KeysFeature
-from gateway.listeners import Listeners, bind_all, ports_of
-from gateway.observe.log import EventLog
-from gateway.reload import FileWatch
-from gateway.resources import fitted, raise_limit
-from gateway.supervisor import running
-from gateway.threads import breather
-from gateway.workers.line import LineToParent
-from gateway.workers.place import WorkerPlace
-from gateway.workers.streams import shared, unbuffered
+from gateway.core.listeners import Listeners, bind_all, ports_of
+from gateway.core.observe.log import EventLog
+from gateway.core.resources import fitted, raise_limit
+from gateway.core.supervisor import running
+from gateway.core.threads import breather
+from gateway.features.discovery.sources import several_addresses
+from gateway.features.handover.channel import address_of
+from gateway.features.handover.conversation import Predecessor, Successor, take_over
+from gateway.features.handover.ports import Ports
+from gateway.features.handover.slots import SlotSharing
+from gateway.features.handover.snapshot import SnapshotFolder
+from gateway.features.handover.succession import Handover
+from gateway.features.handover.systemd import notify_systemd, of_systemd
+from gateway.features.keys.feature import KeysFeature
+from gateway.features.operate.control import TAKES_OVER, Restart
+from gateway.features.operate.reload import FileWatch
+from gateway.features.table import FEATURES, FeatureEntry
+from gateway.features.workers.line import LineToParent
+from gateway.features.workers.place import WorkerPlace
+from gateway.features.workers.streams import shared, unbuffered
 
 _IGNORED_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -73,7 +73,7 @@ class Life:
             known = await successor.snapshot() if successor else await self._snapshots.load(self._config.state.path)
             features: Sequence[FeatureEntry] = FEATURES
             if self._parent is not None and (path := self._parent.place.batches_elsewhere):
-                from gateway.workers.batches import ForwardedFeature
+                from gateway.features.workers.batches import ForwardedFeature
 
                 features = (
                     *features,

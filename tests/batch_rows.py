@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.batches.batch import Batch, Owner, StoredFile
-from gateway.batches.store import Store
+from gateway.features.batches.batch import Batch, Owner, StoredFile
+from gateway.features.batches.store import Store
 
 A, B = Owner("a", "a"), Owner("b", "b")
 DAY_SECONDS = 86400

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator, Set
 
-from gateway.routing.engine import Engine, EngineLoad
-from gateway.routing.kv_reservations import KvLedger, Reservation
-from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import Queue
+from gateway.core.routing.engine import Engine, EngineLoad
+from gateway.core.routing.kv_reservations import KvLedger, Reservation
+from gateway.core.scheduling.fair_share import Tenants
+from gateway.core.scheduling.wait_queue import Queue
 
 
 def mismatches(engines: Iterable[Engine], queue: Queue) -> list[tuple[str, str]]:

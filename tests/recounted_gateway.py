@@ -18,9 +18,9 @@ import structlog
 from gateway import app, process
 from gateway.__main__ import main as gateway_command
 from gateway.config import Config
-from gateway.features import FEATURES, FeatureEntry
-from gateway.observe.log import EventLog
-from gateway.observe.metrics import Counter
+from gateway.core.observe.log import EventLog
+from gateway.core.observe.metrics import Counter
+from gateway.features.table import FEATURES, FeatureEntry
 from tests import live_bytes
 from tests.recount import mismatches
 

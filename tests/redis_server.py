@@ -115,7 +115,7 @@ async def any_store(kind: str, folder: Path) -> AsyncIterator[str]:
         with redis_server(folder) as server:
             yield server.url
         return
-    from gateway.coordination.local_server import TableServer
+    from gateway.features.coordination.local_server import TableServer
 
     with TemporaryDirectory(prefix="store-") as short:  # the path of a socket has 107 bytes at most
         async with TableServer("run").serving(f"{short}/store"):

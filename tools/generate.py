@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gateway import errors
 from gateway.app import Gateway
-from gateway.backends.settings import BackendConfig
-from gateway.batches import errors as batches
-from gateway.batches.settings import BatchesConfig
 from gateway.config import Config
-from gateway.coordination.settings import CoordinationConfig
-from gateway.errors import BackendError, GatewayError
-from gateway.observe.metrics import ProcessMetrics
-from gateway.reload import NEEDS_RESTART
-from gateway.workers.parent import Workers
-from gateway.workers.place import WorkerPlace
+from gateway.core import errors
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import BackendError, GatewayError
+from gateway.core.observe.metrics import ProcessMetrics
+from gateway.features.batches import errors as batches
+from gateway.features.batches.settings import BatchesConfig
+from gateway.features.coordination.settings import CoordinationConfig
+from gateway.features.operate.reload import NEEDS_RESTART
+from gateway.features.workers.parent import Workers
+from gateway.features.workers.place import WorkerPlace
 from tests.integration.api_calls import OTHER_CALLS, SDK_CALLS, Call
 from tests.integration.api_refusals import REFUSALS
 from tests.routes import ROUTES

@@ -13,7 +13,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from gateway.threads import Threads
+from gateway.core.threads import Threads
 
 _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 2.0

@@ -5,17 +5,17 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gateway.backends import vllm_api
-from gateway.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
-from gateway.backends.health import ProbeResult
-from gateway.backends.probe import SEVERAL, Answers, survey
 from gateway.config import Config
-from gateway.discovery.follow import configured_sources
-from gateway.discovery.listings import DiscoveryError, first_listing
-from gateway.discovery.sources import several_addresses
-from gateway.exact import endpoints
-from gateway.exact.endpoints import why_unreachable
-from gateway.resources import MemoryBudget
+from gateway.core.backends import vllm_api
+from gateway.core.backends.concurrency_limit import DEFAULT_MAX_NUM_SEQS
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.probe import SEVERAL, Answers, survey
+from gateway.core.resources import MemoryBudget
+from gateway.features.discovery.follow import configured_sources
+from gateway.features.discovery.listings import DiscoveryError, first_listing
+from gateway.features.discovery.sources import several_addresses
+from gateway.features.exact import endpoints
+from gateway.features.exact.endpoints import why_unreachable
 
 SECURITY_FLOOR = (0, 22)  # older versions of vLLM have published holes that a request can reach
 
@@ -44,8 +44,8 @@ async def _database_problem(config: Config) -> str:
     batches = config.batches
     if batches.path is None or batches.database is None:
         return ""
-    from gateway.batches import schema
-    from gateway.batches.s3 import S3Bucket
+    from gateway.features.batches import schema
+    from gateway.features.batches.s3 import S3Bucket
 
     memory = MemoryBudget(config.server.memory_budget_bytes)
     return await schema.check(

@@ -12,7 +12,7 @@ from typer import Option
 
 from gateway.cli.serving import is_open_to_all, why_not_serving
 from gateway.cli.terminal import FAILED, INVALID, ConfigFile, fail, print_json, show
-from gateway.workers import WORKER
+from gateway.features.workers import WORKER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +86,7 @@ def serve(
         _serve_by_workers(config)
     from gateway import process
     from gateway.config import ConfigError
-    from gateway.handover.conversation import TakeoverRefused
+    from gateway.features.handover.conversation import TakeoverRefused
 
     try:
         process.serve(config, read, file)
@@ -100,7 +100,7 @@ def serve(
 
 def _serve_by_workers(config: "Config") -> NoReturn:
     """Start workers, without the modules that serve: those are for the workers."""
-    from gateway.workers import parent
+    from gateway.features.workers import parent
 
     try:
         sys.exit(parent.serve(config))
@@ -237,7 +237,7 @@ def _reader(
 
 
 def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":
-    from gateway.keys.keys_file import checked
+    from gateway.features.keys.keys_file import checked
 
     return lambda: checked(read())
 

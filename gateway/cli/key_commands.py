@@ -14,7 +14,7 @@ from gateway.cli.terminal import FAILED, INVALID, ConfigFile, ask_gateway, fail,
 
 if TYPE_CHECKING:
     from gateway.cli.key_store import KeyStore
-    from gateway.keys.settings import KeyConfig
+    from gateway.features.keys.settings import KeyConfig
 
 KeysFile = Annotated[
     Path | None,

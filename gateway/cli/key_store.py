@@ -16,8 +16,8 @@ import yaml
 
 from gateway.config import ConfigError
 from gateway.config.file import YamlFile, merged, of_environment
-from gateway.keys.keys_file import read_keys
-from gateway.keys.settings import KeyConfig, PreviousKey
+from gateway.features.keys.keys_file import read_keys
+from gateway.features.keys.settings import KeyConfig, PreviousKey
 
 _SECRET_BYTES = 32
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

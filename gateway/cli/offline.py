@@ -16,7 +16,7 @@ from gateway.app import Gateway
 from gateway.cli.batch_client import BatchClient, BatchFailed, BatchTask, take_results, watch
 from gateway.config import Config
 from gateway.config.file import load
-from gateway.keys.settings import AuthConfig, KeyConfig
+from gateway.features.keys.settings import AuthConfig, KeyConfig
 
 _KNOWN_SECONDS = 30.0
 _LOOK_SECONDS = 0.05

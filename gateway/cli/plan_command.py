@@ -55,8 +55,8 @@ def plan(
     json: Annotated[bool, Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the GPU memory that a model needs, how many requests fit by length, and which settings to use."""
-    from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, workload_of
-    from gateway.plan.model import PlanError
+    from gateway.features.plan.command import PlanRequest, ask_running, plan_model, running_document, workload_of
+    from gateway.features.plan.model import PlanError
 
     try:
         workload = workload_of(prompt_tokens, output_tokens, shared_prefix_tokens, concurrency)

@@ -6,12 +6,14 @@ from typing import Any, Literal, Self
 
 from pydantic import field_validator, model_validator
 
-from gateway.backends.settings import BackendConfig
-from gateway.batches.settings import BatchesConfig
-from gateway.coordination.settings import CoordinationConfig
-from gateway.discovery.settings import DiscoveryConfig
-from gateway.keys.settings import AuthConfig
-from gateway.models.settings import ModelsConfig
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.tls.contexts import ServerTls
+from gateway.features.batches.settings import BatchesConfig
+from gateway.features.coordination.settings import CoordinationConfig
+from gateway.features.discovery.settings import DiscoveryConfig
+from gateway.features.keys.settings import AuthConfig
+from gateway.features.models.settings import ModelsConfig
+from gateway.features.tracing.settings import TracingConfig
 from gateway.settings import (
     Count,
     Fraction,
@@ -28,8 +30,6 @@ from gateway.settings import (
     refuse,
     twice,
 )
-from gateway.tls.contexts import ServerTls
-from gateway.tracing.settings import TracingConfig
 
 _TAKEN_HEADER = re.compile(
     "authorization|connection|content-(encoding|length|type)|expect|host|trace(parent|state)|transfer-encoding"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from random import Random
 
-from gateway.plan.capacity import GIB, Settings, bytes_per_sequence, defaults, fit
-from gateway.plan.gpus import gpu_of, preset
-from gateway.plan.model import read_shape
+from gateway.features.plan.capacity import GIB, Settings, bytes_per_sequence, defaults, fit
+from gateway.features.plan.gpus import gpu_of, preset
+from gateway.features.plan.model import read_shape
 from loadtest.engine.scheduler import Batching
 from loadtest.engine.step_time import PRESETS, kv_tokens
 from loadtest.figures.exhibit import Exhibit, chart, even, limits, times

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from random import Random
 
-from gateway.plan.capacity import GIB, Settings, assumed_reserve, defaults, make_plan
-from gateway.plan.command import workload_of
-from gateway.plan.gpus import gpu_of, preset
-from gateway.plan.model import read_shape
-from gateway.plan.roofline import Roofline, fleet_tokens_per_second
+from gateway.features.plan.capacity import GIB, Settings, assumed_reserve, defaults, make_plan
+from gateway.features.plan.command import workload_of
+from gateway.features.plan.gpus import gpu_of, preset
+from gateway.features.plan.model import read_shape
+from gateway.features.plan.roofline import Roofline, fleet_tokens_per_second
 from loadtest.engine.scheduler import Batching, Limits
 from loadtest.engine.step_time import PRESETS
 from loadtest.figures.batches import GPU

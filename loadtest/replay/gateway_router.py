@@ -9,19 +9,19 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 
-from gateway.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
-from gateway.backends.concurrency_limit import Limiter
-from gateway.backends.facts import Telemetry
 from gateway.config import AdmissionConfig, HealthConfig, RoutingConfig
-from gateway.exact.caches import KnownBlocks
-from gateway.feedback import Learning
-from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.backends.backend import SLOW_START_SHARE, KvCacheSize, held_tokens
+from gateway.core.backends.concurrency_limit import Limiter
+from gateway.core.backends.facts import Telemetry
+from gateway.core.feedback import Learning
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue, Ticket
+from gateway.features.exact.caches import KnownBlocks
 from loadtest.replay.engine import ReplayEngine, ReplayRequest, Sending
 from loadtest.replay.scenario import Misleading, Scenario
 

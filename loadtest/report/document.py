@@ -152,7 +152,7 @@ def _asset(name: str) -> str:
 
 def _uplot(name: str) -> str:
     """A file of uPlot, which the gateway's dashboard has, too."""
-    return files("gateway.page").joinpath("static", "uplot", name).read_text(encoding="utf-8")
+    return files("gateway.features.page").joinpath("static", "uplot", name).read_text(encoding="utf-8")
 
 
 def _policy(scripts: Sequence[str]) -> str:

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice, repeat
 
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.errors import InvalidRequest
-from gateway.exact.prompts import given_tokens
-from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import MOST_KEYS, JsonLimits
-from gateway.front.read import RequestReader
-from gateway.keys.settings import KeyConfig
-from gateway.models.aliases import Aliases
-from gateway.models.settings import ModelsConfig
-from gateway.request import InferenceRequest
-from gateway.responses.stored import StoredResponses
-from gateway.routing.estimates import Estimates
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import InvalidRequest
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.json_body import MOST_KEYS, JsonLimits
+from gateway.core.front.read import RequestReader
+from gateway.core.request import InferenceRequest
+from gateway.core.routing.estimates import Estimates
+from gateway.features.exact.prompts import given_tokens
+from gateway.features.keys.settings import KeyConfig
+from gateway.features.models.aliases import Aliases
+from gateway.features.models.settings import ModelsConfig
+from gateway.features.responses.stored import StoredResponses
 from tests.routes import find_route
 
 HEAD = "| body | endpoint | MiB | longest step ms | all ms | steps |\n|---|---|--:|--:|--:|---|"

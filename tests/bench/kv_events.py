@@ -22,9 +22,9 @@ import typer
 import uvloop
 import zmq
 
-from gateway.exact.endpoints import Source
-from gateway.exact.feed import KvEvents
-from gateway.exact.index import ExactIndex
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.feed import KvEvents
+from gateway.features.exact.index import ExactIndex
 from loadtest.report.statistics import percentile
 from loadtest.servers.processes import free_ports
 

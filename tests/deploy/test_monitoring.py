@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from gateway.app import Gateway
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.coordination.settings import CoordinationConfig
-from gateway.observe.metrics import ProcessMetrics
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.observe.metrics import ProcessMetrics
+from gateway.features.coordination.settings import CoordinationConfig
 from tests.prometheus import ALERTS, DASHBOARD, ROOT, alerts, expressions, graphs, rows_and_graphs, tool
 from tests.unit.test_links import anchors
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.coordination import records, replica
-from gateway.coordination.records import EngineUse, ReplicaRecord
+from gateway.features.coordination import records, replica
+from gateway.features.coordination.records import EngineUse, ReplicaRecord
 
 
 class FirstEngine(msgspec.Struct, array_like=True, frozen=True):

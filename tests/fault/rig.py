@@ -11,11 +11,11 @@ import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 from structlog.testing import capture_logs
 
-from gateway.backends.backend import Backend
 from gateway.config.file import parse
-from gateway.front.connection import ClientConnection
-from gateway.front.handler import Handler
-from gateway.front.http_request import HttpRequest
+from gateway.core.backends.backend import Backend
+from gateway.core.front.connection import ClientConnection
+from gateway.core.front.handler import Handler
+from gateway.core.front.http_request import HttpRequest
 from tests import live_bytes
 from tests.clients import Answer, Client, chat, request
 from tests.recounted_gateway import RecountedGateway

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
-from gateway import BUILD, core
-from gateway.feedback import CacheState
-from gateway.relay.upstream import UpstreamResponse
+from gateway import BUILD
+from gateway.core import core
+from gateway.core.feedback import CacheState
+from gateway.core.relay.upstream import UpstreamResponse
 from tests.clients import chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend

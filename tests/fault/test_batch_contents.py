@@ -9,15 +9,15 @@ from typing import BinaryIO
 
 import pytest
 
-from gateway.batches.contents import Contents
-from gateway.batches.errors import StorageUnavailable
-from gateway.batches.folder import Folder
-from gateway.errors import InvalidRequest, MemoryFull
-from gateway.resources import MemoryBudget
+from gateway.core.errors import InvalidRequest, MemoryFull
+from gateway.core.resources import MemoryBudget
+from gateway.features.batches.contents import Contents
+from gateway.features.batches.errors import StorageUnavailable
+from gateway.features.batches.folder import Folder
 from tests.s3_server import S3Server
 
 pytest.importorskip("obstore")
-from gateway.batches.s3 import S3Bucket
+from gateway.features.batches.s3 import S3Bucket
 
 LARGE = 12000000  # more than one part of an upload
 

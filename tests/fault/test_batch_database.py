@@ -6,10 +6,10 @@ from functools import partial
 
 import pytest
 
-from gateway.batches.batch import LineUsage
-from gateway.batches.store import StoreUnusable
-from gateway.errors import Draining
-from gateway.resources import MemoryBudget
+from gateway.core.errors import Draining
+from gateway.core.resources import MemoryBudget
+from gateway.features.batches.batch import LineUsage
+from gateway.features.batches.store import StoreUnusable
 from tests.batch_rows import A, B, file, lists_files_page_by_page
 from tests.batch_rows import batch as any_batch
 from tests.postgres import PostgresServer
@@ -17,9 +17,9 @@ from tests.s3_server import S3Server
 
 for needed in ("psycopg", "obstore"):
     pytest.importorskip(needed)
-from gateway.batches import schema  # noqa: E402 - needs both
-from gateway.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
-from gateway.batches.s3 import S3Bucket  # noqa: E402 - needs obstore
+from gateway.features.batches import schema  # noqa: E402 - needs both
+from gateway.features.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
+from gateway.features.batches.s3 import S3Bucket  # noqa: E402 - needs obstore
 
 FAR = 1 << 33
 
@@ -45,7 +45,7 @@ batch = partial(any_batch, expires_at=FAR)
 
 
 async def test_files_are_listed_in_order_page_by_page(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.batches.postgres._ROWS", 2)
+    monkeypatch.setattr("gateway.features.batches.postgres._ROWS", 2)
     await lists_files_page_by_page(store)
 
 

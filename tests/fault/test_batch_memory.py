@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.folder import DurableFile
+from gateway.features.batches.folder import DurableFile
 from tests.clients import request
 from tests.fault.rig import holds, running
 from tests.fault.test_batch_storage import CHAT, FILES, FORM, batch_of, ended, form, lines
@@ -56,7 +56,7 @@ ENDS: dict[str, tuple[Step, ...]] = {
 async def test_when_a_batch_has_ended_nothing_is_left_of_its_answers(
     kind: str, idle_only: bool, backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.sink._MOST_ANSWER_BYTES", MEBIBYTE)
+    monkeypatch.setattr("gateway.features.batches.sink._MOST_ANSWER_BYTES", MEBIBYTE)
     backend.plays(*ENDS[kind])
     sections = {"batches": {"path": str(tmp_path), "idle_only": idle_only}}
     async with running(backend, sections=sections) as gateway:
@@ -112,7 +112,7 @@ async def test_uploads_that_wait_for_the_disk_or_for_their_clients_are_in_the_me
     backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Slow.may_write = threading.Event()
-    monkeypatch.setattr("gateway.batches.folder._new", lambda path: Slow(io.FileIO(path, "x")))
+    monkeypatch.setattr("gateway.features.batches.folder._new", lambda path: Slow(io.FileIO(path, "x")))
     count, content = 12, form(lines(1, "x" * 1_900_000))
     sections = {"batches": {"path": str(tmp_path)}, "server": {"memory_budget_bytes": 64 * MEBIBYTE}}
     async with running(backend, sections=sections) as gateway:

@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from gateway.config.file import parse
-from gateway.keys.usage import totals
+from gateway.features.keys.usage import totals
 from tests.clients import Answer
 from tests.fault.rig import QUICK, UnderTest, holds, merged, running
 from tests.fault.test_batch_storage import CHAT, FILES, FORM, form, lines
@@ -102,7 +102,7 @@ async def test_a_key_has_a_quota_of_lines(backend: ScriptedBackend, tmp_path: Pa
 async def test_a_batch_waits_for_the_budget_of_its_key_and_goes_on_when_it_is_raised(
     backend: ScriptedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.batches.run._MOST_BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr("gateway.features.batches.run._MOST_BACKOFF_SECONDS", 0.05)
     backend.plays(*echo())
 
     def budget(tokens: int) -> dict[str, Any]:

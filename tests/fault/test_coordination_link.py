@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from gateway.coordination.settings import CoordinationConfig
-from gateway.coordination.store import StoreLost
-from gateway.supervisor import Supervisor
+from gateway.core.supervisor import Supervisor
+from gateway.features.coordination.settings import CoordinationConfig
+from gateway.features.coordination.store import StoreLost
 from loadtest.servers.processes import free_ports
 from tests.certificates import certificate
 from tests.redis_server import any_store, redis_server, sentinel
@@ -23,7 +23,7 @@ from tests.redis_server import any_store, redis_server, sentinel
 pytest.importorskip("hiredis")
 from hiredis import pack_command
 
-from gateway.coordination.link import RedisLink
+from gateway.features.coordination.link import RedisLink
 
 _DEADLINE_SECONDS = 60.0
 

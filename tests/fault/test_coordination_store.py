@@ -9,11 +9,11 @@ from random import Random
 
 import pytest
 
-from gateway.coordination.link import RedisLink
-from gateway.coordination.redis_store import RedisStore
-from gateway.coordination.settings import CoordinationConfig
-from gateway.coordination.store import Stamp, StoreLost, TableChange
-from gateway.supervisor import Supervisor
+from gateway.core.supervisor import Supervisor
+from gateway.features.coordination.link import RedisLink
+from gateway.features.coordination.redis_store import RedisStore
+from gateway.features.coordination.settings import CoordinationConfig
+from gateway.features.coordination.store import Stamp, StoreLost, TableChange
 from tests.redis_server import any_store, redis_server
 
 pytest.importorskip("hiredis")

@@ -8,7 +8,7 @@ from pathlib import Path
 import aiohttp
 import orjson
 
-from gateway.page.broadcast import MOST_WATCHERS
+from gateway.features.page.broadcast import MOST_WATCHERS
 from tests.clients import chat
 from tests.fault.restartable import restartable
 from tests.fault.rig import holds, running

@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import ControlClient
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import ControlClient
 from tests.clients import Client, chat, request
 from tests.fault.gateway_process import gateway_process
 from tests.fault.rig import QUICK, holds, running

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from gateway.dispatch import MOST_EXECUTIONS
+from gateway.core.dispatch import MOST_EXECUTIONS
 from tests.clients import chat
 from tests.fault.rig import running
 from tests.scripted import ScriptedBackend

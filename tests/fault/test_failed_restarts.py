@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.handover.channel import address_of
+from gateway.features.handover.channel import address_of
 from tests.clients import chat, request
 from tests.fault.restartable import Restartable, restartable
 from tests.fault.rig import holds
@@ -18,8 +18,8 @@ from tests.scripts import json_answer
 
 PEER = """
 import asyncio, os, signal, sys
-from gateway.handover.channel import connect
-from gateway.handover.snapshot import FORMAT
+from gateway.features.handover.channel import connect
+from gateway.features.handover.snapshot import FORMAT
 
 async def main(address, last):
     def step(name):
@@ -44,10 +44,10 @@ asyncio.run(main(*sys.argv[1:]))
 """
 DIES = """
 import os, signal, sys
-from gateway.handover import succession
+from gateway.features.handover import succession
 from gateway.__main__ import main
 from gateway.app import Gateway
-from gateway.handover.conversation import Successor
+from gateway.features.handover.conversation import Successor
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +65,7 @@ main()
 """
 
 IMPATIENT = """
-from gateway.handover import conversation
+from gateway.features.handover import conversation
 from gateway.__main__ import main
 
 conversation._SERVES_SECONDS = 0.3

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.request import Kind
+from gateway.core.request import Kind
 from tests import live_bytes
 from tests.clients import Client, EndOfConnection, request
 from tests.fault import rig

@@ -7,7 +7,7 @@ import orjson
 import pytest
 
 from gateway.config import ServerConfig
-from gateway.request import Kind
+from gateway.core.request import Kind
 from tests.clients import Answer, Client, chat, request
 from tests.fault.rig import running
 from tests.routes import ROUTES

@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from gateway import admin_http
-from gateway.page import broadcast
+from gateway.features.operate import admin_http
+from gateway.features.page import broadcast
 from tests.clients import Client
 from tests.fault.gateway_process import gateway_process
 from tests.fault.rig import UnderTest, holds, running

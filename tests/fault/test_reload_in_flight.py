@@ -10,7 +10,7 @@ from tests.clients import Answer, chat, request
 from tests.fault.rig import UnderTest, holds, running
 from tests.scripted import ScriptedBackend
 from tests.scripts import chunk, event, head, json_answer, stream, until
-from tests.unit.test_reload_applied import VALUES
+from tests.unit.operate.test_reload_applied import VALUES
 
 ONE_SLOT = {"max_in_flight": 1}
 LONG = "A conversation that begins with the same words each time. " * 60

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from gateway.handover.channel import address_of, connect
+from gateway.features.handover.channel import address_of, connect
 from loadtest.servers.processes import free_ports
 from tests.clients import Client, chat, request
 from tests.fault.restartable import Restartable, restartable

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.batch import Batch, Owner
+from gateway.features.batches.batch import Batch, Owner
 from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds, running
 from tests.fault.test_batch_storage import CHAT, batch_of, ended, get, lines, upload

@@ -14,8 +14,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from gateway.relay.upstream import UpstreamResponse
-from gateway.tls.transport import EncryptedTransport
+from gateway.core.relay.upstream import UpstreamResponse
+from gateway.core.tls.transport import EncryptedTransport
 from tests import live_bytes
 from tests.certificates import certificate
 from tests.clients import chat, request

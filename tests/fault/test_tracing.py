@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.observe.record import Record
-from gateway.tracing.tracing import EXPORTED_AT_ONCE, MAX_HELD_TRACES
+from gateway.core.observe.record import Record
+from gateway.features.tracing.tracing import EXPORTED_AT_ONCE, MAX_HELD_TRACES
 from tests.clients import chat, request
 from tests.fault.rig import BACKEND_KEY, CLIENT_KEY, PROMPT_CANARY, UnderTest, holds, running
 from tests.fault.test_embedding_batches import PATH, Embeds, body

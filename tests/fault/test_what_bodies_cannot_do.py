@@ -6,8 +6,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.request import InferenceRequest
-from gateway.turns import Steps
+from gateway.core.request import InferenceRequest
+from gateway.core.turns import Steps
 from tests.clients import chat
 from tests.fault.rig import running
 from tests.scripted import ScriptedBackend

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.tokenizer import ModelTokenizer
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.tokenizer import ModelTokenizer
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import EMBEDDING_MODEL, MODELS, Fleet
 from tests.integration.gateway_process import Gateway, running_gateway

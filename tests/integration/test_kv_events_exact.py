@@ -9,14 +9,14 @@ from random import Random
 import aiohttp
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import KV_EVENT_SOURCES_PATH, read_kv_event_sources
 from gateway.config import HealthConfig
-from gateway.exact.endpoints import plan
-from gateway.exact.feed import KvEvents
-from gateway.exact.index import packed, token_keys, token_seed
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import KV_EVENT_SOURCES_PATH, read_kv_event_sources
+from gateway.features.exact.endpoints import plan
+from gateway.features.exact.feed import KvEvents
+from gateway.features.exact.index import packed, token_keys, token_seed
 from loadtest.servers.processes import free_ports
 from loadtest.vllm_cpu.process import VllmOptions, VllmProcess
 from tests.integration.conftest import engine_kind

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.capacity import bytes_per_sequence
-from gateway.plan.model import read_checkpoint, read_shape
+from gateway.features.plan.capacity import bytes_per_sequence
+from gateway.features.plan.model import read_checkpoint, read_shape
 from loadtest.vllm_cpu.process import VllmOptions
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, CONTEXT_TOKENS, MODELS, Fleet

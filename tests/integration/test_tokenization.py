@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet as Backends
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import ControlClient
 from gateway.config import HealthConfig
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
-from gateway.exact.tokenizer import ModelTokenizer
-from gateway.models.settings import ModelConfig, ModelsConfig
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet as Backends
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import ControlClient
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
+from gateway.features.exact.tokenizer import ModelTokenizer
+from gateway.features.models.settings import ModelConfig, ModelsConfig
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, Fleet
 from tests.unit.exact.models import STRING_TEMPLATE, byte_level, saved

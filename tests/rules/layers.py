@@ -95,28 +95,25 @@ CORE: dict[str, set[str]] = {
 }
 # Features may import all of the core, and of others what is listed here.
 FEATURES: dict[str, set[str]] = {
-    "admin": {"admin_http", "exact"},
-    "admin_http": set(),
     "batches": {"uploads.forms"},
-    "control": {"admin_http", "reload"},
     "coordination": {"handover.slots", "responses.stored"},
     "discovery": set(),
     "embeddings": set(),
     "exact": {"models.settings"},
-    "gauges": set(),
     "handover": {"keys.limits", "keys.usage", "responses.background", "responses.stored"},
-    "insights": {"admin_http"},
-    "keys": {"admin_http", "reload"},
+    "insights": {"operate.admin_http"},
+    "keys": {"operate.admin_http", "operate.reload"},
     "models": set(),
-    "page": {"admin_http"},
+    # The operators' ports show what every feature has, and what a reload would change.
+    "operate": {"coordination", "discovery", "exact", "handover", "keys", "page", "responses"},
+    "page": {"operate.admin_http"},
     "plan": set(),
     "realtime": set(),
-    "reload": {"coordination.settings"},
     "responses": set(),
     "tracing": set(),
     "uploads": set(),
     "workers": {
-        "admin_http",
+        "operate.admin_http",
         "batches.routes",
         "coordination.local_server",
         "coordination.settings",
@@ -124,7 +121,7 @@ FEATURES: dict[str, set[str]] = {
     },
 }
 # What puts all of it together, and the commands.
-ROOTS = {"__main__", "app", "cli", "features", "operate", "process"}
+ROOTS = {"__main__", "app", "cli", "process", "table"}
 # The modules that know an event loop, a clock, chance, or the network. All others are values in, decisions out.
 EDGES = {
     "feature",
@@ -133,10 +130,10 @@ EDGES = {
     "insights.page",
     "keys.feature",
     "models.feature",
-    "operate",
+    "operate.operators",
     "_native.__init__",
-    "admin",
-    "admin_http",
+    "operate.admin",
+    "operate.admin_http",
     "app",
     "models.commands",
     "backends.probe",
@@ -174,7 +171,7 @@ EDGES = {
     "compiled",
     "config.file",
     "files",
-    "control",
+    "operate.control",
     "coordination.connection",
     "coordination.coordinator",
     "coordination.link",
@@ -219,7 +216,7 @@ EDGES = {
     "relay.relay",
     "relay.upstream",
     "realtime.tunnel",
-    "reload",
+    "operate.reload",
     "resources",
     "scheduling.leases",
     "supervisor",

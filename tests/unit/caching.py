@@ -4,16 +4,16 @@ from random import Random
 from typing import Any
 
 from gateway._native import prefix_keys
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
-from gateway.exact.index import packed, token_keys, token_seed
-from gateway.feedback import CacheState
-from gateway.observe.record import Record
-from gateway.request import Demand, Usage
-from gateway.routing.engine import Engine
-from gateway.routing.prompt_blocks import seed
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.feedback import CacheState
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.prompt_blocks import seed
+from gateway.features.exact.index import packed, token_keys, token_seed
 
 BLOCK_TOKENS = 16
 KV_TOKENS = 10_000

@@ -7,25 +7,25 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher, RetryBudget
-from gateway.errors import (
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.dispatch import Dispatcher, RetryBudget
+from gateway.core.errors import (
     BackendError,
 )
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
-from gateway.routing.engine import CostModel
-from gateway.routing.estimates import Calibrations, OutputLengths
-from gateway.routing.policy import RoundRobinPolicy
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
+from gateway.core.routing.engine import CostModel
+from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.policy import RoundRobinPolicy
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import turns
 

@@ -1,10 +1,10 @@
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.observe.record import Record
-from gateway.request import Demand
-from gateway.routing.engine import EngineUse
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand
+from gateway.core.routing.engine import EngineUse
 from tests.unit.caching import KV_TOKENS, Scene, asking
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.file import parse
-from gateway.resources import are_used_up, fitted, operator_connections, raise_limit
+from gateway.core.resources import are_used_up, fitted, operator_connections, raise_limit
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.errors import (
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.errors import (
     AnswerBrokeOff,
     BackendBusy,
     BackendError,
@@ -18,8 +18,8 @@ from gateway.errors import (
     StreamInterrupted,
     WaitExpired,
 )
-from gateway.observe.record import Record
-from gateway.request import SEVERAL_TENANTS
+from gateway.core.observe.record import Record
+from gateway.core.request import SEVERAL_TENANTS
 from tests.unit.dispatching import WELL, Scene, Step, request
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gateway.backends.health import ProbeResult
-from gateway.errors import (
+from gateway.core.backends.health import ProbeResult
+from gateway.core.errors import (
     BackendAborted,
     BackendError,
     ConnectFailed,

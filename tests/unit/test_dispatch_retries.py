@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway import errors
 from gateway.config import UpstreamConfig
-from gateway.dispatch import MOST_EXECUTIONS, Attempts, RetryBudget
-from gateway.errors import (
+from gateway.core import errors
+from gateway.core.dispatch import MOST_EXECUTIONS, Attempts, RetryBudget
+from gateway.core.errors import (
     BackendBusy,
     BackendDown,
     BackendError,
@@ -18,7 +18,7 @@ from gateway.errors import (
     ModelMissing,
     ReusedConnectionClosed,
 )
-from gateway.observe.record import Record
+from gateway.core.observe.record import Record
 
 KINDS = [
     kind

@@ -2,9 +2,9 @@ import inspect
 
 import pytest
 
-from gateway import errors
-from gateway.batches import errors as batches
-from gateway.errors import BackendError, ConnectFailed, GatewayError, QueueFull, ReusedConnectionClosed
+from gateway.core import errors
+from gateway.core.errors import BackendError, ConnectFailed, GatewayError, QueueFull, ReusedConnectionClosed
+from gateway.features.batches import errors as batches
 
 LEAVES = [
     kind

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gateway.app import Gateway
 from gateway.config.file import parse
-from gateway.features import FEATURES, FeatureEntry
+from gateway.features.table import FEATURES, FeatureEntry
 from tests.clients import Answer, Client, request
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,8 +58,9 @@ async def test_while_it_is_off_its_paths_say_so() -> None:
 def test_while_it_is_off_nothing_of_it_is_imported() -> None:
     program = (
         "import sys; from tests.unit.test_feature import GREETINGS, SETTINGS; from gateway.app import Gateway;"
-        "from gateway.config.file import parse; Gateway(parse(SETTINGS), None, features=[*__import__("
-        "'gateway.features').features.FEATURES, GREETINGS]); assert 'tests.unit.greetings.feature' not in sys.modules"
+        "from gateway.config.file import parse; from gateway.features.table import FEATURES;"
+        "Gateway(parse(SETTINGS), None, features=[*FEATURES, GREETINGS]);"
+        "assert 'tests.unit.greetings.feature' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
 

@@ -3,10 +3,10 @@ from random import Random
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
-from gateway.feedback import CacheState
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.feedback import CacheState
 
 
 class Clock:

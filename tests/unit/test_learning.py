@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.feedback import Learning
-from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, PrefixIndex
-from gateway.routing.estimates import Estimates
+from gateway.core.feedback import Learning
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.estimates import Estimates
 
 OLD, NEW = (1, 2, 3), (7, 8)
 OLD_EDGES, NEW_EDGES = (128, 256, 384), (4000, 8000)

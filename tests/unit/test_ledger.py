@@ -6,16 +6,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.errors import GatewayError, QuotaExceeded
-from gateway.keys.limits import AllLimits
-from gateway.keys.rate_limits import KeyLimits
-from gateway.keys.settings import KeyConfig
-from gateway.keys.usage import KeyUsage, totals
-from gateway.ledger import RequestLedger
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, Usage
-from gateway.routing.estimates import Estimates
+from gateway.core.errors import GatewayError, QuotaExceeded
+from gateway.core.ledger import RequestLedger
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind, Usage
+from gateway.core.routing.estimates import Estimates
+from gateway.features.keys.limits import AllLimits
+from gateway.features.keys.rate_limits import KeyLimits
+from gateway.features.keys.settings import KeyConfig
+from gateway.features.keys.usage import KeyUsage, totals
 from tests.unit.front.wires import Clock
 
 NOON_SECONDS = 1_800_000_000.0

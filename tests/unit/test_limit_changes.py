@@ -4,13 +4,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.app import Gateway
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard, Telemetry
-from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
-from gateway.observe.record import Record
-from gateway.request import Demand, Usage
-from gateway.scheduling.scheduler import Lease
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard, Telemetry
+from gateway.core.backends.health import ProbeResult
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, Usage
+from gateway.core.scheduling.scheduler import Lease
 
 WISH = Demand("m", prompt_tokens=1, output_tokens=1)
 

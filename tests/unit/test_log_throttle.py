@@ -1,4 +1,4 @@
-from gateway.supervisor import LogThrottle
+from gateway.core.supervisor import LogThrottle
 
 
 class Clock:

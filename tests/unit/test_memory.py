@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import MemoryFull
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.errors import MemoryFull
+from gateway.core.resources import Holding, MemoryBudget
 
 
 def test_what_exceeds_the_budget_is_refused_and_reserves_nothing() -> None:

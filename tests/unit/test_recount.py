@@ -6,8 +6,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config.file import parse
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Queue, Ticket
 from tests.recount import mismatches
 from tests.recounted_gateway import LOGGED, VIOLATIONS, RecountedGateway
 from tests.unit.routing.crowds import work

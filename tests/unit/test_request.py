@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway import BUILD
-from gateway.request import Demand, InferenceRequest, Kind
+from gateway.core.request import Demand, InferenceRequest, Kind
 
 
 @pytest.mark.skipif(BUILD == "compiled", reason="objects of compiled classes with arguments are not pickled")

@@ -49,8 +49,8 @@ def test_every_rule_of_a_file_is_tried() -> None:
 
 def test_a_name_says_what_a_file_is_for() -> None:
     assert [*rules.is_vague(Source("gateway/utils.py", ""))]
-    assert [*rules.is_vague(Source("gateway/front/helpers/a.py", ""))]
-    assert not [*rules.is_vague(Source("gateway/front/reply.py", ""))]
+    assert [*rules.is_vague(Source("gateway/core/front/helpers/a.py", ""))]
+    assert not [*rules.is_vague(Source("gateway/core/front/reply.py", ""))]
 
 
 def test_a_layer_admits_its_own_modules_and_those_that_it_names() -> None:
@@ -69,21 +69,21 @@ def together(rule: rules.Together, *sources: Source) -> list[str]:
 
 
 def test_what_a_part_may_not_import_is_found_at_any_depth() -> None:
-    inner = Source("gateway/routing/a.py", "def f():\n    from gateway.app import Gateway")
-    tester = Source("gateway/routing/b.py", "import loadtest.drive")
+    inner = Source("gateway/core/routing/a.py", "def f():\n    from gateway.app import Gateway")
+    tester = Source("gateway/core/routing/b.py", "import loadtest.drive")
     new = Source("gateway/brand_new/a.py", "")
     assert together(rules.crosses_layers, inner, tester, new) == [
-        "gateway/routing/a.py: routing may not import gateway.app",
-        "gateway/routing/b.py: routing may not import loadtest.drive",
+        "gateway/core/routing/a.py: routing may not import gateway.app",
+        "gateway/core/routing/b.py: routing may not import loadtest.drive",
         "gateway/brand_new/a.py: brand_new is in no table of tests/rules/layers.py",
     ]
 
 
 def test_who_knows_the_world_outside_is_in_the_table_and_nobody_else() -> None:
-    knows = Source("gateway/routing/engine.py", "import time")
+    knows = Source("gateway/core/routing/engine.py", "import time")
     knows_no_more = Source("gateway/process.py", "import math")
     assert together(rules.is_impure, knows, knows_no_more) == [
-        "gateway/routing/engine.py: routing.engine imports time, and is not in EDGES",
+        "gateway/core/routing/engine.py: routing.engine imports time, and is not in EDGES",
         "gateway/process.py: process is in EDGES, and imports nothing of the world outside",
     ]
 
@@ -95,7 +95,7 @@ def test_a_class_name_means_one_thing_in_a_house() -> None:
 
 
 def test_packages_have_unit_tests_in_a_folder_of_their_name() -> None:
-    code, test = Source("gateway/front/a.py", ""), Source("tests/unit/front/test_a.py", "")
+    code, test = Source("gateway/core/front/a.py", ""), Source("tests/unit/front/test_a.py", "")
     assert together(rules.tests_elsewhere, code, test) == []
     assert len(together(rules.tests_elsewhere, code)) == len(together(rules.tests_elsewhere, test)) == 1
     assert together(rules.tests_elsewhere, Source("tests/fault/test_a.py", rules.ALONE)) == [

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.supervisor import Supervisor
+from gateway.core.supervisor import Supervisor
 from tests.unit.scheduling.virtual_time import VirtualLoop, run
 
 

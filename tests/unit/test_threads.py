@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from gateway.threads import Threads
+from gateway.core.threads import Threads
 
 WAIT_SECONDS = 4.0
 
@@ -119,7 +119,7 @@ async def test_what_is_done_later_is_waited_for_by_nobody_and_may_fail() -> None
 def test_a_process_ends_while_a_call_hangs() -> None:
     program = """
 import asyncio, threading
-from gateway.threads import Threads
+from gateway.core.threads import Threads
 
 async def main():
     hanging, entered = Threads("hanging"), threading.Event()

@@ -18,19 +18,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gateway
-from gateway.backends import vllm_api
-from gateway.backends.vllm_metrics import MetricsReader
-from gateway.coordination.connection import RedisConnection
-from gateway.coordination.local_server import ReplicaConnection, TableServer
-from gateway.front.connection import ClientConnection
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import JSON, ClientResponse
-from gateway.realtime.tunnel import BackendSocket, SessionUsage
-from gateway.realtime.websocket import FrameScanner
-from gateway.relay.connection import BackendConnection
-from gateway.request import Demand, Tunnel
-from gateway.tls.transport import EncryptedTransport
-from gateway.turns import SLICE_BYTES, Intake
+from gateway.core.backends import vllm_api
+from gateway.core.backends.vllm_metrics import MetricsReader
+from gateway.core.front.connection import ClientConnection
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import JSON, ClientResponse
+from gateway.core.relay.connection import BackendConnection
+from gateway.core.request import Demand, Tunnel
+from gateway.core.tls.transport import EncryptedTransport
+from gateway.core.turns import SLICE_BYTES, Intake
+from gateway.features.coordination.connection import RedisConnection
+from gateway.features.coordination.local_server import ReplicaConnection, TableServer
+from gateway.features.realtime.tunnel import BackendSocket, SessionUsage
+from gateway.features.realtime.websocket import FrameScanner
 from tests.unit.front.clients import Scene
 from tests.unit.relay.peers import FakeReceiver, FakeTransport
 from tests.unit.scheduling.virtual_time import run, turns
@@ -47,23 +47,23 @@ READS |= {"open_connection", "open_unix_connection", "start_server", "start_unix
 READS |= {"ClientSession", "ApiClient", "AppRunner", "AsyncConnectionPool", "S3Store", "Resolver"}
 # Readers without an `Intake`, and what bounds a turn of each.
 OTHERS = {
-    "admin_http.py": "aiohttp takes no more requests while one is answered; bodies are limited",
-    "batches/postgres.py": "libpq reads; answers are pages of rows that a gateway wrote",
-    "batches/s3.py": "obstore reads in threads of its own, ranges of a limited size",
+    "features/operate/admin_http.py": "aiohttp takes no more requests while one is answered; bodies are limited",
+    "features/batches/postgres.py": "libpq reads; answers are pages of rows that a gateway wrote",
+    "features/batches/s3.py": "obstore reads in threads of its own, ranges of a limited size",
     "cli/batch_client.py": "a command in a process of its own",
-    "discovery/kubernetes.py": "aiohttp reads no more while 128 KiB are not taken; events are taken a few at a time",
-    "discovery/sources.py": "an answer of DNS has at most 64 KiB; backends are limited",
-    "tls/transport.py": "one read of 16 KiB, then another turn",
-    "handover/channel.py": "one message of 256 KiB from a process of the same user",
-    "exact/endpoints.py": "ten bytes of a stream that asyncio stops reading at 128 KiB",
-    "exact/stream.py": "a thread that pauses each half millisecond; messages are limited",
-    "exact/tokenizer.py": "a process of this gateway",
-    "page/playground.py": "this gateway's own port",
-    "turns.py": "reads for one that is in the table",
-    "workers/batches.py": "another worker of this gateway",
-    "workers/line.py": "sixteen bytes of the parent or of a worker",
-    "workers/parent.py": "starts workers, and reads nothing of them",
-    "workers/ports.py": "another worker of this gateway",
+    "features/discovery/kubernetes.py": "aiohttp reads no more while 128 KiB are not taken; events are taken a few at a time",
+    "features/discovery/sources.py": "an answer of DNS has at most 64 KiB; backends are limited",
+    "core/tls/transport.py": "one read of 16 KiB, then another turn",
+    "features/handover/channel.py": "one message of 256 KiB from a process of the same user",
+    "features/exact/endpoints.py": "ten bytes of a stream that asyncio stops reading at 128 KiB",
+    "features/exact/stream.py": "a thread that pauses each half millisecond; messages are limited",
+    "features/exact/tokenizer.py": "a process of this gateway",
+    "features/page/playground.py": "this gateway's own port",
+    "core/turns.py": "reads for one that is in the table",
+    "features/workers/batches.py": "another worker of this gateway",
+    "features/workers/line.py": "sixteen bytes of the parent or of a worker",
+    "features/workers/parent.py": "starts workers, and reads nothing of them",
+    "features/workers/ports.py": "another worker of this gateway",
 }
 
 

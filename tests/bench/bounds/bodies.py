@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import orjson
 
 from gateway.config import ServerConfig
-from gateway.front.json_body import MOST_KEYS, JsonLimits
+from gateway.core.front.json_body import MOST_KEYS, JsonLimits
 
 CHAT = b"/v1/chat/completions"
 _START = b'{"model":"fine","messages":[{"role":"user","content":"hi"}],"x":'

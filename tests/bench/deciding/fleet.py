@@ -5,13 +5,13 @@ from dataclasses import replace
 from itertools import cycle
 from random import Random
 
-from gateway.request import Demand
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.policy import Affinity, PrefixPolicy
-from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue
+from gateway.core.request import Demand
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue
 from tests.bench.deciding.traffic import MODEL, asks
 
 KV_CACHE_TOKENS = 430_000

@@ -12,15 +12,15 @@ from typing import Any, TypeVar
 
 from gateway._native import prefix_keys
 from gateway.config import ServerConfig
-from gateway.errors import NoBackend
-from gateway.front.http_request import HttpRequest
-from gateway.front.json_body import JsonLimits, parse_body
-from gateway.request import Demand
-from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import canonical_prompt, seed
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
-from gateway.turns import at_once
+from gateway.core.errors import NoBackend
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.json_body import JsonLimits, parse_body
+from gateway.core.request import Demand
+from gateway.core.routing.estimates import Estimates
+from gateway.core.routing.prompt_blocks import canonical_prompt, seed
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
+from gateway.core.turns import at_once
 from loadtest.report.statistics import percentile
 from tests.bench.deciding.fleet import Busy
 from tests.bench.deciding.results import Timing

@@ -5,13 +5,13 @@ from itertools import islice
 
 import orjson
 
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
-from gateway.front.read import RequestReader
-from gateway.request import Demand, InferenceRequest
-from gateway.responses.stored import StoredResponses
-from gateway.routing.estimates import Estimates
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.core.front.read import RequestReader
+from gateway.core.request import Demand, InferenceRequest
+from gateway.core.routing.estimates import Estimates
+from gateway.features.responses.stored import StoredResponses
 from tests.bench.bodies import chats
 from tests.routes import find_route
 

@@ -13,11 +13,11 @@ from typing import Any
 import uvloop
 
 from gateway.app import Gateway
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
-from gateway.front.connection import ClientConnection
-from gateway.relay.connection import BackendConnection
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.health import ProbeResult
+from gateway.core.front.connection import ClientConnection
+from gateway.core.relay.connection import BackendConnection
 
 MODEL = "mock"
 _BACKENDS = 2

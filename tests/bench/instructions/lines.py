@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import orjson
 
-from gateway.batches.input import InputLimits, check_input
-from gateway.batches.settings import BatchesConfig
 from gateway.config import ServerConfig
-from gateway.threads import Threads
+from gateway.core.threads import Threads
+from gateway.features.batches.input import InputLimits, check_input
+from gateway.features.batches.settings import BatchesConfig
 from tests.bench.bodies import SIZES, chats
 from tests.bench.instructions.gateway import Backend, Client, Loop, clients, unrouted
 from tests.bench.instructions.workloads import CHAT, EVENT, STREAM_END, STREAM_HEAD, Counter, answer, chunk, request

@@ -8,8 +8,8 @@ from functools import cache
 from itertools import islice
 from typing import Any, Protocol
 
-from gateway.scheduling.scheduler import Lease
-from gateway.tracing.tracing import EXPORTED_AT_ONCE, Exporter
+from gateway.core.scheduling.scheduler import Lease
+from gateway.features.tracing.tracing import EXPORTED_AT_ONCE, Exporter
 from tests.bench.bodies import SIZES, chats
 from tests.bench.deciding.fleet import Busy
 from tests.bench.instructions.gateway import MODEL, Client, Loop, clients, unrouted

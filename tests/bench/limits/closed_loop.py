@@ -4,8 +4,8 @@ import random
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from gateway.backends.concurrency_limit import Limiter
-from gateway.backends.facts import Telemetry
+from gateway.core.backends.concurrency_limit import Limiter
+from gateway.core.backends.facts import Telemetry
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import Limits
 from loadtest.engine.step_time import PRESETS

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
-from gateway.backends.concurrency_limit import Limiter
+from gateway.core.backends.concurrency_limit import Limiter
 from loadtest.console import markdown_table
 from loadtest.report.statistics import percentile
 from tests.bench.limits.closed_loop import ClosedLoop, Course, Crowd, static

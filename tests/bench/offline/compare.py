@@ -11,7 +11,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.batches.idle_capacity import OBJECTIVE_SHARE
+from gateway.features.batches.idle_capacity import OBJECTIVE_SHARE
 from loadtest.console import markdown_table
 from loadtest.report.statistics import percentile
 from tests.bench.offline.fleet import Fleet, Request, Rule, lengths

@@ -14,15 +14,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-from gateway.batches.offline import OfflineLine, OfflineQueue
-from gateway.feedback import Learning
-from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.policy import Affinity, PrefixPolicy
-from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.feedback import Learning
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue, Ticket
+from gateway.features.batches.offline import OfflineLine, OfflineQueue
 from loadtest.engine import scheduler as simulated
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.step_time import PRESETS, Preset

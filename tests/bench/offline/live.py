@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from gateway.batches.idle_capacity import OBJECTIVE_SHARE
+from gateway.features.batches.idle_capacity import OBJECTIVE_SHARE
 from loadtest.report.statistics import percentile
 from loadtest.servers.engines import EngineOptions, running_engines
 from tests.bench.offline.compare import Aimd, Row, arrivals

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway._native import pure
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.core.front.http_request import KNOWN_HEADERS, HttpRequest
 from tests.unit._native.kernel_build import built_kernel
 
 kernel: Any = built_kernel()

@@ -6,13 +6,13 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import Blame, ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.errors import ConnectFailed
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import Blame, ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import ConnectFailed
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """A limiter and a modelled engine, which it sees every two seconds."""
 
-from gateway.backends.concurrency_limit import LimitChange, Limiter
-from gateway.backends.facts import Telemetry
+from gateway.core.backends.concurrency_limit import LimitChange, Limiter
+from gateway.core.backends.facts import Telemetry
 
 LOOK_SECONDS = 2.0
 

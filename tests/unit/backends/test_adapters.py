@@ -1,7 +1,7 @@
 """The adapters that backends list and report, as their engines know them."""
 
-from gateway.backends.facts import AdapterReport, Facts, ModelCard, Telemetry
-from gateway.models.adapter_loader import backend_for
+from gateway.core.backends.facts import AdapterReport, Facts, ModelCard, Telemetry
+from gateway.features.models.adapter_loader import backend_for
 from tests.unit.backends.conftest import MakeScene
 
 BASE, A, B = ModelCard("m"), ModelCard("a", parent="m"), ModelCard("b", parent="m")

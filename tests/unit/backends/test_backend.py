@@ -2,10 +2,10 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend, Origin
-from gateway.backends.facts import Facts
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
+from gateway.core.backends.backend import Backend, Origin
+from gateway.core.backends.facts import Facts
+from gateway.core.backends.settings import BackendConfig
 
 
 def make(**changes: object) -> Backend:

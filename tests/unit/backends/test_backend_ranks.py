@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
 
 from .conftest import MakeScene, Scene
 

@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.health import Blame
+from gateway.core.backends.health import Blame
 
 from .conftest import peers
 

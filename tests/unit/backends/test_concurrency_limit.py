@@ -6,14 +6,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.backends.concurrency_limit import (
+from gateway.core.backends.concurrency_limit import (
     DEFAULT_MAX_NUM_SEQS,
     LimitChange,
     Limiter,
     LimitReason,
 )
-from gateway.backends.facts import Telemetry
-from gateway.scheduling.admission import guarded_slots
+from gateway.core.backends.facts import Telemetry
+from gateway.core.scheduling.admission import guarded_slots
 
 from .limited import LOOK_SECONDS, Site, bound, stream
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.backends import vllm_api
-from gateway.backends.facts import KvEventSource
+from gateway.core.backends import vllm_api
+from gateway.core.backends.facts import KvEventSource
 
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"
 

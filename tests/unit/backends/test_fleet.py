@@ -4,13 +4,13 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard, Telemetry
-from gateway.backends.fleet import Fleet, eligible
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.errors import (
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard, Telemetry
+from gateway.core.backends.fleet import Fleet, eligible
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import (
     BackendBusy,
     BackendFault,
     ConnectFailed,

@@ -3,16 +3,16 @@
 from dataclasses import replace
 from random import Random
 
-from gateway.backends.backend import Backend
-from gateway.backends.concurrency_limit import LimitChange, LimitReason
-from gateway.backends.facts import Telemetry
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_metrics import MetricsReader
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.request import Demand
-from gateway.routing.kv_reservations import Reservation
-from gateway.turns import at_once
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.concurrency_limit import LimitChange, LimitReason
+from gateway.core.backends.facts import Telemetry
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_metrics import MetricsReader
+from gateway.core.request import Demand
+from gateway.core.routing.kv_reservations import Reservation
+from gateway.core.turns import at_once
 
 from .conftest import MakeScene, ManualClock
 

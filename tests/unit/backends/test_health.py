@@ -4,8 +4,8 @@ from random import Random
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.health import JITTER, Blame, Health, ProbeResult
 from gateway.config import HealthConfig
+from gateway.core.backends.health import JITTER, Blame, Health, ProbeResult
 
 from .conftest import peers
 

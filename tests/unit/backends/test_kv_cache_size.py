@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.backend import KvCacheSize, held_tokens
-from gateway.backends.facts import Telemetry
-from gateway.backends.settings import BackendConfig
-from gateway.request import Demand
-from gateway.routing.engine import Engine
-from gateway.routing.kv_reservations import Reservation
+from gateway.core.backends.backend import KvCacheSize, held_tokens
+from gateway.core.backends.facts import Telemetry
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.request import Demand
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.kv_reservations import Reservation
 
 from .conftest import MakeScene
 

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet, Wanted
-from gateway.backends.health import ProbeResult
-from gateway.backends.membership import BY_HAND, Membership
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.errors import BackendExists, BackendNotFound
-from gateway.request import Demand
-from gateway.routing.kv_reservations import Reservation
-from gateway.turns import at_once
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet, Wanted
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.membership import BY_HAND, Membership
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import BackendExists, BackendNotFound
+from gateway.core.request import Demand
+from gateway.core.routing.kv_reservations import Reservation
+from gateway.core.turns import at_once
 
 from .conftest import MakeScene, ManualClock, Scene
 

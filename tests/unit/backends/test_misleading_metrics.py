@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.backends.concurrency_limit import LimitChange
-from gateway.backends.facts import Telemetry
+from gateway.core.backends.concurrency_limit import LimitChange
+from gateway.core.backends.facts import Telemetry
 
 from .limited import LOOK_SECONDS, Site, bound
 

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
 
-from gateway.backends.facts import Facts
-from gateway.backends.fleet import Fleet
-from gateway.backends.probe import BackendWatches
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.errors import EngineDead
+from gateway.core.backends.facts import Facts
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.probe import BackendWatches
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import EngineDead
 
 from .scripted import METRICS, Scripted, hang, json_answer, pour, text_answer
 from .test_vllm_api import closed_port

@@ -6,8 +6,8 @@ import aiohttp
 import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
-from gateway.backends.health import ProbeResult
-from gateway.backends.reachability import kind_of, why
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.reachability import kind_of, why
 
 KEY = ConnectionKey("10.0.0.1", 8000, False, True, None, None, None)
 

@@ -4,13 +4,13 @@ import asyncio
 import time
 from random import Random
 
-from gateway.backends.fleet import Fleet
-from gateway.backends.membership import Membership
-from gateway.backends.probe import BackendWatches
-from gateway.backends.settings import BackendConfig
 from gateway.config import AdmissionConfig, HealthConfig
-from gateway.errors import EngineDead
-from gateway.turns import at_once
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.membership import Membership
+from gateway.core.backends.probe import BackendWatches
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import EngineDead
+from gateway.core.turns import at_once
 from tests.unit.backends.conftest import MakeScene
 from tests.unit.backends.scripted import Scripted
 
@@ -72,7 +72,7 @@ async def test_a_reload_of_a_shorter_interval_does_not_wait_for_the_end_of_the_l
 def test_sources_that_are_not_kept_lose_their_backends(scene: MakeScene) -> None:
     made = scene(1)
     membership = Membership(made.fleet)
-    from gateway.backends.fleet import Wanted
+    from gateway.core.backends.fleet import Wanted
 
     for source, name in (("dns x", "x"), ("dns y", "y")):
         at_once(membership.reconcile(source, [Wanted(BackendConfig(url=f"http://10.1.0.{ord(name)}:1", name=name))]))

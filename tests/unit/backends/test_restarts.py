@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.backends.facts import Facts, ModelCard, Telemetry
+from gateway.core.backends.facts import Facts, ModelCard, Telemetry
 
 from .conftest import MakeScene
 

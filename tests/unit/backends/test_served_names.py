@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.backends.facts import ModelCard
-from gateway.backends.served_names import ServedNames
+from gateway.core.backends.facts import ModelCard
+from gateway.core.backends.served_names import ServedNames
 
 R, S = "/weights/r", "/weights/s"
 

@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import FALLING_ASLEEP, OFFLOADED, Backend
-from gateway.backends.facts import Facts, ModelCard, Telemetry
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig, SleepConfig
 from gateway.config import HealthConfig
-from gateway.models.sleep import action_for
+from gateway.core.backends.backend import FALLING_ASLEEP, OFFLOADED, Backend
+from gateway.core.backends.facts import Facts, ModelCard, Telemetry
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig, SleepConfig
+from gateway.features.models.sleep import action_for
 from tests.unit.backends.conftest import ManualClock
 
 AWAKE = Telemetry(1.0, running=0, waiting=0, preemptions=0.0, kv_usage=0.0, sleep_state="awake")

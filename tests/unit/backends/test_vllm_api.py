@@ -6,9 +6,9 @@ import time
 import pytest
 from aiohttp import web
 
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import MAX_METRICS_BYTES, ControlClient, ControlError
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import MAX_METRICS_BYTES, ControlClient, ControlError
 
 from .scripted import Scripted, hang, json_answer, pour, text_answer
 

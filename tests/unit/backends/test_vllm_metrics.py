@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.backends.facts import AdapterReport
-from gateway.backends.vllm_metrics import MAX_LINES, Findings, LineFilter, MetricsReader
-from gateway.turns import at_once
+from gateway.core.backends.facts import AdapterReport
+from gateway.core.backends.vllm_metrics import MAX_LINES, Findings, LineFilter, MetricsReader
+from gateway.core.turns import at_once
 
 RUNNING = b'vllm:num_requests_running{engine="0"} 0\n'  # every server of vLLM has it
 RECORDINGS = Path(__file__).parents[2] / "contract/recordings"

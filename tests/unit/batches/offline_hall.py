@@ -4,12 +4,12 @@ import asyncio
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from gateway.batches.line_leases import LineLeases
-from gateway.batches.offline import OfflineLine, OfflineQueue
-from gateway.request import Demand
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.request import Demand
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
+from gateway.features.batches.line_leases import LineLeases
+from gateway.features.batches.offline import OfflineLine, OfflineQueue
 from tests.unit.scheduling.builders import Hall, hall
 from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS
 

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from gateway.batches.run import Backoff
+from gateway.features.batches.run import Backoff
 
 
 def test_the_wait_doubles_up_to_a_minute_and_lines_that_fail_meanwhile_do_not_prolong_it() -> None:

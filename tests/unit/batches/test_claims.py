@@ -4,7 +4,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
+from gateway.features.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
 
 NAMES = ["a", "b", "c"]
 

@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.continuation import can_continue, continued_fields, saves_work, streamed
-from gateway.batches.partial import PartialAnswer
+from gateway.features.batches.continuation import can_continue, continued_fields, saves_work, streamed
+from gateway.features.batches.partial import PartialAnswer
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 CONVERSATION: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9}

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.batch import Owner, StoredFile
-from gateway.batches.errors import FileNotFound
-from gateway.batches.files import Files, expiry_of
-from gateway.batches.folder import Folder
-from gateway.batches.settings import BatchesConfig
-from gateway.batches.sqlite import SqliteStore
-from gateway.errors import InvalidRequest
-from gateway.resources import MemoryBudget
+from gateway.core.errors import InvalidRequest
+from gateway.core.resources import MemoryBudget
+from gateway.features.batches.batch import Owner, StoredFile
+from gateway.features.batches.errors import FileNotFound
+from gateway.features.batches.files import Files, expiry_of
+from gateway.features.batches.folder import Folder
+from gateway.features.batches.settings import BatchesConfig
+from gateway.features.batches.sqlite import SqliteStore
 
 OWNER = Owner("a", "a")
 

@@ -15,8 +15,8 @@ async def build():
     Gateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
 
 asyncio.run(build())
-settings = "gateway.batches", "gateway.batches.settings"
-found = [name for name in sys.modules if name.startswith("gateway.batches") and name not in settings]
+settings = "gateway.features.batches", "gateway.features.batches.settings"
+found = [name for name in sys.modules if name.startswith("gateway.features.batches") and name not in settings]
 assert "sqlite3" not in sys.modules
 assert not found, found
 """

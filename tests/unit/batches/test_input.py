@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
-from gateway.batches.settings import BatchesConfig
 from gateway.config import ServerConfig
-from gateway.threads import Threads
+from gateway.core.threads import Threads
+from gateway.features.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.features.batches.settings import BatchesConfig
 
 URL = "/v1/chat/completions"
 LIMITS = InputLimits.of(BatchesConfig(), ServerConfig())

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.batch import LineUsage
-from gateway.batches.folder import DurableFile, Folder
-from gateway.batches.journal import (
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.core.threads import Threads
+from gateway.features.batches.batch import LineUsage
+from gateway.features.batches.folder import DurableFile, Folder
+from gateway.features.batches.journal import (
     Journal,
     answer_line,
     on_one_line,
@@ -20,8 +22,6 @@ from gateway.batches.journal import (
     unexecuted_line,
     usage_in,
 )
-from gateway.resources import Holding, MemoryBudget
-from gateway.threads import Threads
 
 GROUP = Folder.group
 NAMES = st.one_of(

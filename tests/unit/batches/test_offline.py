@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.offline import OfflineLine, victims
-from gateway.batches.pace import BatchPace, Urgency, urgency
-from gateway.errors import GatewayError
-from gateway.request import Demand
-from gateway.routing.engine import prefill_seconds
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import GatewayError
+from gateway.core.request import Demand
+from gateway.core.routing.engine import prefill_seconds
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
+from gateway.features.batches.offline import OfflineLine, victims
+from gateway.features.batches.pace import BatchPace, Urgency, urgency
 from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, a_line, offline_hall
 from tests.unit.scheduling.builders import ask
 

@@ -2,9 +2,9 @@
 
 import asyncio
 
-from gateway.batches.line_leases import LineLeases
-from gateway.batches.offline import OfflineLine
-from gateway.request import Demand
+from gateway.core.request import Demand
+from gateway.features.batches.line_leases import LineLeases
+from gateway.features.batches.offline import OfflineLine
 from tests.unit.batches.offline_hall import DAY_SECONDS, offline_hall
 from tests.unit.scheduling.builders import ask
 from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS

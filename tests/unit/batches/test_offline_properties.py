@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.request import Demand
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.request import Demand
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.recount import mismatches
 from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, offline_hall
 from tests.unit.batches.test_offline import line

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.order import PrefixOrder
+from gateway.features.batches.order import PrefixOrder
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.scheduler import Limits, Scheduler
 from loadtest.engine.step_time import PRESETS, Preset

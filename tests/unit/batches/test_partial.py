@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.batches.partial import PartialAnswer, StreamUnusable
+from gateway.features.batches.partial import PartialAnswer, StreamUnusable
 
 PROMPT = "secret: héllo"
 ALPHABET = "ab é漢🙂👩‍👧"

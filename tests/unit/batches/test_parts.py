@@ -6,9 +6,9 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.batches.input import CheckedInput
-from gateway.batches.journal import answer_line
-from gateway.batches.parts import JoinedParts, next_piece
+from gateway.features.batches.input import CheckedInput
+from gateway.features.batches.journal import answer_line
+from gateway.features.batches.parts import JoinedParts, next_piece
 
 LINES = 6
 

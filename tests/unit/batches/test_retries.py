@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway import errors
-from gateway.batches.run import _has_budget_within, _passes
+from gateway.core import errors
+from gateway.features.batches.run import _has_budget_within, _passes
 
 PASSING = [
     errors.QueueFull("x"),

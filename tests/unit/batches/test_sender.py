@@ -7,20 +7,20 @@ from typing import Any, cast
 import orjson
 import pytest
 
-from gateway.batches.batch import Owner
-from gateway.batches.input import Line, LineRequest
-from gateway.batches.offline import line_of as offline_line_of
-from gateway.batches.pace import BatchPace
-from gateway.batches.partial import PartialAnswer
-from gateway.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight
-from gateway.batches.sink import LineSink
 from gateway.config.file import parse
-from gateway.ledger import RequestLedger
-from gateway.observe.record import Record
-from gateway.request import InferenceRequest, UpstreamResult, Usage
-from gateway.resources import Holding, MemoryBudget
-from gateway.routing.estimates import Estimates, OutputLengths
-from gateway.turns import in_turns
+from gateway.core.ledger import RequestLedger
+from gateway.core.observe.record import Record
+from gateway.core.request import InferenceRequest, UpstreamResult, Usage
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.core.routing.estimates import Estimates, OutputLengths
+from gateway.core.turns import in_turns
+from gateway.features.batches.batch import Owner
+from gateway.features.batches.input import Line, LineRequest
+from gateway.features.batches.offline import line_of as offline_line_of
+from gateway.features.batches.pace import BatchPace
+from gateway.features.batches.partial import PartialAnswer
+from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight
+from gateway.features.batches.sink import LineSink
 from tests.unit.batches.test_partial import Engine
 from tests.unit.front.readers import request_reader
 from tests.unit.scheduling.virtual_time import run

@@ -9,10 +9,10 @@ from itertools import repeat
 import orjson
 import pytest
 
-from gateway.batches.partial import _MOST_EVENT_BYTES, PartialAnswer
-from gateway.batches.sink import LineSink
-from gateway.errors import GatewayError, MemoryFull, WrongAnswer
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.errors import GatewayError, MemoryFull, WrongAnswer
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.features.batches.partial import _MOST_EVENT_BYTES, PartialAnswer
+from gateway.features.batches.sink import LineSink
 
 EVENT_STREAM = b"text/event-stream"
 TOKENS = 2000
@@ -121,7 +121,7 @@ async def test_at_its_bound_a_sink_drops_all_and_gives_the_memory_back(
     budget_bytes: int,
     error: type[GatewayError],
 ) -> None:
-    monkeypatch.setattr("gateway.batches.sink._MOST_ANSWER_BYTES", 4 << 20)
+    monkeypatch.setattr("gateway.features.batches.sink._MOST_ANSWER_BYTES", 4 << 20)
     budget, taken_bytes = MemoryBudget(budget_bytes), 0
     sink = LineSink(Holding(budget))
     if pieces is endless_event:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.batches.slots import Slots
+from gateway.features.batches.slots import Slots
 
 
 async def test_batches_that_always_want_one_more_take_turns() -> None:

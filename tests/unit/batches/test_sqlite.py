@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches.batch import LineUsage, batch_error
-from gateway.batches.sqlite import SqliteStore
-from gateway.batches.store import FolderInUse
+from gateway.features.batches.batch import LineUsage, batch_error
+from gateway.features.batches.sqlite import SqliteStore
+from gateway.features.batches.store import FolderInUse
 from tests.batch_rows import A, B, batch, file, lists_files_page_by_page
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, KvEventSource, ModelCard
-from gateway.backends.health import ProbeResult
-from gateway.backends.probe import Answers
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import ControlError
 from gateway.cli.check import Report, examine, fleet_warnings, report_on
 from gateway.cli.pages import page
 from gateway.config import Config, HealthConfig, UpstreamConfig
 from gateway.config.file import parse
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, KvEventSource, ModelCard
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.probe import Answers
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import ControlError
 from tests.unit.backends.scripted import Scripted, hang, json_answer
 from tests.unit.backends.test_vllm_api import closed_port
 

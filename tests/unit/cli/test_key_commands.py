@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
 from gateway.cli.key_store import KeysError, KeyStore, duration_of, expiry_of
-from gateway.keys.keys_file import read_keys
+from gateway.features.keys.keys_file import read_keys
 from tests.unit.pages import serving
 
 NOW = datetime(2026, 11, 26, 12, tzinfo=UTC)

@@ -3,11 +3,11 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 
-from gateway.backends.facts import Facts, ModelCard
 from gateway.cli.pages import page
-from gateway.plan.capacity import make_plan
-from gateway.plan.command import plan_document, running_document
-from gateway.plan.model import read_shape
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.features.plan.capacity import make_plan
+from gateway.features.plan.command import plan_document, running_document
+from gateway.features.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.admin_http import OperatorPort
 from gateway.cli.pages import page
 from gateway.config import Listen
-from gateway.insights.page import PrefixPage
-from gateway.insights.report import make_report
-from gateway.insights.samples import PrefixReport
-from gateway.observe.metrics import Breathe
+from gateway.core.observe.metrics import Breathe
+from gateway.features.insights.page import PrefixPage
+from gateway.features.insights.report import make_report
+from gateway.features.insights.samples import PrefixReport
+from gateway.features.operate.admin_http import OperatorPort
 from tests.unit.insights.traffic import Prose, chat, read, report_of, send, times
 from tests.unit.pages import serving
 

@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.keys.usage import State
-from gateway.keys.usage_page import usage_document
+from gateway.features.keys.usage import State
+from gateway.features.keys.usage_page import usage_document
 from tests.unit.pages import serving
 
 TODAY = date(2026, 11, 26)

@@ -11,14 +11,14 @@ import pytest
 
 from gateway.config import ConfigError
 from gateway.config.file import load, of_environment
-from gateway.coordination.settings import CoordinationConfig
-from gateway.discovery.kubernetes import KubernetesEndpoints
-from gateway.discovery.listings import DiscoveryError, first_listing
-from gateway.discovery.settings import KubernetesDiscovery
-from gateway.discovery.sources import WatchedFile
+from gateway.core.tls.contexts import BackendTls, ServerTls
+from gateway.features.coordination.settings import CoordinationConfig
+from gateway.features.discovery.kubernetes import KubernetesEndpoints
+from gateway.features.discovery.listings import DiscoveryError, first_listing
+from gateway.features.discovery.settings import KubernetesDiscovery
+from gateway.features.discovery.sources import WatchedFile
+from gateway.features.keys.keys_file import read_keys
 from gateway.files import MAX_CONFIG_BYTES, read_file
-from gateway.keys.keys_file import read_keys
-from gateway.tls.contexts import BackendTls, ServerTls
 
 BOMB = "".join(f"k{at}: &k{at} [{', '.join([f'*k{at - 1}'] * 9) if at else 'x'}]\n" for at in range(11))
 
@@ -74,7 +74,7 @@ def certificate(file: Path) -> ServerTls:
 
 
 def context_of_redis(file: Path) -> Any:
-    from gateway.coordination.connection import connected
+    from gateway.features.coordination.connection import connected
 
     return asyncio.run(connected(CoordinationConfig(url="rediss://127.0.0.1:1", ca=str(file)), "name", lambda *_: None))
 
@@ -109,7 +109,7 @@ def test_yaml_that_has_nothing_or_too_much_is_refused(reader: str, text: str, tm
 @pytest.mark.parametrize("reader", PEM_READERS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_certificates_are_regular_files(reader: str, kind: str, tmp_path: Path) -> None:
-    from gateway.coordination.store import StoreLost
+    from gateway.features.coordination.store import StoreLost
 
     file = tmp_path / "file.pem"
     KINDS[kind](file)
@@ -121,7 +121,7 @@ def test_certificates_are_regular_files(reader: str, kind: str, tmp_path: Path) 
 def test_a_kubeconfig_is_a_regular_file(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "kubeconfig"
     KINDS[kind](file)
-    from gateway.backends.settings import DiscoveredBackend
+    from gateway.core.backends.settings import DiscoveredBackend
 
     source = KubernetesEndpoints(
         KubernetesDiscovery(service="vllm", port=8000, kubeconfig=str(file)), DiscoveredBackend()

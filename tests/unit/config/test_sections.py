@@ -7,9 +7,9 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from gateway.backends.settings import BackendConfig, KvEventsConfig
 from gateway.config import Config, ConfigError
 from gateway.config.file import parse
+from gateway.core.backends.settings import BackendConfig, KvEventsConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 BACKENDS = [{"url": "http://10.0.0.1:8000"}]

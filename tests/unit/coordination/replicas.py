@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.coordination.announced_record import AnnouncedIndex
-from gateway.coordination.exchange import Exchange
-from gateway.routing.engine import Engine
+from gateway.core.routing.engine import Engine
+from gateway.features.coordination.announced_record import AnnouncedIndex
+from gateway.features.coordination.exchange import Exchange
 
 STEP_SECONDS = 0.05
 

@@ -2,8 +2,8 @@
 
 from itertools import count
 
-from gateway.coordination.blocks import EngineUse, Wish
-from gateway.coordination.replica import ReplicaBlocks
+from gateway.features.coordination.blocks import EngineUse, Wish
+from gateway.features.coordination.replica import ReplicaBlocks
 from tests.unit.coordination.world import Server
 
 CAP = EngineUse(8, 8000)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.coordination.exchange import LIFE_SECONDS, MOST_PEERS
-from gateway.coordination.updates import FORMAT, Chains, NamedEngine, SentLoad, Update, encode, hash_of
-from gateway.request import Demand
-from gateway.routing.engine import CostModel, OtherLoad
-from gateway.routing.kv_reservations import Reservation
+from gateway.core.request import Demand
+from gateway.core.routing.engine import CostModel, OtherLoad
+from gateway.core.routing.kv_reservations import Reservation
+from gateway.features.coordination.exchange import LIFE_SECONDS, MOST_PEERS
+from gateway.features.coordination.updates import FORMAT, Chains, NamedEngine, SentLoad, Update, encode, hash_of
 from tests.unit.coordination.replicas import Channel, Replica
 
 ENGINES = ["http://a", "http://b"]

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.coordination import records, replica
-from gateway.coordination.records import MOST_NAME_BYTES, VERSION, ReplicaRecord, read_record, write_record
-from gateway.routing.engine import EngineUse
+from gateway.core.routing.engine import EngineUse
+from gateway.features.coordination import records, replica
+from gateway.features.coordination.records import MOST_NAME_BYTES, VERSION, ReplicaRecord, read_record, write_record
 from tests.unit.coordination.world import Member, World
 
 CAPS = EngineUse(8, 20_000), EngineUse(3, 1000)

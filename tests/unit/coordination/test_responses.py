@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 
-from gateway.coordination.responses import ResponseExchange
-from gateway.responses.stored import Place, StoredResponses
+from gateway.features.coordination.responses import ResponseExchange
+from gateway.features.responses.stored import Place, StoredResponses
 
 ANN, BOB = ("ann", "team"), ("bob", "team")
 PLACE = Place("a", "m", ANN, alias="alias")

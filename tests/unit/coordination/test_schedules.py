@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from gateway.routing.engine import EngineUse
+from gateway.core.routing.engine import EngineUse
 from tests.unit.coordination.world import World
 
 SCHEDULES = int(os.environ.get("COORDINATION_SCHEDULES", "150"))

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.config import ConfigError, masked
 from gateway.config.file import parse
-from gateway.coordination.settings import StoreAddress, parsed_address
+from gateway.features.coordination.settings import StoreAddress, parsed_address
 
 
 def coordination(**values: object) -> dict[str, object]:

@@ -7,10 +7,10 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from gateway.coordination.blocks import NONE, Wish
-from gateway.coordination.replica import ReplicaBlocks
-from gateway.coordination.store import SharedTable, Table, TableChange
-from gateway.routing.engine import EngineUse
+from gateway.core.routing.engine import EngineUse
+from gateway.features.coordination.blocks import NONE, Wish
+from gateway.features.coordination.replica import ReplicaBlocks
+from gateway.features.coordination.store import SharedTable, Table, TableChange
 
 TIMEOUT_SECONDS, TICK_SECONDS, SOON_SECONDS = 0.8, 1.0, 0.1
 

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from gateway.backends.fleet import Fleet
-from gateway.backends.membership import Membership
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.discovery.follow import Discovery
-from gateway.discovery.settings import DiscoveryConfig
-from gateway.supervisor import Supervisor
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.membership import Membership
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.supervisor import Supervisor
+from gateway.features.discovery.follow import Discovery
+from gateway.features.discovery.settings import DiscoveryConfig
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.discovery.kubernetes import NOT_READY, SlicesExpired, SliceTable, listed_backends, status_message
-from gateway.discovery.listings import DiscoveryError, Listing
-from gateway.discovery.settings import KubernetesDiscovery
+from gateway.features.discovery.kubernetes import NOT_READY, SlicesExpired, SliceTable, listed_backends, status_message
+from gateway.features.discovery.listings import DiscoveryError, Listing
+from gateway.features.discovery.settings import KubernetesDiscovery
 from tests.kubernetes_api import Document, endpoint_slice, event, pod, status
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.fleet import FleetChanges, Wanted
-from gateway.backends.settings import BackendConfig
-from gateway.discovery.follow import SourceFollower
-from gateway.discovery.listings import DiscoveryError, Listing
-from gateway.turns import Steps
+from gateway.core.backends.fleet import FleetChanges, Wanted
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.turns import Steps
+from gateway.features.discovery.follow import SourceFollower
+from gateway.features.discovery.listings import DiscoveryError, Listing
 
 
 def listing(*names: str, problem: str = "") -> Listing:

@@ -9,10 +9,10 @@ from typing import Literal
 
 import pytest
 
-from gateway.backends.settings import DiscoveredBackend
-from gateway.discovery.kubernetes import KubernetesEndpoints
-from gateway.discovery.listings import DiscoveryError, Listing, first_listing
-from gateway.discovery.settings import KubernetesDiscovery
+from gateway.core.backends.settings import DiscoveredBackend
+from gateway.features.discovery.kubernetes import KubernetesEndpoints
+from gateway.features.discovery.listings import DiscoveryError, Listing, first_listing
+from gateway.features.discovery.settings import KubernetesDiscovery
 from tests.certificates import certificate
 from tests.kubernetes_api import NAMESPACE, ApiServer, endpoint_slice, event, pod, status
 
@@ -236,7 +236,7 @@ async def test_in_a_pod_its_service_account_is_used(tmp_path: Path, monkeypatch:
     library = "kubernetes_asyncio.config.incluster_config"
     monkeypatch.setattr(f"{library}.SERVICE_TOKEN_FILENAME", str(token))
     monkeypatch.setattr(f"{library}.SERVICE_CERT_FILENAME", str(both))
-    monkeypatch.setattr("gateway.discovery.kubernetes._NAMESPACE_FILE", namespace)
+    monkeypatch.setattr("gateway.features.discovery.kubernetes._NAMESPACE_FILE", namespace)
     async with ApiServer(token="first", tls=tls) as server:
         monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
         monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(server.port))

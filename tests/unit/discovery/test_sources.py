@@ -10,13 +10,13 @@ from typing import Any
 import dns.rcode
 import pytest
 
-from gateway.backends.settings import BackendConfig, DiscoveredBackend
 from gateway.config import ConfigError
 from gateway.config.file import parse
-from gateway.discovery.follow import configured_sources
-from gateway.discovery.listings import DiscoveryError, first_listing
-from gateway.discovery.settings import DnsDiscovery
-from gateway.discovery.sources import DnsName, WatchedFile, several_addresses
+from gateway.core.backends.settings import BackendConfig, DiscoveredBackend
+from gateway.features.discovery.follow import configured_sources
+from gateway.features.discovery.listings import DiscoveryError, first_listing
+from gateway.features.discovery.settings import DnsDiscovery
+from gateway.features.discovery.sources import DnsName, WatchedFile, several_addresses
 from tests.dns import NameServer
 
 

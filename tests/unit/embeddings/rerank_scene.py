@@ -7,12 +7,12 @@ from typing import Any
 
 import orjson
 
-from gateway.embeddings.kinds import RerankSplitter
-from gateway.embeddings.wire import pairs_of
-from gateway.errors import BackendError, GatewayError
-from gateway.observe.record import Record
-from gateway.relay.sse import read_usage
-from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.core.errors import BackendError, GatewayError
+from gateway.core.observe.record import Record
+from gateway.core.relay.sse import read_usage
+from gateway.core.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.features.embeddings.kinds import RerankSplitter
+from gateway.features.embeddings.wire import pairs_of
 from tests.unit.embeddings import rerank_engine as engine
 from tests.unit.embeddings import scene as embeddings
 from tests.unit.front.wires import FakeWire, reply_on

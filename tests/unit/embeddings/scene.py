@@ -10,31 +10,31 @@ from typing import Any
 import numpy as np
 import orjson
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
-from gateway.batches.line_leases import LineLeases
-from gateway.batches.offline import OfflineQueue
 from gateway.config import AdmissionConfig, Config, EmbeddingsConfig, HealthConfig, UpstreamConfig
-from gateway.dispatch import Dispatcher, RetryBudget
-from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.kinds import Coalescer
-from gateway.embeddings.metrics import EmbeddingMetrics
-from gateway.embeddings.wire import inputs_of
-from gateway.errors import BackendError, GatewayError
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.relay.sse import read_usage
-from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
-from gateway.resources import MemoryBudget
-from gateway.routing.engine import CostModel
-from gateway.routing.estimates import Calibrations, OutputLengths
-from gateway.routing.policy import LeastLoadedPolicy
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.dispatch import Dispatcher, RetryBudget
+from gateway.core.errors import BackendError, GatewayError
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
+from gateway.core.relay.sse import read_usage
+from gateway.core.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.core.resources import MemoryBudget
+from gateway.core.routing.engine import CostModel
+from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.policy import LeastLoadedPolicy
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue
+from gateway.features.batches.line_leases import LineLeases
+from gateway.features.batches.offline import OfflineQueue
+from gateway.features.embeddings.batcher import Batcher
+from gateway.features.embeddings.kinds import Coalescer
+from gateway.features.embeddings.metrics import EmbeddingMetrics
+from gateway.features.embeddings.wire import inputs_of
 from tests.unit.embeddings.words import Words
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import turns

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.wire import AnswerForm, Vectors, read_vectors, size_of, vector_pieces
-from gateway.errors import WrongAnswer
+from gateway.core.errors import WrongAnswer
+from gateway.features.embeddings.wire import AnswerForm, Vectors, read_vectors, size_of, vector_pieces
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
 

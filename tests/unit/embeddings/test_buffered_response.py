@@ -5,11 +5,11 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.embeddings.waiter import BufferedResponse
-from gateway.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.errors import BackendFault, GatewayError, MemoryFull, WrongAnswer
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.features.embeddings.waiter import BufferedResponse
 from tests.unit.scheduling.virtual_time import run
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.batching import BulkSlots, PendingBatch
+from gateway.features.embeddings.batching import BulkSlots, PendingBatch
 
 SHARE = 48
 

@@ -9,9 +9,9 @@ import numpy as np
 import orjson
 import pytest
 
-from gateway.errors import BackendFault, ConnectFailed, FreshConnectionClosed
-from gateway.observe.record import Record
-from gateway.request import UpstreamResult
+from gateway.core.errors import BackendFault, ConnectFailed, FreshConnectionClosed
+from gateway.core.observe.record import Record
+from gateway.core.request import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, answer, expected, refusal, vectors_in
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import run, turns

@@ -8,8 +8,8 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
-from gateway.request import UpstreamResult
+from gateway.core.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
+from gateway.core.request import UpstreamResult
 from tests.unit.embeddings.scene import BAD, Scene, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
 from tests.unit.scheduling.virtual_time import run

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator
 
-from gateway.embeddings.batcher import deliver_in_parts
+from gateway.features.embeddings.batcher import deliver_in_parts
 from tests.unit.embeddings.scene import Scene
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.scheduling.virtual_time import run, turns

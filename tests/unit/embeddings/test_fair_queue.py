@@ -5,8 +5,8 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.batching import FairQueue
-from gateway.embeddings.waiter import Piece
+from gateway.features.embeddings.batching import FairQueue
+from gateway.features.embeddings.waiter import Piece
 
 
 def piece(tokens: int = 8, tenant: str = "", items: int = 1, weight: float = 1.0, alone: bool = False) -> Piece:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.batching import LinearFit
+from gateway.features.embeddings.batching import LinearFit
 
 
 def test_without_measurements_it_is_the_guess() -> None:

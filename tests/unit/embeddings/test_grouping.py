@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.wire import MOST_INPUTS, body_of, inputs_of
+from gateway.features.embeddings.wire import MOST_INPUTS, body_of, inputs_of
 
 
 def document(**fields: Any) -> dict[str, Any]:

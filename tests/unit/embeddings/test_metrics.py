@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from gateway.embeddings.metrics import EmbeddingMetrics
-from gateway.observe.metrics import Metrics
+from gateway.core.observe.metrics import Metrics
+from gateway.features.embeddings.metrics import EmbeddingMetrics
 
 
 def test_what_is_counted_is_shown() -> None:

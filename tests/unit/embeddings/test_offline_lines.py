@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.batches.offline import OfflineLine, line_of
-from gateway.request import Demand, InferenceRequest, Sink, UpstreamResult
-from gateway.routing.engine import CostModel
+from gateway.core.backends.backend import Backend
+from gateway.core.request import Demand, InferenceRequest, Sink, UpstreamResult
+from gateway.core.routing.engine import CostModel
+from gateway.features.batches.offline import OfflineLine, line_of
 from tests.unit.embeddings.scene import Scene, Sent, tokens, vectors_in
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.embeddings.wire import parse_answer
-from gateway.errors import WrongAnswer
+from gateway.core.errors import WrongAnswer
+from gateway.features.embeddings.wire import parse_answer
 
 MIB = 1048576
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.batching import BatchKey, BatchReason, ModelSizes, PendingBatch, SentBatch
-from gateway.embeddings.waiter import Piece
+from gateway.features.embeddings.batching import BatchKey, BatchReason, ModelSizes, PendingBatch, SentBatch
+from gateway.features.embeddings.waiter import Piece
 from tests.unit.scheduling.virtual_time import run
 
 KEY = BatchKey("m", b"{")

@@ -1,6 +1,6 @@
 """Clients that spoiled a batch are quarantined for a while."""
 
-from gateway.embeddings.kinds import Quarantine, network_of
+from gateway.features.embeddings.kinds import Quarantine, network_of
 
 
 def test_it_lasts_for_a_while_and_begins_anew_with_each_time() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
-from gateway.observe.record import Record
+from gateway.core.errors import BackendError, BackendFault, FreshConnectionClosed, ReusedConnectionClosed
+from gateway.core.observe.record import Record
 from tests.unit.batches.offline_hall import a_line
 from tests.unit.embeddings import rerank_engine as engine
 from tests.unit.embeddings.rerank_engine import BAD

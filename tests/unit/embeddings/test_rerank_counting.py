@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from gateway.embeddings.inputs import Pairs
-from gateway.embeddings.wire import Counting, probes
+from gateway.features.embeddings.inputs import Pairs
+from gateway.features.embeddings.wire import Counting, probes
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.inputs import Pairs
-from gateway.embeddings.wire import (
+from gateway.core.routing.prompt_blocks import scored_bytes
+from gateway.features.embeddings.inputs import Pairs
+from gateway.features.embeddings.wire import (
     MOST_DOCUMENTS,
     pairs_body,
     pairs_of,
     query_body,
     wanted_of,
 )
-from gateway.routing.prompt_blocks import scored_bytes
 
 RERANK: dict[str, Any] = {"model": "alias", "query": "q", "documents": ["a", "bé", "c"]}
 SCORE: dict[str, Any] = {"model": "alias", "text_1": ["q", "r", "s"], "text_2": ["a", "b", "c"]}
@@ -82,7 +82,7 @@ def test_one_query_is_measured_once_however_many_documents_there_are(monkeypatch
         measured.append(text)
         return len(text.encode())
 
-    monkeypatch.setattr("gateway.embeddings.wire.text_bytes", counted)
+    monkeypatch.setattr("gateway.features.embeddings.wire.text_bytes", counted)
     pairs = understood("rerank", {"model": "m", "query": "é" * 9, "documents": ["a"] * 5000})
     assert measured.count("é" * 9) == 1
     assert pairs.sizes_bytes == [19] * 5000

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.inputs import Pairs
-from gateway.embeddings.wire import pairs_body, pairs_of, read_scores, score_pieces, tokens_in
-from gateway.errors import WrongAnswer
+from gateway.core.errors import WrongAnswer
+from gateway.features.embeddings.inputs import Pairs
+from gateway.features.embeddings.wire import pairs_body, pairs_of, read_scores, score_pieces, tokens_in
 from tests.unit.embeddings import rerank_engine as engine
 
 

@@ -3,13 +3,13 @@
 from itertools import count
 from random import Random
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.embeddings.batching import ModelSizes
-from gateway.embeddings.inputs import EmbeddingInputs
-from gateway.embeddings.wire import inputs_of
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.settings import BackendConfig
+from gateway.features.embeddings.batching import ModelSizes
+from gateway.features.embeddings.inputs import EmbeddingInputs
+from gateway.features.embeddings.wire import inputs_of
 
 
 def sizes(*caps: int, context: int | None = 256) -> ModelSizes:

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.batching import ModelSizes
-from gateway.embeddings.wire import shares
+from gateway.features.embeddings.batching import ModelSizes
+from gateway.features.embeddings.wire import shares
 
 
 def pieces(tokens: list[int], max_items: int, most: int, max_tokens: int, replicas: int = 1) -> list[range]:

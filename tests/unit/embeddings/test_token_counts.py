@@ -8,8 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import BackendFault
-from gateway.exact.tokenization import NotCounted
+from gateway.core.errors import BackendFault
+from gateway.features.exact.tokenization import NotCounted
 from tests.unit.embeddings.scene import BAD, CONTEXT_TOKENS, Scene, answer, expected, refusal, tokens, vectors_in
 from tests.unit.front.wires import FakeWire
 from tests.unit.scheduling.virtual_time import run, turns

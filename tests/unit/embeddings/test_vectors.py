@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.embeddings.wire import as_base64, as_floats
-from gateway.errors import WrongAnswer
+from gateway.core.errors import WrongAnswer
+from gateway.features.embeddings.wire import as_base64, as_floats
 
 RECORDINGS = Path(__file__).parents[2] / "contract" / "recordings"
 FLOATS = st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=16)

@@ -2,12 +2,12 @@
 
 from itertools import accumulate
 
-from gateway.embeddings.waiter import BufferedResponse, EmbeddingWaiter, SendUnchanged
-from gateway.embeddings.wire import AnswerForm, Vectors, inputs_of
-from gateway.errors import BackendBusy
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.errors import BackendBusy
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.features.embeddings.waiter import BufferedResponse, EmbeddingWaiter, SendUnchanged
+from gateway.features.embeddings.wire import AnswerForm, Vectors, inputs_of
 from tests.unit.scheduling.virtual_time import run
 
 

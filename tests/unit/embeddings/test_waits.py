@@ -7,16 +7,16 @@ from typing import Any, cast
 import pytest
 
 from gateway.config import EmbeddingsConfig
-from gateway.embeddings.batcher import Batcher
-from gateway.embeddings.batching import BatchKey, BatchReason, SentBatch
-from gateway.embeddings.metrics import EmbeddingMetrics
-from gateway.embeddings.waiter import BufferedResponse, Outcome, SendUnchanged, Waiter
-from gateway.errors import DeadlineUnmeetable, QueueFull, WaitExpired
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind
-from gateway.resources import MemoryBudget
-from gateway.scheduling.fair_share import Backlog
+from gateway.core.errors import DeadlineUnmeetable, QueueFull, WaitExpired
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind
+from gateway.core.resources import MemoryBudget
+from gateway.core.scheduling.fair_share import Backlog
+from gateway.features.embeddings.batcher import Batcher
+from gateway.features.embeddings.batching import BatchKey, BatchReason, SentBatch
+from gateway.features.embeddings.metrics import EmbeddingMetrics
+from gateway.features.embeddings.waiter import BufferedResponse, Outcome, SendUnchanged, Waiter
 from tests.unit.scheduling.virtual_time import run, turns
 
 KEY = BatchKey("m", b"{")

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from gateway.exact.tokenization import NotCounted
+from gateway.features.exact.tokenization import NotCounted
 
 
 class Words:

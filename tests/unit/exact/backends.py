@@ -5,7 +5,7 @@ from typing import Any
 
 from aiohttp import web
 
-from gateway.exact.conversation import NotUnderstood
+from gateway.features.exact.conversation import NotUnderstood
 from tests.unit.backends.scripted import Answer
 from tests.unit.exact.fake_worker import letters_of
 

@@ -6,8 +6,8 @@ import time
 from array import array
 from typing import Any
 
-from gateway.exact.conversation import NotUnderstood, read
-from gateway.exact.tokenizer import CannotLoad, Worker, serve
+from gateway.features.exact.conversation import NotUnderstood, read
+from gateway.features.exact.tokenizer import CannotLoad, Worker, serve
 
 COMMAND = (sys.executable, "-m", "tests.unit.exact.fake_worker")
 DIES, HANGS = "#dies", "#hangs"

@@ -4,8 +4,8 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from gateway.exact.endpoints import Source
-from gateway.exact.feed import KvEvents
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.feed import KvEvents
 from tests.unit.exact.listener import Listener
 
 

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.exact.endpoints import Source
-from gateway.exact.feed import KvEvents
-from gateway.exact.index import ExactIndex, packed, token_keys, token_seed
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.feed import KvEvents
+from gateway.features.exact.index import ExactIndex, packed, token_keys, token_seed
 from tests.unit.exact.publisher import Publisher
 
 DEADLINE_SECONDS = 10.0

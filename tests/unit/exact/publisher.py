@@ -10,7 +10,7 @@ from typing import Any, Self
 import msgspec
 import zmq
 
-from gateway.exact.stream import END_OF_REPLAY
+from gateway.features.exact.stream import END_OF_REPLAY
 
 Event = dict[str, Any]
 

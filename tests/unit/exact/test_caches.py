@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.exact.caches import ExactCaches
-from gateway.exact.index import ExactIndex
-from gateway.observe.record import Record
-from gateway.request import Demand, Usage
-from gateway.routing.engine import EngineLoad
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.engine import EngineLoad
+from gateway.features.exact.caches import ExactCaches
+from gateway.features.exact.index import ExactIndex
 from tests.unit.caching import Scene, asking
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.exact.stream import Continuity, MessagePlace
+from gateway.features.exact.stream import Continuity, MessagePlace
 
 
 def after(*live: int) -> Continuity:

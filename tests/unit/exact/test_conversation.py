@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.exact.conversation import DECISIVE, NotUnderstood, PromptFeature, Reading, decisive, read
+from gateway.features.exact.conversation import DECISIVE, NotUnderstood, PromptFeature, Reading, decisive, read
 
 USER = {"role": "user", "content": "Hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"b": 1, "a": [2]}'}}

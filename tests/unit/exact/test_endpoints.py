@@ -3,11 +3,11 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.facts import Facts, KvEventSource
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.exact.endpoints import Address, ReadingPlan, Source, plan
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.facts import Facts, KvEventSource
+from gateway.core.backends.settings import BackendConfig
+from gateway.features.exact.endpoints import Address, ReadingPlan, Source, plan
 
 ZMQ = KvEventSource(0, "zmq", "tcp://*:5557", replay_endpoint="tcp://*:5657", topic="kv")
 

@@ -3,8 +3,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.exact.events import MAX_EVENTS, MAX_PAYLOAD_BYTES, Cleared, Removed, Stored, read_events, read_frames
-from gateway.exact.stream import END_OF_REPLAY
+from gateway.features.exact.events import (
+    MAX_EVENTS,
+    MAX_PAYLOAD_BYTES,
+    Cleared,
+    Removed,
+    Stored,
+    read_events,
+    read_frames,
+)
+from gateway.features.exact.stream import END_OF_REPLAY
 from tests.unit.exact.publisher import removed, stored
 
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.exact.endpoints import Source
-from gateway.exact.feed import KvEvents
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.feed import KvEvents
 from tests.unit.exact.following import following, prompt
 from tests.unit.exact.listener import Listener, source_of, status
 from tests.unit.exact.publisher import Cache, Publisher

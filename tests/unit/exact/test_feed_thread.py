@@ -6,12 +6,12 @@ from typing import Any, Self
 import pytest
 import zmq
 
-from gateway.exact import feed
-from gateway.exact import stream as module
-from gateway.exact.endpoints import Source
-from gateway.exact.feed import KvEvents
-from gateway.exact.stream import Stream, Update
-from gateway.supervisor import Supervisor
+from gateway.core.supervisor import Supervisor
+from gateway.features.exact import feed
+from gateway.features.exact import stream as module
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.feed import KvEvents
+from gateway.features.exact.stream import Stream, Update
 from tests.unit.exact.following import prompt
 from tests.unit.exact.listener import source_of
 from tests.unit.exact.publisher import Cache, Publisher, stored

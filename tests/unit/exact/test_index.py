@@ -1,7 +1,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.exact.index import ExactIndex
+from gateway.features.exact.index import ExactIndex
 
 
 def index_of(**holds: set[int]) -> ExactIndex:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.exact import events as module
-from gateway.exact.events import Cleared, Ledger, Removed, Stored
-from gateway.exact.index import packed, token_keys, token_seed
+from gateway.features.exact import events as module
+from gateway.features.exact.events import Cleared, Ledger, Removed, Stored
+from gateway.features.exact.index import packed, token_keys, token_seed
 from tests.unit.exact.publisher import Cache, digest
 
 SIZE = 4

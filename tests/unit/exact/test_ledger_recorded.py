@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.exact.events import Ledger, read_events, read_frames
-from gateway.exact.index import ExactIndex, packed, token_keys, token_seed
+from gateway.features.exact.events import Ledger, read_events, read_frames
+from gateway.features.exact.index import ExactIndex, packed, token_keys, token_seed
 
 RECORDINGS = Path(__file__).resolve().parents[2] / "contract" / "recordings"
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.facts import Facts, KvEventSource, ModelCard
-from gateway.backends.fleet import Fleet, Wanted
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, RoutingConfig
-from gateway.exact.mode import ExactMode
-from gateway.exact.prompts import RESULTS
-from gateway.feedback import CacheState
-from gateway.models.settings import ModelConfig, ModelsConfig
-from gateway.request import Demand, InferenceRequest, Kind
-from gateway.supervisor import Supervisor
+from gateway.core.backends.facts import Facts, KvEventSource, ModelCard
+from gateway.core.backends.fleet import Fleet, Wanted
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.feedback import CacheState
+from gateway.core.request import Demand, InferenceRequest, Kind
+from gateway.core.supervisor import Supervisor
+from gateway.features.exact.mode import ExactMode
+from gateway.features.exact.prompts import RESULTS
+from gateway.features.models.settings import ModelConfig, ModelsConfig
 from tests.unit.exact.publisher import Cache, Publisher
 
 DEADLINE_SECONDS = 30.0
@@ -30,7 +30,7 @@ import sys
 import gateway.__main__
 import gateway.process
 from gateway.app import Gateway
-from gateway.backends.facts import Facts, ModelCard
+from gateway.core.backends.facts import Facts, ModelCard
 from gateway.config.file import parse
 
 gateway = Gateway(parse({"backends": [{"url": "http://127.0.0.1:1"}]}), None)
@@ -38,8 +38,8 @@ fleet = gateway.core.fleet
 for sources in (None, ()):
     fleet.learned(fleet.backends[0], Facts(models=(ModelCard("m"),), kv_event_sources=sources))
 gateway.operators.overview.document()
-face = {"gateway.exact", *(f"gateway.exact.{name}" for name in ("endpoints", "feature", "index", "mode", "prompts"))}
-found = {name for name in sys.modules if name.startswith("gateway.exact")} - face
+room, face = "gateway.features.exact", ("endpoints", "feature", "index", "mode", "prompts")
+found = {name for name in sys.modules if name.startswith(room)} - {room, *(f"{room}.{name}" for name in face)}
 assert not found, found
 assert "zmq" not in sys.modules
 """

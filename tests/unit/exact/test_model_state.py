@@ -1,5 +1,5 @@
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.tokenization import ModelState, TokenizerVerdict
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.tokenization import ModelState, TokenizerVerdict
 
 
 def verified(*features: PromptFeature, counts: bool = False) -> TokenizerVerdict:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.exact.caches import LIFE_SECONDS, PendingBlocks
+from gateway.features.exact.caches import LIFE_SECONDS, PendingBlocks
 
 KEYS = (11, 12, 13, 14)
 

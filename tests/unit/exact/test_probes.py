@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.exact.conversation import PROBES, ContentFormat, Probe, PromptFeature, read
-from gateway.exact.tokenization import compare
+from gateway.features.exact.conversation import PROBES, ContentFormat, Probe, PromptFeature, read
+from gateway.features.exact.tokenization import compare
 
 FIRST = {feature: next(i for i, probe in enumerate(PROBES) if probe.feature is feature) for feature in PromptFeature}
 

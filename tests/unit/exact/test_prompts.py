@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
-from gateway.exact.prompts import ExactPrompts, given_tokens
-from gateway.exact.tokenization import Tokenization, TokenizerVerdict
-from gateway.models.settings import ModelConfig, ModelsConfig
-from gateway.request import Demand, InferenceRequest, Kind
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.request import Demand, InferenceRequest, Kind
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.index import MOST_TOKENS, ExactIndex, packed, token_keys, token_seed
+from gateway.features.exact.prompts import ExactPrompts, given_tokens
+from gateway.features.exact.tokenization import Tokenization, TokenizerVerdict
+from gateway.features.models.settings import ModelConfig, ModelsConfig
 
 IDS = list(range(100, 170))
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.exact.endpoints import Source, why_unreachable
+from gateway.features.exact.endpoints import Source, why_unreachable
 from tests.unit.backends.test_vllm_api import closed_port
 from tests.unit.exact.listener import source_of
 from tests.unit.exact.publisher import Publisher

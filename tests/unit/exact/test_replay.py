@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from gateway.exact.events import Sockets
-from gateway.exact.stream import Replay
+from gateway.features.exact.events import Sockets
+from gateway.features.exact.stream import Replay
 from tests.unit.exact.publisher import Publisher, removed
 
 

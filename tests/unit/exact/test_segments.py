@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from gateway.exact.tokenizer import Segments, cut_marks
+from gateway.features.exact.tokenizer import Segments, cut_marks
 
 
 class Letters:

@@ -1,4 +1,4 @@
-from gateway.exact.caches import PATIENCE_SECONDS, StaleEventDetector
+from gateway.features.exact.caches import PATIENCE_SECONDS, StaleEventDetector
 
 
 def test_events_are_stale_after_a_long_wait_for_them() -> None:

@@ -8,8 +8,8 @@ from typing import Self
 import msgspec
 import pytest
 
-from gateway.exact import stream
-from gateway.exact.endpoints import Source
+from gateway.features.exact import stream
+from gateway.features.exact.endpoints import Source
 from tests.unit.exact.following import following, prompt
 from tests.unit.exact.listener import Listener, source_of, status
 from tests.unit.exact.publisher import Cache, Publisher, stored

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import msgspec
 import pytest
 
-from gateway.exact import stream
-from gateway.exact.events import MAX_EVENTS, MAX_PAYLOAD_BYTES
-from gateway.exact.feed import KvEvents
-from gateway.supervisor import Supervisor
+from gateway.core.supervisor import Supervisor
+from gateway.features.exact import stream
+from gateway.features.exact.events import MAX_EVENTS, MAX_PAYLOAD_BYTES
+from gateway.features.exact.feed import KvEvents
 from tests.unit.exact.following import prompt
 from tests.unit.exact.listener import Listener, source_of, status
 from tests.unit.exact.publisher import Cache, Publisher, stored

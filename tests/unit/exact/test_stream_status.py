@@ -1,8 +1,8 @@
 import msgspec
 
-from gateway.exact.endpoints import Source
-from gateway.exact.events import Sockets
-from gateway.exact.stream import Stream
+from gateway.features.exact.endpoints import Source
+from gateway.features.exact.events import Sockets
+from gateway.features.exact.stream import Stream
 from tests.unit.exact.listener import Listener
 from tests.unit.exact.publisher import removed
 

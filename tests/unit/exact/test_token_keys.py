@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.exact.index import packed, token_keys, token_seed
+from gateway.features.exact.index import packed, token_keys, token_seed
 
 SEED = token_seed()
 PROMPT = list(range(100, 140))

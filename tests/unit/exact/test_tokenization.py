@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import ConfigError, HealthConfig
 from gateway.config.file import parse
-from gateway.exact import tokenization as module
-from gateway.exact.conversation import PROBES
-from gateway.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
-from gateway.exact.tokenizer import TokenizerProcess
-from gateway.models.settings import ModelConfig, ModelsConfig
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.features.exact import tokenization as module
+from gateway.features.exact.conversation import PROBES
+from gateway.features.exact.tokenization import DEFAULT_LIMITS, Tokenization, TokenizerLimits
+from gateway.features.exact.tokenizer import TokenizerProcess
+from gateway.features.models.settings import ModelConfig, ModelsConfig
 from tests.unit.backends.scripted import Scripted, json_answer
 from tests.unit.exact.backends import tokenizes
 from tests.unit.exact.fake_worker import COMMAND, DIES, HANGS, letters_of
@@ -262,7 +262,7 @@ def test_a_missing_library_is_an_error_before_anything_is_served(monkeypatch: py
 
 
 async def test_a_real_tokenizer_is_verified_with_a_backend_that_has_it(folder: str) -> None:
-    from gateway.exact.tokenizer import ModelTokenizer
+    from gateway.features.exact.tokenizer import ModelTokenizer
 
     real = ModelTokenizer(folder, 1 << 20)
 

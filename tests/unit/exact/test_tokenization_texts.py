@@ -8,9 +8,9 @@ from time import monotonic
 import pytest
 from structlog.testing import capture_logs
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.exact.tokenization import NotCounted, QuestionLimits, Tokenization
-from gateway.exact.tokenizer import TokenizerProcess
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.features.exact.tokenization import NotCounted, QuestionLimits, Tokenization
+from gateway.features.exact.tokenizer import TokenizerProcess
 from tests.unit.backends.scripted import Answer, Scripted
 from tests.unit.exact.backends import embeds, tokenizes
 from tests.unit.exact.fake_worker import COMMAND, DIES, HANGS, SLOW_SECONDS

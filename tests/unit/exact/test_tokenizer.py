@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.exact.conversation import NotUnderstood, PromptFeature
-from gateway.exact.tokenizer import CannotLoad, ModelTokenizer
+from gateway.features.exact.conversation import NotUnderstood, PromptFeature
+from gateway.features.exact.tokenizer import CannotLoad, ModelTokenizer
 from tests.unit.exact.models import END, START
 
 EVERY = [feature.value for feature in PromptFeature]

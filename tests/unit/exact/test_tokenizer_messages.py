@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.exact.tokenizer import (
+from gateway.features.exact.tokenizer import (
     LENGTH_BYTES,
     Count,
     Job,

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.tokenizer import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.tokenizer import Job, LoadTokenizer, ProcessEnded, TokenizerProcess, TokenizerReply
 from tests.unit.exact.fake_worker import COMMAND, DIES, HANGS
 
 EVERY = [feature.value for feature in PromptFeature]

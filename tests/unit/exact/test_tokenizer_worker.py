@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from gateway.exact.conversation import PromptFeature
-from gateway.exact.tokenizer import (
+from gateway.features.exact.conversation import PromptFeature
+from gateway.features.exact.tokenizer import (
     LENGTH_BYTES,
     Count,
     Job,
@@ -93,7 +93,7 @@ def test_questions_are_answered_in_turn_until_they_end(rest: bytes) -> None:
 def test_the_process_returns_a_real_tokenizers_tokens_and_ignores_signals(folder: str) -> None:
     document: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
     load, job = framed(LoadTokenizer("m", folder)), framed(Job("m", "chat", document, "string", EVERY))
-    command = [sys.executable, "-m", "gateway.exact.tokenizer"]
+    command = [sys.executable, "-m", "gateway.features.exact.tokenizer"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None

@@ -3,12 +3,12 @@ from random import Random
 
 import pytest
 
-from gateway.backends.backend import Backend
-from gateway.backends.settings import BackendConfig
-from gateway.backends.vllm_api import ControlClient, ControlError
 from gateway.config import HealthConfig
-from gateway.exact.conversation import EMBEDDED, ContentFormat, Probe, PromptFeature
-from gateway.exact.tokenization import NOT_COMPARABLE, TokenizerVerdict, best_format, compared, counted_alike
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.backends.vllm_api import ControlClient, ControlError
+from gateway.features.exact.conversation import EMBEDDED, ContentFormat, Probe, PromptFeature
+from gateway.features.exact.tokenization import NOT_COMPARABLE, TokenizerVerdict, best_format, compared, counted_alike
 from tests.unit.backends.scripted import Answer, Scripted, hang, json_answer
 from tests.unit.exact.backends import embeds, tokenizes
 from tests.unit.exact.fake_worker import letters_of

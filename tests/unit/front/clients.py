@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from gateway.config import ServerConfig
-from gateway.errors import GatewayError
-from gateway.front.connection import AT_ONCE, Beginnings, ClientConnection
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
-from gateway.front.reply import JSON, ClientResponse
-from gateway.resources import MemoryBudget
+from gateway.core.errors import GatewayError
+from gateway.core.front.connection import AT_ONCE, Beginnings, ClientConnection
+from gateway.core.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.core.front.reply import JSON, ClientResponse
+from gateway.core.resources import MemoryBudget
 from tests.routes import ALL_ROUTES
 from tests.unit.scheduling.virtual_time import run, turns
 

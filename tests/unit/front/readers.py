@@ -3,11 +3,11 @@
 from typing import Any
 
 from gateway.config import Config
-from gateway.embeddings.reading import work_readers
-from gateway.front.read import RequestReader
-from gateway.models.aliases import Aliases
-from gateway.responses.stored import StoredResponses
-from gateway.routing.estimates import Estimates
+from gateway.core.front.read import RequestReader
+from gateway.core.routing.estimates import Estimates
+from gateway.features.embeddings.reading import work_readers
+from gateway.features.models.aliases import Aliases
+from gateway.features.responses.stored import StoredResponses
 
 
 def request_reader(

@@ -2,9 +2,9 @@ import hashlib
 
 import pytest
 
-from gateway.errors import KeyExpired, Unauthorized
-from gateway.keys.rate_limits import ApiKeys
-from gateway.keys.settings import KeyConfig
+from gateway.core.errors import KeyExpired, Unauthorized
+from gateway.features.keys.rate_limits import ApiKeys
+from gateway.features.keys.settings import KeyConfig
 from tests.unit.front.wires import Clock
 
 ANN = KeyConfig(name="ann", key="secret-a")

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import ServerConfig
-from gateway.errors import BodyTooLarge, InvalidRequest, MemoryFull, RequestTimeout
-from gateway.front.body import Body
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.errors import BodyTooLarge, InvalidRequest, MemoryFull, RequestTimeout
+from gateway.core.front.body import Body
+from gateway.core.resources import Holding, MemoryBudget
 
 CONFIG = ServerConfig(body_grace_seconds=5, body_min_bytes_per_second=1000, body_timeout_seconds=60)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import Draining, Unauthorized
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import ClientResponse
+from gateway.core.errors import Draining, Unauthorized
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import ClientResponse
 from tests.unit.front.clients import CHUNKED, GET, POST, UPLOAD, Scene, hang, play, wait_for
 from tests.unit.scheduling.virtual_time import turns
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import JSON, ClientResponse
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import JSON, ClientResponse
 from tests.unit.front.clients import GET, POST, UPLOAD, Scene, hang, play
 from tests.unit.scheduling.virtual_time import turns
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from gateway.config import ServerConfig
-from gateway.errors import InvalidRequest
-from gateway.front.json_body import ACTED_ON, REFUSED, JsonLimits, parse_body, refuse_fields
-from gateway.turns import at_once
+from gateway.core.errors import InvalidRequest
+from gateway.core.front.json_body import ACTED_ON, REFUSED, JsonLimits, parse_body, refuse_fields
+from gateway.core.turns import at_once
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 ROW = re.compile(r"\| (`\w+`(?:, `\w+`)*) \| ([a-z ]+) \| (.+) \|")

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from gateway._native import json_object
 from gateway.config import ServerConfig
-from gateway.errors import InvalidRequest
-from gateway.front import json_body
-from gateway.front.json_body import ACTED_ON, REFUSED, JsonLimits
-from gateway.turns import at_once
+from gateway.core.errors import InvalidRequest
+from gateway.core.front import json_body
+from gateway.core.front.json_body import ACTED_ON, REFUSED, JsonLimits
+from gateway.core.turns import at_once
 
 LIMITS = ServerConfig()
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)

@@ -11,11 +11,11 @@ import orjson
 import pytest
 import structlog
 
-from gateway.backends.facts import ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.errors import (
+from gateway.core.backends.facts import ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import (
     BackendBusy,
     BodyTooLarge,
     Draining,
@@ -29,21 +29,21 @@ from gateway.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
-from gateway.front.body import Upload
-from gateway.front.connection import ClientConnection
-from gateway.front.handler import Handler
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import ClientResponse
-from gateway.keys.limits import AllLimits
-from gateway.keys.rate_limits import ApiKeys
-from gateway.ledger import RequestLedger
-from gateway.observe.record import Record
-from gateway.realtime.sessions import REALTIME, RealtimeSessions
-from gateway.request import InferenceRequest, Kind, UpstreamResult
-from gateway.resources import Holding, MemoryBudget
-from gateway.routing.estimates import Estimates
-from gateway.scheduling.fair_share import Backlog
-from gateway.uploads.audio import UPLOADS, UploadForm, Uploads
+from gateway.core.front.body import Upload
+from gateway.core.front.connection import ClientConnection
+from gateway.core.front.handler import Handler
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import ClientResponse
+from gateway.core.ledger import RequestLedger
+from gateway.core.observe.record import Record
+from gateway.core.request import InferenceRequest, Kind, UpstreamResult
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.core.routing.estimates import Estimates
+from gateway.core.scheduling.fair_share import Backlog
+from gateway.features.keys.limits import AllLimits
+from gateway.features.keys.rate_limits import ApiKeys
+from gateway.features.realtime.sessions import REALTIME, RealtimeSessions
+from gateway.features.uploads.audio import UPLOADS, UploadForm, Uploads
 from tests.routes import ALL_ROUTES
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Clock, FakeWire, Sent, fleet_of

@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.errors import HeadersTooLarge, InvalidRequest
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.core.errors import HeadersTooLarge, InvalidRequest
+from gateway.core.front.http_request import KNOWN_HEADERS, HttpRequest
 
 HOST = (b"Host", b"x")
 

@@ -5,14 +5,14 @@ from types import MappingProxyType
 import orjson
 import pytest
 
-from gateway.backends.facts import ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.errors import Draining, ModelNotFound, NoBackend
-from gateway.front.handler import answer_local, explain
-from gateway.keys.settings import KeyConfig
+from gateway.core.backends.facts import ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import Draining, ModelNotFound, NoBackend
+from gateway.core.front.handler import answer_local, explain
+from gateway.features.keys.settings import KeyConfig
 from tests.routes import find_route
 from tests.unit.front.wires import FakeWire, fleet_of, reply_on
 

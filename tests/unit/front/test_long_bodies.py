@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config, ServerConfig
-from gateway.errors import ContextTooComplex, InvalidRequest, MemoryFull
-from gateway.front import json_body
-from gateway.front.json_body import JsonLimits, loaded
-from gateway.request import InferenceRequest
-from gateway.resources import MemoryBudget
-from gateway.turns import at_once
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import ContextTooComplex, InvalidRequest, MemoryFull
+from gateway.core.front import json_body
+from gateway.core.front.json_body import JsonLimits, loaded
+from gateway.core.request import InferenceRequest
+from gateway.core.resources import MemoryBudget
+from gateway.core.turns import at_once
 from tests.unit.front.readers import request_reader
 from tests.unit.front.test_guards import DOCUMENTS, VALUES
 from tests.unit.front.wires import Sent

@@ -3,8 +3,8 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.front.json_body import refuse_remote_media
+from gateway.core.errors import InvalidRequest
+from gateway.core.front.json_body import refuse_remote_media
 
 INLINE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 REMOTE = {"type": "image_url", "image_url": {"url": "http://169.254.169.254/latest"}}

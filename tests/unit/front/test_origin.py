@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.front.origin import TrustedProxies, WebPages
+from gateway.core.front.origin import TrustedProxies, WebPages
 
 PROXIES = TrustedProxies(("10.0.0.0/8", "::1/128"))
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.front import json_body
-from gateway.front.json_body import offset_of, spelled_out
-from gateway.turns import at_once
+from gateway.core.front import json_body
+from gateway.core.front.json_body import offset_of, spelled_out
+from gateway.core.turns import at_once
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["\\", "\\\\", '"', '\\"', '"\\', "\n", "{", "}]", ":", ",", "\\" * 4096, "\\" * 4097, '"' * 3]

@@ -3,15 +3,15 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config, EmbeddingsConfig, ServerConfig
-from gateway.embeddings.inputs import Pairs
-from gateway.errors import InvalidRequest, PreviousResponseNotFound
-from gateway.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
-from gateway.keys.settings import KeyConfig
-from gateway.models.settings import ModelsConfig
-from gateway.request import InferenceRequest, Kind
-from gateway.responses.stored import Place, StoredResponses
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import InvalidRequest, PreviousResponseNotFound
+from gateway.core.front.read import MEDIA_TOKENS, RequestReader, upstream_headers
+from gateway.core.request import InferenceRequest, Kind
+from gateway.features.embeddings.inputs import Pairs
+from gateway.features.keys.settings import KeyConfig
+from gateway.features.models.settings import ModelsConfig
+from gateway.features.responses.stored import Place, StoredResponses
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent
 

@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.backends.settings import BackendConfig
 from gateway.config import Config
-from gateway.feedback import Learning
-from gateway.front.read import MEDIA_TOKENS
-from gateway.request import Demand, Usage
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import Engine
-from gateway.routing.estimates import Estimates
-from gateway.routing.prompt_blocks import LONGEST_BYTES
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.feedback import Learning
+from gateway.core.front.read import MEDIA_TOKENS
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Estimates
+from gateway.core.routing.prompt_blocks import LONGEST_BYTES
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent
 

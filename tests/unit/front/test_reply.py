@@ -4,8 +4,8 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from gateway import errors
-from gateway.errors import (
+from gateway.core import errors
+from gateway.core.errors import (
     BackendError,
     GatewayError,
     InvalidRequest,
@@ -15,7 +15,7 @@ from gateway.errors import (
     StreamInterrupted,
     Unauthorized,
 )
-from gateway.front.reply import JSON, error_headers, render
+from gateway.core.front.reply import JSON, error_headers, render
 from tests.unit.front.wires import FakeWire, reply_on
 
 

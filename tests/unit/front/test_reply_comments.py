@@ -3,8 +3,8 @@
 import orjson
 import pytest
 
-from gateway.errors import QueueFull
-from gateway.front.reply import JSON
+from gateway.core.errors import QueueFull
+from gateway.core.front.reply import JSON
 from tests.unit.front.wires import FakeWire, reply_on
 
 WAITING = b": waiting\n\n"

@@ -1,6 +1,6 @@
 from itertools import islice, pairwise
 
-from gateway.front.handler import request_ids
+from gateway.core.front.handler import request_ids
 
 
 def test_ids_are_24_hex_digits_and_never_the_same() -> None:

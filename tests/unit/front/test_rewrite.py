@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.front.json_body import with_fields
-from gateway.turns import at_once
+from gateway.core.front.json_body import with_fields
+from gateway.core.turns import at_once
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6) | st.sampled_from(
     ["model", "stream_options", '"model":"x"', "}", '{"', "\\", '\\"', "cache_salt"]

@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
-from gateway.request import Kind
+from gateway.core.errors import InvalidRequest, MethodNotAllowed, RouteNotFound
+from gateway.core.request import Kind
 from tests.routes import ROUTES, find_route
 
 POSTS = {

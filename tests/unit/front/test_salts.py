@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.embeddings.inputs import EmbeddingInputs, Pairs
-from gateway.front.routes import Route
-from gateway.keys.settings import KeyConfig
-from gateway.request import InferenceRequest
+from gateway.core.front.routes import Route
+from gateway.core.request import InferenceRequest
+from gateway.features.embeddings.inputs import EmbeddingInputs, Pairs
+from gateway.features.keys.settings import KeyConfig
 from tests.routes import ROUTES
 from tests.unit.front.test_read import read
 

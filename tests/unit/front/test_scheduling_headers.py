@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.front.http_request import HttpRequest, SchedulingHeaders
-from gateway.keys.settings import KeyConfig
-from gateway.request import Demand
+from gateway.core.errors import InvalidRequest
+from gateway.core.front.http_request import HttpRequest, SchedulingHeaders
+from gateway.core.request import Demand
+from gateway.features.keys.settings import KeyConfig
 from tests.unit.front.wires import Sent
 
 TEAM = KeyConfig(name="team", key="k", weight=4.0)

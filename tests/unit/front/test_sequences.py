@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.request import Kind
+from gateway.core.errors import InvalidRequest
+from gateway.core.request import Kind
 from tests.unit.front.test_read import read, reader
 from tests.unit.front.test_salts import BODIES, TURNS, posted
 

@@ -7,11 +7,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, cast
 
 from gateway.config import ServerConfig
-from gateway.front.connection import ClientConnection
-from gateway.front.http_request import KNOWN_HEADERS, HttpRequest
-from gateway.front.reply import ClientResponse
-from gateway.front.server import Server
-from gateway.resources import MemoryBudget
+from gateway.core.front.connection import ClientConnection
+from gateway.core.front.http_request import KNOWN_HEADERS, HttpRequest
+from gateway.core.front.reply import ClientResponse
+from gateway.core.front.server import Server
+from gateway.core.resources import MemoryBudget
 from tests.routes import ALL_ROUTES
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from gateway.turns import Steps, at_once, in_turns
+from gateway.core.turns import Steps, at_once, in_turns
 
 
 def work(log: list[str]) -> Steps[int]:

@@ -1,6 +1,6 @@
 import pytest
 
-from gateway.front.body import body_parser, has_body
+from gateway.core.front.body import body_parser, has_body
 
 
 class Taken:

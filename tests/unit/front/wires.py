@@ -4,14 +4,14 @@ import re
 from dataclasses import dataclass, field
 from random import Random
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import ClientResponse
-from gateway.front.routes import Route
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import ClientResponse
+from gateway.core.front.routes import Route
 from tests.routes import find_route
 
 

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 
 import orjson
 
-from gateway.core import Core
+from gateway.core.core import Core
+from gateway.core.front.handler import LocalApi
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.front.reply import JSON, ClientResponse
+from gateway.core.front.routes import Route
+from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.record import Record
 from gateway.feature import Feature
-from gateway.front.handler import LocalApi
-from gateway.front.http_request import HttpRequest
-from gateway.front.reply import JSON, ClientResponse
-from gateway.front.routes import Route
-from gateway.observe.metrics import Metrics
-from gateway.observe.record import Record
 
 
 class Greetings(Feature):

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gateway.handover.channel import Channel, address_of, connect, listen
+from gateway.features.handover.channel import Channel, address_of, connect, listen
 
 
 @pytest.fixture

@@ -9,18 +9,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.handover.slots import SlotSharing, engines_by_key
-from gateway.request import Demand
-from gateway.routing.engine import CostModel, EngineUse
-from gateway.routing.estimates import Calibrations, OutputLengths
-from gateway.routing.policy import LeastLoadedPolicy
-from gateway.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.request import Demand
+from gateway.core.routing.engine import CostModel, EngineUse
+from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.policy import LeastLoadedPolicy
+from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue, Ticket
+from gateway.features.handover.slots import SlotSharing, engines_by_key
 
 CAPS = {"http://a:1": 3, "http://b:1": 5}
 KV_TOKENS = 8000

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.app import Gateway
-from gateway.backends.facts import Facts, KvEventSource, ModelCard
-from gateway.backends.settings import BackendConfig
 from gateway.config.file import parse
-from gateway.handover.snapshot import FILE_NAME, FORMAT, SnapshotError, load, read, save, write
-from gateway.request import Demand, Usage
-from gateway.responses.stored import Place
+from gateway.core.backends.facts import Facts, KvEventSource, ModelCard
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.request import Demand, Usage
+from gateway.features.handover.snapshot import FILE_NAME, FORMAT, SnapshotError, load, read, save, write
+from gateway.features.responses.stored import Place
 
 A, B = "http://a:1", "http://b:1"
 KEYS = [

@@ -3,9 +3,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.families import build, find_families
-from gateway.insights.report import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
-from gateway.insights.samples import Sample, Snapshot, total
+from gateway.features.insights.families import build, find_families
+from gateway.features.insights.report import _MAY_BE_NATURAL, _ORDERS, _PATTERNS, ADVICE, Cause, breakers, find_cause
+from gateway.features.insights.samples import Sample, Snapshot, total
 from tests.unit.insights.traffic import Document, Prose, chat, read, uuid
 
 PROSE = Prose(Random(9))

@@ -2,8 +2,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.families import MOST_PIECES_OF_A_PROMPT, build, chained, distinct
-from gateway.insights.samples import Sample
+from gateway.features.insights.families import MOST_PIECES_OF_A_PROMPT, build, chained, distinct
+from gateway.features.insights.samples import Sample
 
 
 def sample(text: bytes, model: str = "m", keys: tuple[int, ...] = (), edges: tuple[int, ...] = ()) -> Sample:

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.families import Family, build, find_families
-from gateway.insights.report import (
+from gateway.features.insights.families import Family, build, find_families
+from gateway.features.insights.report import (
     Difference,
     common_prefix,
     compare,
@@ -15,7 +15,7 @@ from gateway.insights.report import (
     part_of,
     token_at,
 )
-from gateway.insights.samples import Sample
+from gateway.features.insights.samples import Sample
 from tests.unit.insights.traffic import Prose, chat, read, tools
 
 PROSE = Prose(Random(3))

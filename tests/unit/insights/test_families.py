@@ -3,8 +3,8 @@ from random import Random
 import numpy as np
 import pytest
 
-from gateway.insights.families import LEAST_SAMPLES, Corpus, Family, Ints, build, core_flags, find_families
-from gateway.insights.samples import Sample
+from gateway.features.insights.families import LEAST_SAMPLES, Corpus, Family, Ints, build, core_flags, find_families
+from gateway.features.insights.samples import Sample
 from tests.unit.insights.traffic import Prose
 
 PROSE = Prose(Random(5))

@@ -1,4 +1,4 @@
-from gateway.insights.samples import (
+from gateway.features.insights.samples import (
     OTHERS,
     Counts,
     Epoch,

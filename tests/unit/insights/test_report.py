@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.insights.samples import PrefixReport, ReportLimits
+from gateway.features.insights.samples import PrefixReport, ReportLimits
 from tests.unit.insights.traffic import (
     BYTES_PER_TOKEN,
     Document,

@@ -5,9 +5,9 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.insights.samples import OTHERS, Counts, Epoch, PrefixReport, ReportLimits, Reuse, Samples
-from gateway.observe.record import Record
-from gateway.request import Demand
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand
+from gateway.features.insights.samples import OTHERS, Counts, Epoch, PrefixReport, ReportLimits, Reuse, Samples
 from tests.unit.insights.traffic import answered
 
 LIMITS = ReportLimits(per_second=2.0, burst=3, samples=4, total_bytes=100, text_bytes=40)

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from gateway._native import prefix_keys
-from gateway.insights.report import make_report
-from gateway.insights.samples import PrefixReport
-from gateway.observe.record import Record
-from gateway.request import Demand, Usage
-from gateway.routing.prompt_blocks import canonical_prompt, seed
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.prompt_blocks import canonical_prompt, seed
+from gateway.features.insights.report import make_report
+from gateway.features.insights.samples import PrefixReport
 
 Document = dict[str, Any]
 BYTES_PER_TOKEN = 4

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.errors import QuotaExceeded, RateLimited
-from gateway.keys.budgets import Budgets, month_of
-from gateway.keys.rate_limits import KeyLimits
-from gateway.keys.settings import KeyConfig
+from gateway.core.errors import QuotaExceeded, RateLimited
+from gateway.features.keys.budgets import Budgets, month_of
+from gateway.features.keys.rate_limits import KeyLimits
+from gateway.features.keys.settings import KeyConfig
 from tests.unit.front.wires import Clock
 
 EPOCH = date(1970, 1, 1)

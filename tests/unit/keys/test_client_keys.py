@@ -12,14 +12,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from gateway.config import ConfigError
-from gateway.keys.client_keys import ClientKeys
-from gateway.keys.keys_file import read_keys
-from gateway.keys.settings import AuthConfig, KeyConfig
+from gateway.features.keys.client_keys import ClientKeys
+from gateway.features.keys.keys_file import read_keys
+from gateway.features.keys.settings import AuthConfig, KeyConfig
 
 
 @pytest.fixture(autouse=True)
 def quick() -> Iterator[None]:
-    with patch("gateway.keys.client_keys._LOOK_SECONDS", 0.0):
+    with patch("gateway.features.keys.client_keys._LOOK_SECONDS", 0.0):
         yield
 
 
@@ -138,7 +138,7 @@ async def test_a_reload_takes_what_a_thread_has_read_ahead(tmp_path: Path) -> No
     scene = Scene(tmp_path / "keys.yaml", "ann")
     auth = Scene(tmp_path / "other.yaml", "bob").auth()
     await asyncio.to_thread(scene.keys.read_ahead, auth)
-    with patch("gateway.keys.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
+    with patch("gateway.features.keys.client_keys.read_keys", side_effect=AssertionError("read on the event loop")):
         scene.keys.apply(auth)
     assert scene.keys.names == ["bob"]
     await scene.keys.step()
@@ -155,7 +155,7 @@ async def test_a_change_that_is_read_during_a_reload_is_not_lost(tmp_path: Path)
         return read_keys(*arguments)
 
     scene.write("bob")
-    with patch("gateway.keys.client_keys.read_keys", slowly):
+    with patch("gateway.features.keys.client_keys.read_keys", slowly):
         step = asyncio.create_task(scene.keys.step())
         await asyncio.to_thread(begun.wait)
         scene.keys.apply(scene.auth())

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.config import ConfigError
 from gateway.config.file import parse
-from gateway.keys.keys_file import checked, read_keys
-from gateway.keys.settings import KeyConfig
+from gateway.features.keys.keys_file import checked, read_keys
+from gateway.features.keys.settings import KeyConfig
 
 A, B = sha256(b"a").hexdigest(), sha256(b"b").hexdigest()
 

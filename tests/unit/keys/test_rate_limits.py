@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.errors import RateLimited
-from gateway.keys.rate_limits import Bucket, KeyLimits, in_words
-from gateway.keys.settings import KeyConfig
+from gateway.core.errors import RateLimited
+from gateway.features.keys.rate_limits import Bucket, KeyLimits, in_words
+from gateway.features.keys.settings import KeyConfig
 
 
 @dataclass

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.keys.usage import _MOST_MODELS, KeyUsage, totals
-from gateway.observe.record import Record
-from gateway.request import Usage
+from gateway.core.observe.record import Record
+from gateway.core.request import Usage
+from gateway.features.keys.usage import _MOST_MODELS, KeyUsage, totals
 from tests.unit.front.wires import Clock
 
 START = datetime(2026, 11, 26, 12, tzinfo=UTC)

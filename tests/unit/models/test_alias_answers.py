@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.request import Usage
+from gateway.core.request import Usage
 from tests.unit.relay.test_upstream_response import DONE, EVENTS, JSON, Scene
 
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.front.read import RequestReader
-from gateway.keys.settings import KeyConfig
-from gateway.models.aliases import Aliases, Canary, opening_of
-from gateway.models.settings import ModelsConfig
-from gateway.request import InferenceRequest, Kind, ModelChoice
-from gateway.responses.stored import Place, StoredResponses
-from gateway.turns import at_once
+from gateway.core.errors import InvalidRequest
+from gateway.core.front.read import RequestReader
+from gateway.core.request import InferenceRequest, Kind, ModelChoice
+from gateway.core.turns import at_once
+from gateway.features.keys.settings import KeyConfig
+from gateway.features.models.aliases import Aliases, Canary, opening_of
+from gateway.features.models.settings import ModelsConfig
+from gateway.features.responses.stored import Place, StoredResponses
 from tests.unit.front.test_read import ISOLATED, SHARED, read, reader_of
 
 CHAT = b"/v1/chat/completions"

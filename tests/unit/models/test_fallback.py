@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gateway.backends.backend import OFFLOADED
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.settings import SleepConfig
-from gateway.errors import (
+from gateway.core.backends.backend import OFFLOADED
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.settings import SleepConfig
+from gateway.core.errors import (
     BackendBusy,
     BackendError,
     BackendFault,
@@ -25,11 +25,11 @@ from gateway.errors import (
     QueueFull,
     WaitExpired,
 )
-from gateway.front.reply import ClientResponse
-from gateway.models.fallback import Fallbacks, reason_for
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
-from gateway.turns import Steps
+from gateway.core.front.reply import ClientResponse
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, ModelChoice, UpstreamResult
+from gateway.core.turns import Steps
+from gateway.features.models.fallback import Fallbacks, reason_for
 from tests.unit.dispatching import WELL, Scene, request
 from tests.unit.scheduling.virtual_time import run
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.log import AccessLog, LineForm, PrefixHashes, console_line_of, iso_time
-from gateway.observe.record import Record
-from gateway.request import Demand
+from gateway.core.observe.log import AccessLog, LineForm, PrefixHashes, console_line_of, iso_time
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand
 
 ENDED = "2023-11-14T22:13:32.500Z"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.observe.log import MAX_HELD_BYTES, LineWriter, QueuedText
+from gateway.core.observe.log import MAX_HELD_BYTES, LineWriter, QueuedText
 
 
 class Sink(io.BytesIO):

@@ -8,7 +8,7 @@ import orjson
 import pytest
 import structlog
 
-from gateway.observe.log import EventLog, QueuedText
+from gateway.core.observe.log import EventLog, QueuedText
 
 
 @pytest.fixture(autouse=True)

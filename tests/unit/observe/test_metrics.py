@@ -4,9 +4,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gateway.observe.metrics import Counter, Histogram, Metrics, ProcessMetrics
-from gateway.observe.record import Record
-from gateway.request import Demand
+from gateway.core.observe.metrics import Counter, Histogram, Metrics, ProcessMetrics
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand
 
 
 def record(**fields: object) -> Record:

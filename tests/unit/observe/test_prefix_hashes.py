@@ -1,7 +1,7 @@
 from gateway._native import prefix_keys
-from gateway.observe.log import PrefixHashes
-from gateway.request import Demand
-from gateway.routing.prompt_blocks import seed
+from gateway.core.observe.log import PrefixHashes
+from gateway.core.request import Demand
+from gateway.core.routing.prompt_blocks import seed
 
 
 def asked(*pieces: bytes) -> Demand:

@@ -1,4 +1,4 @@
-from gateway.observe.record import Record
+from gateway.core.observe.record import Record
 
 
 def test_a_new_record_says_that_nothing_happened_yet() -> None:

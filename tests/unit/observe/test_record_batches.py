@@ -1,7 +1,7 @@
 from structlog.testing import capture_logs
 
-from gateway.observe.record import Record, RecordBatcher
-from gateway.supervisor import Supervisor
+from gateway.core.observe.record import Record, RecordBatcher
+from gateway.core.supervisor import Supervisor
 
 SUPERVISOR = Supervisor(lambda: 0.0)
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 from gateway.app import Gateway
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.health import ProbeResult
 from gateway.config.file import parse
-from gateway.observe.record import Record
-from gateway.request import Demand, Usage
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.health import ProbeResult
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, Usage
 
 
 def record(request_id: str = "id", outcome: str = "completed", **more: Any) -> Record:

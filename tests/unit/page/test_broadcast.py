@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 
-from gateway.errors import Draining, RateLimited
-from gateway.page.broadcast import MOST_WATCHERS, Broadcast, Messages
-from gateway.supervisor import Supervisor
+from gateway.core.errors import Draining, RateLimited
+from gateway.core.supervisor import Supervisor
+from gateway.features.page.broadcast import MOST_WATCHERS, Broadcast, Messages
 
 
 class Shown:

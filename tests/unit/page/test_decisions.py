@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from gateway.errors import NoBackend
-from gateway.observe.record import Record
-from gateway.page.decisions import ENGINES_PER_SECOND, MOST_DECISIONS, Decision, Decisions
-from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
-from gateway.routing.policy import LeastLoadedPolicy, NotedPolicy, Options
-from gateway.scheduling.scheduler import Lease, SchedulerSettings
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import NoBackend
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult
+from gateway.core.routing.policy import LeastLoadedPolicy, NotedPolicy, Options
+from gateway.core.scheduling.scheduler import Lease, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Ticket
+from gateway.features.page.decisions import ENGINES_PER_SECOND, MOST_DECISIONS, Decision, Decisions
 from tests.unit.front.wires import FakeWire, reply_on
 from tests.unit.page.builders import House
 

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from gateway.page.fleet_view import MOST_TILES, HitRates, fleet_view
+from gateway.features.page.fleet_view import MOST_TILES, HitRates, fleet_view
 from tests.unit.page.builders import House
 
 
 def view(house: House, hit_rates: HitRates | None = None) -> dict[str, Any]:
     gateway = house.gateway
-    describe, trust = gateway.operators.overview.describer(), gateway.core.cache_state.hit_accuracy.share
+    describe, trust = gateway.operators.overview.describer(), gateway.core.core.cache_state.hit_accuracy.share
     return fleet_view(gateway.core.fleet.backends, describe, hit_rates or HitRates(), trust, house.now)
 
 

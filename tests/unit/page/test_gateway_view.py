@@ -1,8 +1,8 @@
 """Rates between two looks at the gateway's counters."""
 
-from gateway.observe.metrics import Metrics
-from gateway.page.gateway_view import cpu_share, lag_view, totals_of, traffic_view
-from gateway.resources import ProcessUse, process_use
+from gateway.core.observe.metrics import Metrics
+from gateway.core.resources import ProcessUse, process_use
+from gateway.features.page.gateway_view import cpu_share, lag_view, totals_of, traffic_view
 from tests.unit.page.builders import record
 
 

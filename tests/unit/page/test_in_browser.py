@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from gateway.admin_http import OperatorPort
-from gateway.backends.health import ProbeResult
 from gateway.config import AdminConfig
-from gateway.page.routes import STATIC
+from gateway.core.backends.health import ProbeResult
+from gateway.features.operate.admin_http import OperatorPort
+from gateway.features.page.routes import STATIC
 from tests.browser import Page, browser_page, needs_browser
 from tests.unit.insights.traffic import Prose, chat, read, send, times
 from tests.unit.page.builders import House, record

@@ -4,8 +4,8 @@ from typing import Any
 
 import orjson
 
-from gateway.page.broadcast import event
-from gateway.page.live_view import COLUMNS, MOST_POINTS, LiveView
+from gateway.features.page.broadcast import event
+from gateway.features.page.live_view import COLUMNS, MOST_POINTS, LiveView
 from tests.unit.page.builders import House, record
 
 

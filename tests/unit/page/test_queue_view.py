@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from gateway.backends.health import ProbeResult
-from gateway.page.queue_view import QueueRules, offline_view, queue_view, why_closed
-from gateway.request import Demand
+from gateway.core.backends.health import ProbeResult
+from gateway.core.request import Demand
+from gateway.features.page.queue_view import QueueRules, offline_view, queue_view, why_closed
 from tests.unit.batches.offline_hall import a_line, offline_hall
 from tests.unit.page.builders import House
 from tests.unit.scheduling.builders import ask, engine, hall
@@ -15,7 +15,7 @@ RULES = QueueRules(4096, 1.0, 0.1, starvation_seconds=30.0)
 def view(house: House) -> dict[str, Any]:
     gateway = house.gateway
     return queue_view(
-        gateway.core.queue, gateway.core.lease_broker.explain, gateway.core.fleet.why_none, RULES, house.now
+        gateway.core.queue, gateway.core.core.lease_broker.explain, gateway.core.core.fleet.why_none, RULES, house.now
     )
 
 

@@ -11,14 +11,14 @@ import orjson
 import pytest
 from aiohttp import web
 
-from gateway.admin_http import OWN_PAGE_MAY_SEND, OperatorPort
 from gateway.config import AdminConfig, Config, ConfigError, ServerConfig
-from gateway.keys.settings import AuthConfig
-from gateway.page.broadcast import Broadcast
-from gateway.page.decisions import Decisions
-from gateway.page.routes import STATIC, DashboardPages
-from gateway.supervisor import Supervisor
-from gateway.tls.contexts import ServerTls
+from gateway.core.supervisor import Supervisor
+from gateway.core.tls.contexts import ServerTls
+from gateway.features.keys.settings import AuthConfig
+from gateway.features.operate.admin_http import OWN_PAGE_MAY_SEND, OperatorPort
+from gateway.features.page.broadcast import Broadcast
+from gateway.features.page.decisions import Decisions
+from gateway.features.page.routes import STATIC, DashboardPages
 from tests.certificates import certificate
 from tests.unit.page.test_broadcast import Shown
 from tests.unit.page.test_decisions import Scene as DecisionScene

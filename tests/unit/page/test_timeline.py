@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from gateway.backends.concurrency_limit import LimitChange, LimitReason
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.health import ProbeResult
 from gateway.config import BackendConfig
-from gateway.errors import EngineDead
+from gateway.core.backends.concurrency_limit import LimitChange, LimitReason
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.health import ProbeResult
+from gateway.core.errors import EngineDead
 from tests.unit.page.builders import House
 
 

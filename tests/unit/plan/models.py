@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gateway.plan.capacity import GIB, Settings, Workload
+from gateway.features.plan.capacity import GIB, Settings, Workload
 
 Config = dict[str, Any]
 

@@ -1,5 +1,5 @@
-from gateway.plan.capacity import Plan, Workload, advice, make_plan, shortened, warnings
-from gateway.plan.model import read_shape
+from gateway.features.plan.capacity import Plan, Workload, advice, make_plan, shortened, warnings
+from gateway.features.plan.model import read_shape
 from tests.unit.plan.models import DEEPSEEK_V3, LLAMA_8B, LLAMA_70B, MINILM, settings, workload
 
 LLAMA = read_shape(LLAMA_8B)

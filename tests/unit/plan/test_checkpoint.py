@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.model import PlanError, needed, number, read_checkpoint, text_part, weigh
+from gateway.features.plan.model import PlanError, needed, number, read_checkpoint, text_part, weigh
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, LLAMA_8B
 
 

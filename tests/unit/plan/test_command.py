@@ -7,8 +7,15 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from gateway.__main__ import app
-from gateway.plan.command import PlanRequest, ask_running, plan_model, running_document, with_fields, workload_of
-from gateway.plan.model import PlanError
+from gateway.features.plan.command import (
+    PlanRequest,
+    ask_running,
+    plan_model,
+    running_document,
+    with_fields,
+    workload_of,
+)
+from gateway.features.plan.model import PlanError
 from tests.unit.plan.models import DEEPSEEK_V3, GEMMA3_4B, GPT_OSS_20B, LLAMA_8B, Config
 from tests.unit.plan.test_running import engine, metrics, serving
 

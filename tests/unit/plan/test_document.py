@@ -4,11 +4,11 @@ from itertools import pairwise
 import orjson
 import yaml
 
-from gateway.backends.facts import Facts, ModelCard
 from gateway.config.file import parse
-from gateway.plan.capacity import make_plan
-from gateway.plan.command import gateway_file, plan_document, running_document, serve_command
-from gateway.plan.model import read_shape
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.features.plan.capacity import make_plan
+from gateway.features.plan.command import gateway_file, plan_document, running_document, serve_command
+from gateway.features.plan.model import read_shape
 from tests.unit.plan.models import GEMMA3_27B, LLAMA_8B, LLAMA_70B, MINILM, Config, settings, workload
 
 

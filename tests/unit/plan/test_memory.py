@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.plan.capacity import (
+from gateway.features.plan.capacity import (
     GIB,
     KvCache,
     assumed_reserve,
@@ -12,7 +12,7 @@ from gateway.plan.capacity import (
     kv_cache,
     longest_that_starts,
 )
-from gateway.plan.model import chosen, read_shape
+from gateway.features.plan.model import chosen, read_shape
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.model import AttentionLayers, PlanError, attention_layers, read_shape, text_part
+from gateway.features.plan.model import AttentionLayers, PlanError, attention_layers, read_shape, text_part
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

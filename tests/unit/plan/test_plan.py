@@ -1,8 +1,17 @@
 import pytest
 
 from gateway.config import AdmissionConfig
-from gateway.plan.capacity import GIB, KV_HEADROOM, Plan, defaults, make_plan, recommended, rows, startable_length
-from gateway.plan.model import read_shape
+from gateway.features.plan.capacity import (
+    GIB,
+    KV_HEADROOM,
+    Plan,
+    defaults,
+    make_plan,
+    recommended,
+    rows,
+    startable_length,
+)
+from gateway.features.plan.model import read_shape
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, MINILM, QWEN25_7B, settings, workload
 
 LLAMA = read_shape(LLAMA_8B)

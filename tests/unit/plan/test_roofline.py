@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.capacity import GIB, Settings, make_plan
-from gateway.plan.command import PlanRequest, plan_model, workload_of
-from gateway.plan.gpus import GPUS, gpu_of, preset
-from gateway.plan.model import PlanError, read_shape
-from gateway.plan.roofline import BatchSpeed, Roofline, batch_curve, fleet_tokens_per_second
+from gateway.features.plan.capacity import GIB, Settings, make_plan
+from gateway.features.plan.command import PlanRequest, plan_model, workload_of
+from gateway.features.plan.gpus import GPUS, gpu_of, preset
+from gateway.features.plan.model import PlanError, read_shape
+from gateway.features.plan.roofline import BatchSpeed, Roofline, batch_curve, fleet_tokens_per_second
 from loadtest.engine.step_time import PRESETS
 from tests.unit.plan.models import LLAMA_8B, LLAMA_70B, MIXTRAL, Config, settings, workload
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.command import ask_running, running_document
-from gateway.plan.model import PlanError
+from gateway.features.plan.command import ask_running, running_document
+from gateway.features.plan.model import PlanError
 from tests.unit import pages
 from tests.unit.plan.models import workload
 

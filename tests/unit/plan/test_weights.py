@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from gateway.plan.model import PlanError, Quantization, chosen, count_parameters, read_quantization, text_part
+from gateway.features.plan.model import PlanError, Quantization, chosen, count_parameters, read_quantization, text_part
 from tests.unit.plan.models import (
     DEEPSEEK_V3,
     GEMMA2_9B,

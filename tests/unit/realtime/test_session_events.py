@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.errors import GatewayError, InvalidRequest, ModelNotAllowed
-from gateway.realtime.session_events import SessionEvents
-from gateway.realtime.websocket import FrameHead, unmasked
+from gateway.core.errors import GatewayError, InvalidRequest, ModelNotAllowed
+from gateway.features.realtime.session_events import SessionEvents
+from gateway.features.realtime.websocket import FrameHead, unmasked
 
 TEXT, BINARY, MORE, PING = 1, 2, 0, 9
 MASK = b"\x11\x22\x33\x44"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.realtime.tunnel import SessionUsage
-from gateway.realtime.websocket import text_frame
-from gateway.request import Demand
+from gateway.core.request import Demand
+from gateway.features.realtime.tunnel import SessionUsage
+from gateway.features.realtime.websocket import text_frame
 
 CONTEXT_TOKENS = 8192
 AUDIO_SECOND_BYTES = 42_667  # of 16 bits at 16 kHz in base64

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.realtime.websocket import (
+from gateway.features.realtime.websocket import (
     FrameScanner,
     accept_of,
     close_frame,

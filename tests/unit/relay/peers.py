@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import cast
 
-from gateway.backends.backend import Backend
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig
-from gateway.errors import BackendError
-from gateway.relay.connection import BackendConnection
+from gateway.core.backends.backend import Backend
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.errors import BackendError
+from gateway.core.relay.connection import BackendConnection
 
 
 @dataclass

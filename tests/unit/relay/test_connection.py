@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.connection import BackendConnection
+from gateway.core.relay.connection import BackendConnection
 from tests.unit.relay.peers import FakeReceiver, FakeTransport, connected
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.relay.first_token import BEGINS_WITH_TEXT, Opening, has_output
-from gateway.resources import Holding, MemoryBudget
+from gateway.core.relay.first_token import BEGINS_WITH_TEXT, Opening, has_output
+from gateway.core.resources import Holding, MemoryBudget
 
 
 def chat(**delta: object) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.errors import AnswerBrokeOff
+from gateway.core.errors import AnswerBrokeOff
 from tests.unit.relay.test_upstream_response import CHUNK, DONE, EVENTS, Scene
 
 ROLE = b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'

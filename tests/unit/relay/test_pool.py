@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from gateway.config import UpstreamConfig
-from gateway.errors import ConnectFailed
-from gateway.relay.connection import BackendConnection, Pool
+from gateway.core.errors import ConnectFailed
+from gateway.core.relay.connection import BackendConnection, Pool
 from tests.unit.relay.peers import FakeReceiver, FakeTransport, backend, connected
 from tests.unit.scheduling.virtual_time import run
 

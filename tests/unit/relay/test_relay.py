@@ -7,14 +7,14 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.backends.fleet import Fleet
-from gateway.backends.health import ProbeResult
 from gateway.config import UpstreamConfig
-from gateway.errors import BackendError, ConnectFailed, FirstByteTimeout, RequestTimeout
-from gateway.relay.connection import BackendConnection
-from gateway.relay.relay import Relay
-from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
-from gateway.resources import MemoryBudget
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.health import ProbeResult
+from gateway.core.errors import BackendError, ConnectFailed, FirstByteTimeout, RequestTimeout
+from gateway.core.relay.connection import BackendConnection
+from gateway.core.relay.relay import Relay
+from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult
+from gateway.core.resources import MemoryBudget
 from tests.unit.front.wires import fleet_of
 from tests.unit.relay.peers import FakeSink, FakeTransport
 from tests.unit.scheduling.virtual_time import run, turns

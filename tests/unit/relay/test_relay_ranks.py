@@ -5,13 +5,13 @@ from random import Random
 
 import pytest
 
-from gateway.backends.facts import Facts, ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.backends.settings import BackendConfig
 from gateway.config import HealthConfig, UpstreamConfig
-from gateway.relay.relay import Relay
-from gateway.request import Demand, InferenceRequest, Kind
-from gateway.resources import MemoryBudget
+from gateway.core.backends.facts import Facts, ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.backends.settings import BackendConfig
+from gateway.core.relay.relay import Relay
+from gateway.core.request import Demand, InferenceRequest, Kind
+from gateway.core.resources import MemoryBudget
 from tests.scripted import ScriptedBackend
 from tests.unit.relay.peers import FakeSink
 

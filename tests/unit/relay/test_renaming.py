@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.renaming import NameReplacer, RenamedEvents
-from gateway.request import DONE_MARKER, ModelChoice
+from gateway.core.relay.renaming import NameReplacer, RenamedEvents
+from gateway.core.request import DONE_MARKER, ModelChoice
 
 HOSTILE = ('"model":"org/m"', '\\"model\\":\\"org/m\\"', '{"model":"org/m"}', '"model"', "\\", '"}],"model":"org/m"')
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.sampled_from(HOSTILE)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.sse import EventStream, read_stream_usage
-from gateway.request import Usage
+from gateway.core.relay.sse import EventStream, read_stream_usage
+from gateway.core.request import Usage
 
 DONE = b"data: [DONE]"
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2}}'

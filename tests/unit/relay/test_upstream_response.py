@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config import UpstreamConfig
-from gateway.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
-from gateway.relay import connection as relay_connection
-from gateway.relay.upstream import UpstreamResponse
-from gateway.request import Demand, InferenceRequest, Kind, ModelChoice, UpstreamResult, Usage
-from gateway.resources import MemoryBudget
+from gateway.core.errors import AnswerBrokeOff, BackendError, FirstByteTimeout, StreamStalled
+from gateway.core.relay import connection as relay_connection
+from gateway.core.relay.upstream import UpstreamResponse
+from gateway.core.request import Demand, InferenceRequest, Kind, ModelChoice, UpstreamResult, Usage
+from gateway.core.resources import MemoryBudget
 from tests.unit.relay.peers import FakeSink, a_fleet, backend, connected
 from tests.unit.scheduling.virtual_time import run
 

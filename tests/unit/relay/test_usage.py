@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.relay.sse import read_stream_usage, read_usage
-from gateway.request import Demand, UpstreamResult, Usage
+from gateway.core.relay.sse import read_stream_usage, read_usage
+from gateway.core.request import Demand, UpstreamResult, Usage
 
 COUNTS = st.integers(0, 10**9)
 

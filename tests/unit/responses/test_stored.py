@@ -1,4 +1,4 @@
-from gateway.responses.stored import Place, StoredResponses
+from gateway.features.responses.stored import Place, StoredResponses
 
 ANN, BOB = ("ann", "ann"), ("bob", "bob")
 PLACE = Place("a", "m", ANN)

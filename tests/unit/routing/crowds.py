@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from gateway.request import Demand
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.kv_reservations import KvLedger, Reservation
-from gateway.routing.policy import Policy
+from gateway.core.request import Demand
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.kv_reservations import KvLedger, Reservation
+from gateway.core.routing.policy import Policy
 
 NOW = 5.0
 AskedFor = tuple[int, float, list[int]]  # prompt tokens, output tokens, hits

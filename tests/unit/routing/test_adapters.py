@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import Demand
-from gateway.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine, Shortlist
-from gateway.routing.estimates import Estimates
-from gateway.routing.policy import Affinity, PrefixPolicy
+from gateway.core.request import Demand
+from gateway.core.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import CostModel, Engine, Shortlist
+from gateway.core.routing.estimates import Estimates
+from gateway.core.routing.policy import Affinity, PrefixPolicy
 
 NAMES = frozenset("abc")
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway._native import prefix_keys
-from gateway.routing.prompt_blocks import LONGEST_BYTES, seed
+from gateway.core.routing.prompt_blocks import LONGEST_BYTES, seed
 
 CHAIN = seed("m", "")
 PIECES = st.lists(st.integers(0, 3000), max_size=6)

@@ -2,11 +2,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.exact.caches import KnownBlocks
-from gateway.exact.index import ExactIndex
-from gateway.request import Demand
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import Engine
+from gateway.core.request import Demand
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.features.exact.caches import KnownBlocks
+from gateway.features.exact.index import ExactIndex
 
 KEYS = tuple(range(11, 21))
 EDGES = tuple(range(400, 4001, 400))  # 4 bytes a token

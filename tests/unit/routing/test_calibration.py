@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.engine import CostModel, Engine, prefill_seconds
-from gateway.routing.estimates import Calibration, Calibrations
+from gateway.core.routing.engine import CostModel, Engine, prefill_seconds
+from gateway.core.routing.estimates import Calibration, Calibrations
 from tests.unit.routing.crowds import work
 
 START = 28e-6

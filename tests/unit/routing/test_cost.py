@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.engine import (
+from gateway.core.routing.engine import (
     CostModel,
     Engine,
     EngineLoad,

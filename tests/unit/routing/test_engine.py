@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gateway.routing.engine import CostModel, Engine, EngineLoad, EngineUse, OtherLoad, Terms
+from gateway.core.routing.engine import CostModel, Engine, EngineLoad, EngineUse, OtherLoad, Terms
 from tests.unit.routing.crowds import work
 
 MODEL = CostModel()

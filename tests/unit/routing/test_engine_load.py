@@ -3,8 +3,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.routing.engine import EngineLoad
-from gateway.routing.kv_reservations import Reservation
+from gateway.core.routing.engine import EngineLoad
+from gateway.core.routing.kv_reservations import Reservation
 from tests.unit.routing import crowds
 
 

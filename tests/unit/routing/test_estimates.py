@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.estimates import Estimates, Measure
+from gateway.core.routing.estimates import Estimates, Measure
 
 
 def test_at_first_a_token_is_4_bytes_and_an_answer_200_tokens() -> None:

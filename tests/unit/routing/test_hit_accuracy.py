@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.cache_view import HitAccuracy
+from gateway.core.routing.cache_view import HitAccuracy
 
 
 def watched() -> tuple[HitAccuracy, list[tuple[int, bool]]]:

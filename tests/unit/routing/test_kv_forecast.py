@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.routing.kv_reservations import Growth, PeakForecast
+from gateway.core.routing.kv_reservations import Growth, PeakForecast
 
 courses = st.builds(Growth, st.integers(0, 40), st.integers(0, 200), st.integers(1, 3))
 

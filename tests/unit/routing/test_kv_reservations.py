@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.request import Demand
-from gateway.routing.kv_reservations import KvLedger, Reservation, _RadixNode
+from gateway.core.request import Demand
+from gateway.core.routing.kv_reservations import KvLedger, Reservation, _RadixNode
 from tests.recount import taken_tokens
 from tests.unit.routing.crowds import reserve
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.request import Demand, Usage
-from gateway.routing.estimates import OutputLengths
+from gateway.core.request import Demand, Usage
+from gateway.core.routing.estimates import OutputLengths
 
 UNKNOWN_TOKENS = 512
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gateway._native import prefix_keys
-from gateway.routing.cache_view import PrefixIndex
+from gateway.core.routing.cache_view import PrefixIndex
 
 MOST_BACKENDS = 5
 CAPACITY = 1500

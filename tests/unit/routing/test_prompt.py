@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway._native import prefix_keys
-from gateway.routing.prompt_blocks import (
+from gateway.core.routing.prompt_blocks import (
     LONGEST_BYTES,
     Prompt,
     canonical_prompt,

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gateway.request import Demand
-from gateway.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.scheduling.scheduler import Scheduler, SchedulerSettings
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.request import Demand
+from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings
+from gateway.core.scheduling.wait_queue import Queue, Ticket
 
 POLICIES = ("prefix", "least_loaded", "round_robin")
 WINDOW_SECONDS = 0.1

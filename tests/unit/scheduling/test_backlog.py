@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.scheduling.fair_share import Backlog
+from gateway.core.scheduling.fair_share import Backlog
 
 
 def test_requests_and_bytes_are_bounded_together() -> None:

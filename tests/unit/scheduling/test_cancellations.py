@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import NoBackend, WaitExpired
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Lease
+from gateway.core.errors import NoBackend, WaitExpired
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.request import Demand
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibration, OutputLengths
-from gateway.scheduling.admission import Capacity, slots_of
+from gateway.core.request import Demand
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.scheduling.admission import Capacity, slots_of
 from tests.unit.routing.crowds import reserve, work
 
 CAPACITY = Capacity(Calibration(CostModel()), OutputLengths(), kv_headroom=0.95, window_seconds=0.1)

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.errors import InvalidRequest, ModelNotFound, NoBackend
-from gateway.request import Demand
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import InvalidRequest, ModelNotFound, NoBackend
+from gateway.core.request import Demand
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import ask, hall
 from tests.unit.scheduling.test_scheduler import bind, drain, wait
 

@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.request import Demand
-from gateway.scheduling.fair_share import FairClock, Share, Tenant, Tenants, expected_tokens
+from gateway.core.request import Demand
+from gateway.core.scheduling.fair_share import FairClock, Share, Tenant, Tenants, expected_tokens
 from tests.unit.scheduling.builders import ask
 
 MINUTE = 60.0

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from gateway.request import Demand
+from gateway.core.request import Demand
 from tests.unit.scheduling.builders import STARVATION_SECONDS, ask, hall
 from tests.unit.scheduling.crowd import STEP_SECONDS, Crowd
 

@@ -2,10 +2,10 @@ import asyncio
 
 import pytest
 
-from gateway.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
-from gateway.request import Demand
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Lease
+from gateway.core.errors import DeadlineUnmeetable, ModelNotFound, NoBackend, QueueFull, WaitExpired
+from gateway.core.request import Demand
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import STARVATION_SECONDS, Hall, ask, hall
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -1,7 +1,7 @@
 """The order of a model's queue."""
 
-from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, Ticket
+from gateway.core.scheduling.fair_share import Tenants
+from gateway.core.scheduling.wait_queue import ModelQueue, Ticket
 from tests.unit.scheduling.builders import ask, ticket
 
 NOW, STARVATION_SECONDS = 100.0, 30.0

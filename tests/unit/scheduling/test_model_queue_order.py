@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.scheduling.fair_share import Tenants
-from gateway.scheduling.wait_queue import ModelQueue, TenantQueue, Ticket
+from gateway.core.scheduling.fair_share import Tenants
+from gateway.core.scheduling.wait_queue import ModelQueue, TenantQueue, Ticket
 from tests.unit.scheduling.builders import ask, ticket
 
 STARVATION_SECONDS = 30.0

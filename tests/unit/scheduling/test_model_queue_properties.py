@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.scheduling.wait_queue import Queue, Ticket
 from tests.unit.scheduling.builders import ask, in_order, ticket
 
 STARVATION_SECONDS = 30.0

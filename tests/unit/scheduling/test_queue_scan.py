@@ -5,14 +5,14 @@ from math import inf
 
 import pytest
 
-from gateway.request import Demand
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibration, OutputLengths
-from gateway.routing.kv_reservations import Reservation
-from gateway.routing.policy import Options, Policy
-from gateway.scheduling.admission import Capacity, QueueScan
-from gateway.scheduling.fair_share import Tenant, Tenants
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.request import Demand
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.routing.kv_reservations import Reservation
+from gateway.core.routing.policy import Options, Policy
+from gateway.core.scheduling.admission import Capacity, QueueScan
+from gateway.core.scheduling.fair_share import Tenant, Tenants
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ticket
 

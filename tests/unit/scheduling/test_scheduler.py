@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.errors import NoBackend, QueueFull
-from gateway.request import Demand, UpstreamResult, Usage
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import NoBackend, QueueFull
+from gateway.core.request import Demand, UpstreamResult, Usage
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, STARVATION_SECONDS, Hall, ask, hall
 
 KEYS = tuple(range(1, 9))

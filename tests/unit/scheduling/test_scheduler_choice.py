@@ -1,9 +1,9 @@
 import pytest
 
-from gateway.routing.engine import CostModel, Engine
-from gateway.routing.estimates import Calibration, OutputLengths
-from gateway.routing.policy import Options
-from gateway.scheduling.admission import Capacity, choose
+from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.routing.policy import Options
+from gateway.core.scheduling.admission import Capacity, choose
 from tests.unit.routing.crowds import work
 from tests.unit.scheduling.builders import ask
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from gateway.request import Demand
-from gateway.scheduling.admission import QueueScan
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.request import Demand
+from gateway.core.scheduling.admission import QueueScan
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall
 
 SCAN = 4

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.errors import NoBackend
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import NoBackend
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import ask, hall
 from tests.unit.scheduling.test_scheduler import bind, drain, wait
 

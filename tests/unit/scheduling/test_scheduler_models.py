@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from gateway.feedback import Learning
-from gateway.request import Usage
-from gateway.routing.cache_view import HitAccuracy
-from gateway.routing.engine import Parts
-from gateway.scheduling.scheduler import Lease
+from gateway.core.feedback import Learning
+from gateway.core.request import Usage
+from gateway.core.routing.cache_view import HitAccuracy
+from gateway.core.routing.engine import Parts
+from gateway.core.scheduling.scheduler import Lease
 from tests.unit.scheduling.builders import Hall, ask, hall
 
 

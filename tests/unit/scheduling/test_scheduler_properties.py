@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gateway.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
-from gateway.request import Demand
-from gateway.routing.engine import Engine
-from gateway.routing.kv_reservations import KvLedger
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import InvalidRequest, ModelNotFound, NoBackend, QueueFull
+from gateway.core.request import Demand
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.kv_reservations import KvLedger
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.recount import mismatches, taken_tokens
 from tests.unit.scheduling.builders import (
     KV_HEADROOM,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.request import Demand
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.request import Demand
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, engine, hall
 
 KEYS, EDGES = (1, 2, 3), (1000, 2000, 4000)

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import QueueFull, WaitExpired
-from gateway.request import Demand
-from gateway.scheduling.leases import LeaseBroker
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import QueueFull, WaitExpired
+from gateway.core.request import Demand
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import POLICIES, Hall, ask, hall, policy_of
 from tests.unit.scheduling.virtual_time import run
 

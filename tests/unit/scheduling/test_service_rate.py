@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.fair_share import ServiceRate
-from gateway.scheduling.wait_queue import Queue
+from gateway.core.scheduling.fair_share import ServiceRate
+from gateway.core.scheduling.wait_queue import Queue
 
 
 def test_before_two_have_left_it_is_a_second() -> None:

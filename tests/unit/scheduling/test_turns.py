@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.scheduling.fair_share import FairTurns, Share
+from gateway.core.scheduling.fair_share import FairTurns, Share
 
 APART = 100.0
 SHARES = st.lists(st.tuples(st.floats(0, 1000), st.sampled_from([0.5, 1.0, 3.0])), max_size=12)

@@ -1,8 +1,8 @@
 import pytest
 
-from gateway.errors import DeadlineUnmeetable, NoBackend
-from gateway.scheduling.scheduler import Lease
-from gateway.scheduling.wait_queue import Ticket
+from gateway.core.errors import DeadlineUnmeetable, NoBackend
+from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.wait_queue import Ticket
 from tests.unit.scheduling.builders import Hall, ask, hall
 
 

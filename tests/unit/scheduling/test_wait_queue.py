@@ -3,9 +3,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from gateway.errors import QueueFull
-from gateway.request import Demand
-from gateway.scheduling.wait_queue import Queue, Ticket
+from gateway.core.errors import QueueFull
+from gateway.core.request import Demand
+from gateway.core.scheduling.wait_queue import Queue, Ticket
 from tests.unit.scheduling import builders
 from tests.unit.scheduling.builders import in_order
 

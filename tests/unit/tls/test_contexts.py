@@ -12,7 +12,7 @@ import pytest
 
 from gateway.config import ConfigError
 from gateway.config.file import parse
-from gateway.tls.contexts import BackendContexts, BackendTls, ServerContext, ServerTls, Stamp
+from gateway.core.tls.contexts import BackendContexts, BackendTls, ServerContext, ServerTls, Stamp
 from tests.certificates import certificate
 
 
@@ -91,7 +91,7 @@ async def test_files_that_hang_hold_up_no_one_else(tmp_path: Path, is_known: boo
     contexts, config = BackendContexts(), BackendTls(ca=str(file))
     before = await contexts.of(config) if is_known else None
     follower = ServerContext(ServerTls(certificate=str(file)))
-    with patch("gateway.tls.contexts._stamp", hang):
+    with patch("gateway.core.tls.contexts._stamp", hang):
         looks = [asyncio.create_task(each) for each in (follower.look(), contexts.of(config))]
         if is_known:
             assert await looks[1] is before

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, ArrayValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span
 
-from gateway.tracing.encoding import SPANS, Attribute, first_token, framed, identity, varint
+from gateway.features.tracing.encoding import SPANS, Attribute, first_token, framed, identity, varint
 
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1) | st.sampled_from([0, 1, 127, 128, 16_383, 16_384])
 

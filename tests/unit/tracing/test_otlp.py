@@ -9,9 +9,9 @@ from threading import Thread
 
 import pytest
 
-from gateway.tracing.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpSettings
-from gateway.tracing.settings import TracingConfig
-from gateway.tracing.tracing import Exporter
+from gateway.features.tracing.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpSettings
+from gateway.features.tracing.settings import TracingConfig
+from gateway.features.tracing.tracing import Exporter
 
 Answer = tuple[int, dict[str, str]]
 OK: Answer = 200, {}

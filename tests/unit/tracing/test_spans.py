@@ -5,12 +5,12 @@ from itertools import count
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from gateway.observe.record import Record
-from gateway.request import Demand
-from gateway.routing.engine import Engine
-from gateway.routing.policy import EngineVerdict
-from gateway.tracing.spans import Spans
-from gateway.tracing.trace import Finished, RequestTrace
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.policy import EngineVerdict
+from gateway.features.tracing.spans import Spans
+from gateway.features.tracing.trace import Finished, RequestTrace
 from tests.otlp import values
 
 SPAN_IDS = count(1)

@@ -6,7 +6,7 @@ import secrets
 import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
-from gateway.tracing.trace import RequestTrace, Tracer
+from gateway.features.tracing.trace import RequestTrace, Tracer
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 PATH = b"/v1/chat/completions"

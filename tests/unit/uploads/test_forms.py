@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.errors import InvalidRequest
-from gateway.uploads.forms import FormParser, boundary_of, content_type_of
+from gateway.core.errors import InvalidRequest
+from gateway.features.uploads.forms import FormParser, boundary_of, content_type_of
 
 BOUNDARY = b"xYz-17"
 ACTED_ON = frozenset(("purpose", "expires_after[seconds]", "a", "model"))

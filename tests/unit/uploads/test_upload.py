@@ -3,9 +3,9 @@ from collections.abc import Callable
 
 import pytest
 
-from gateway.errors import InvalidRequest
-from gateway.resources import Holding, MemoryBudget
-from gateway.uploads.audio import Upload
+from gateway.core.errors import InvalidRequest
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.features.uploads.audio import Upload
 from tests.unit.scheduling.virtual_time import run, turns
 
 

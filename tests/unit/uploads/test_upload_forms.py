@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 
-from gateway.backends.facts import ModelCard
 from gateway.config import Config
-from gateway.errors import GatewayError, InvalidRequest, MemoryFull, ModelNotAllowed, ModelNotFound
-from gateway.front.body import Upload
-from gateway.front.connection import ClientConnection
-from gateway.front.http_request import HttpRequest
-from gateway.request import InferenceRequest, ModelChoice
-from gateway.resources import Holding, MemoryBudget
-from gateway.scheduling.fair_share import Backlog
-from gateway.uploads.audio import Uploads
+from gateway.core.backends.facts import ModelCard
+from gateway.core.errors import GatewayError, InvalidRequest, MemoryFull, ModelNotAllowed, ModelNotFound
+from gateway.core.front.body import Upload
+from gateway.core.front.connection import ClientConnection
+from gateway.core.front.http_request import HttpRequest
+from gateway.core.request import InferenceRequest, ModelChoice
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.core.scheduling.fair_share import Backlog
+from gateway.features.uploads.audio import Uploads
 from tests.routes import find_route
 from tests.unit.front.clients import Scene as Host
 from tests.unit.front.clients import echo

@@ -5,16 +5,16 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from gateway.backends.facts import ModelCard
-from gateway.backends.fleet import Fleet
-from gateway.errors import EndpointNotOffered, QueueFull, WaitExpired
-from gateway.front.body import Upload
-from gateway.front.reply import ClientResponse
-from gateway.observe.record import Record
-from gateway.request import Demand, InferenceRequest, Kind, UpstreamResult
-from gateway.resources import Holding, MemoryBudget
-from gateway.scheduling.fair_share import Backlog
-from gateway.uploads.audio import UploadForm, Uploads
+from gateway.core.backends.facts import ModelCard
+from gateway.core.backends.fleet import Fleet
+from gateway.core.errors import EndpointNotOffered, QueueFull, WaitExpired
+from gateway.core.front.body import Upload
+from gateway.core.front.reply import ClientResponse
+from gateway.core.observe.record import Record
+from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult
+from gateway.core.resources import Holding, MemoryBudget
+from gateway.core.scheduling.fair_share import Backlog
+from gateway.features.uploads.audio import UploadForm, Uploads
 from tests.unit.front.wires import Clock, FakeWire, fleet_of, reply_on
 from tests.unit.scheduling.virtual_time import run, turns
 

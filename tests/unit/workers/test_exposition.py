@@ -6,7 +6,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parsed_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parsed_text
 
-from gateway.workers.exposition import merged
+from gateway.features.workers.exposition import merged
 
 
 def registry_of(number: int) -> CollectorRegistry:

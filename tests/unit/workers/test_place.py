@@ -10,8 +10,8 @@ import pytest
 
 from gateway.config import Config
 from gateway.config.file import parse
-from gateway.workers.parent import pause_seconds, private_folder
-from gateway.workers.place import WorkerPlace, keeps_batches
+from gateway.features.workers.parent import pause_seconds, private_folder
+from gateway.features.workers.place import WorkerPlace, keeps_batches
 
 pytest.importorskip("hiredis")
 

@@ -4,7 +4,7 @@ import os
 import select
 from pathlib import Path
 
-from gateway.workers.streams import shared
+from gateway.features.workers.streams import shared
 
 
 def test_whole_lines_are_written_to_a_pipe_as_far_as_the_kernel_keeps_them_together() -> None:

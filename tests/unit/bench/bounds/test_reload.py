@@ -1,7 +1,7 @@
 """The configurations of the reload row: valid, as large as they say, and different from each other."""
 
 from gateway.config.file import parse
-from gateway.reload import differences
+from gateway.features.operate.reload import differences
 from tests.bench.bounds.reload import BACKENDS, KEYS, sections
 
 

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from gateway.routing.estimates import Estimates
+from gateway.core.routing.estimates import Estimates
 from tests.bench.deciding import measure
 from tests.bench.deciding.fleet import Busy
 from tests.bench.deciding.results import Timing, table

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from gateway.backends.concurrency_limit import Limiter
+from gateway.core.backends.concurrency_limit import Limiter
 from tests.bench.limits.closed_loop import ClosedLoop, Crowd, static
 
 CROWD = Crowd("c", prompt_tokens=500, output_tokens=200, kv_tokens=100_000, max_num_seqs=16, users=100)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.observe.log import LineForm, iso_time
-from gateway.observe.record import Record
+from gateway.core.observe.log import LineForm, iso_time
+from gateway.core.observe.record import Record
 from tests.bench.routing.fidelity import Prediction, fidelity, predictions, recovery
 
 

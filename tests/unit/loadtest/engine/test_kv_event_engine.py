@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 import zmq
 
-from gateway.backends.vllm_api import read_kv_event_sources
+from gateway.core.backends.vllm_api import read_kv_event_sources
 from loadtest.engine import EngineConfig, Limits, SimulatedEngine
 from loadtest.engine.kv_event_publisher import long_hash
 from loadtest.engine.kv_events import Encoding, HashFormat, KvEventsConfig

@@ -1,0 +1,1 @@
+"""The features: what the core can do without, each in a room of its own."""

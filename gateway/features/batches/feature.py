@@ -1,0 +1,84 @@
+"""Files and batches: offline work on idle capacity."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from gateway.config import Config
+from gateway.core.core import Core
+from gateway.core.front.handler import LocalApi
+from gateway.core.front.read import RequestReader
+from gateway.core.front.routes import Route
+from gateway.core.threads import breather
+from gateway.feature import Feature
+from gateway.features.batches.line_leases import LineLeases
+from gateway.features.batches.metrics import BatchMetrics
+from gateway.features.batches.offline import OfflineQueue
+from gateway.features.batches.routes import BATCH_ROUTES
+from gateway.features.batches.sender import LineSender
+from gateway.features.batches.service import Batches, BatchSetting
+
+
+class BatchesFeature(Feature):
+    """Owner of the API of files and batches; on where `batches.path` is set."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        config = core.config
+        assert config.batches.path is not None
+        self.offline = OfflineQueue(
+            scheduler=core.scheduler,
+            queue=core.queue,
+            itl_objective_seconds=config.admission.itl_objective_seconds,
+        )
+        core.lower(self.offline, LineLeases(broker=core.lease_broker, offline=self.offline), self.offline.counts)
+        sender = LineSender(
+            {**core.dispatchers, "": core.feature_dispatcher},
+            core.prompts.complete,
+            ledger=core.ledger,
+            clock=core.clock,
+            unix_seconds=core.unix_seconds,
+            new_id=core.new_id,
+        )
+        metrics = BatchMetrics(core.metrics)
+        setting = BatchSetting(
+            sender=sender,
+            memory=core.memory,
+            metrics=metrics,
+            supervisor=core.supervisor,
+            unix_seconds=core.unix_seconds,
+            new_id=core.new_id,
+            random=core.random,
+            breather=breather,
+            fleet=core.fleet,
+            models_named=self._models_named,
+        )
+        self.batches = Batches(config.batches.path, config, setting)
+        metrics.watch(self.batches)
+        core.on_keys.append(self.batches.follow_keys)
+        self.batches.follow_keys(core.keys, are_needed=core.check_key is not None)
+
+    def routes(self) -> Mapping[tuple[bytes, bytes], Route]:
+        return BATCH_ROUTES
+
+    def apis(self) -> Mapping[str, LocalApi]:
+        return {"batches": self.batches}
+
+    def apply(self, config: Config) -> None:
+        self.offline.follow(config.admission.itl_objective_seconds)
+
+    def read_with(self, config: Config, reader: RequestReader) -> None:
+        self.batches.follow(config, reader)
+
+    def exclusive(self) -> Batches:
+        return self.batches
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        await self.batches.open()
+        try:
+            yield
+        finally:
+            await self.batches.stop_last()
+
+    def _models_named(self, name: str) -> Sequence[str]:
+        return self._core.reader.names.listed.get(name, (name,))

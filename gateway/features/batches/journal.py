@@ -1,0 +1,263 @@
+"""The files of a batch's answers, which are its journal: lines are appended, and made durable in groups.
+
+After a crash, the files say which lines have an answer. A line that was not written completely is cut off. When the
+disk is full, what could not be written is kept, and nothing more is accepted, until there is room.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from gateway.core.resources import Holding
+from gateway.features.batches.batch import Batch, LineUsage
+from gateway.features.batches.contents import AnswerFile, JournalGroup
+from gateway.features.batches.errors import StorageUnavailable
+from gateway.features.batches.files import has_no_room
+
+_RETRY_SECONDS = 1.0
+_WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
+_MOST_LINE_BYTES = 67174400  # the longest answer, and what its line has besides
+_CUSTOM_ID = b'","custom_id":'
+_RESPONSE = b',"response":'
+_USAGE = b'"usage":'
+_NO_USAGE = LineUsage()
+Breathe = Callable[[], None]
+
+
+def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+    """The line of an answer, or of an error that has an HTTP status. `body` is JSON on one line."""
+    response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, orjson.dumps(request_id), body)
+    named = line_id.encode(), orjson.dumps(custom_id)
+    return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":null}\n' % (*named, response)
+
+
+def why_unexecuted(batch: Batch) -> tuple[str, str, str]:
+    """State, code and message of lines that were never executed, of a batch that is being finalized."""
+    if batch.ends_as == "cancelled":
+        return "cancelled", "batch_cancelled", "This request was not executed before the batch was cancelled."
+    message = "This request could not be executed before the completion window expired."
+    return "expired", "batch_expired", message
+
+
+def unexecuted_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
+    """The line of a request that was never executed."""
+    error = orjson.dumps({"code": code, "message": message})
+    return b'{"id":"batch_req_%b","custom_id":%b,"response":null,"error":%b}\n' % (
+        line_id.encode(), orjson.dumps(custom_id), error,
+    )  # fmt: skip
+
+
+def on_one_line(body: bytes) -> bytes | None:
+    """A JSON answer without line breaks; None = it is not JSON. Very long ones are not parsed."""
+    if len(body) <= _WHOLE_BYTES:
+        try:
+            orjson.loads(body)
+        except orjson.JSONDecodeError:
+            return None
+    elif not (body.startswith((b"{", b"[")) and body.rstrip().endswith((b"}", b"]"))):
+        return None
+    return body.replace(b"\n", b" ").replace(b"\r", b" ")  # none is in a string: there they are escaped
+
+
+def usage_in(body: bytes) -> LineUsage:
+    """The tokens that an answer reports, by the names of chat or of responses."""
+    at = body.rfind(_USAGE)
+    if at < 0:
+        return _NO_USAGE
+    end = body[at : at + 4096]
+    try:
+        usage = orjson.loads(b"{" + end)["usage"]  # mostly, it is one of the last fields of the whole
+    except orjson.JSONDecodeError:
+        try:
+            usage, _ = json.JSONDecoder().raw_decode(end[len(_USAGE) :].decode("utf-8", "replace").lstrip())
+        except ValueError:
+            return _NO_USAGE
+    if type(usage) is not dict:
+        return _NO_USAGE
+    inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    outputs = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    return LineUsage(
+        _tokens(usage, "prompt_tokens") or _tokens(usage, "input_tokens"),
+        _tokens(inputs, "cached_tokens"),
+        _tokens(usage, "completion_tokens") or _tokens(usage, "output_tokens"),
+        _tokens(outputs, "reasoning_tokens"),
+    )
+
+
+def _tokens(fields: Any, name: str) -> int:
+    value = fields.get(name) if type(fields) is dict else None
+    return value if type(value) is int and 0 <= value < 1 << 40 else 0
+
+
+def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[str, bytes]]:
+    """The custom id and text of each line of a journal's file, up to the first line that is not whole."""
+    while line := source.readline(_MOST_LINE_BYTES):
+        breathe()
+        custom_id = _custom_id(line)
+        if custom_id is None:
+            return
+        yield custom_id, line
+
+
+def recover(path: Path, breathe: Breathe) -> Iterator[tuple[str, LineUsage]]:
+    """The custom id and usage of each line of a journal's file. The first line that is not whole, and what follows it,
+    is cut off.
+    """
+    with open(path, "a+b") as source:
+        source.seek(0)
+        good_bytes = 0
+        for custom_id, line in whole_lines(source, breathe):
+            good_bytes += len(line)
+            yield custom_id, usage_in(line)
+        _cut(source, good_bytes)
+
+
+def _cut(file: BinaryIO, size_bytes: int) -> None:
+    if os.fstat(file.fileno()).st_size > size_bytes:
+        file.truncate(size_bytes)
+        os.fdatasync(file.fileno())
+
+
+def _custom_id(line: bytes) -> str | None:
+    """None if the line is not whole."""
+    start, end = line.find(_CUSTOM_ID), line.find(_RESPONSE)
+    if not line.startswith(b'{"id":"batch_req_') or not line.endswith(b"}\n") or not 0 < start < end:
+        return None
+    if len(line) <= _WHOLE_BYTES:
+        try:
+            found = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            return None
+        custom_id = found.get("custom_id")
+    else:
+        if not line.endswith(b'},"error":null}\n'):
+            return None
+        try:
+            custom_id = orjson.loads(line[start + len(_CUSTOM_ID) : end])
+        except orjson.JSONDecodeError:
+            return None
+    return custom_id if type(custom_id) is str else None
+
+
+class Journal:
+    """Appends to the two files of a batch. `on_pause` gets the reason why nothing can be written; "" = it can again."""
+
+    def __init__(
+        self, answers: AnswerFile, errors: AnswerFile, on_pause: Callable[[str], None], *, group: JournalGroup
+    ) -> None:
+        self._files = (answers, errors)
+        self._on_pause = on_pause
+        self._group = group
+        self._held: tuple[list[bytes], list[bytes]] = ([], [])
+        self._holdings: list[Holding] = []  # the memory of what is held
+        self._accepted = self._durable = 0  # lines in all
+        self._held_bytes = 0  # of those that are not durable yet
+        self._is_closing = False
+        self._arrived = asyncio.Event()
+        self._full = asyncio.Event()  # a group is complete, or no more will come
+        self._room = asyncio.Event()
+        self._writer: asyncio.Task[None] | None = None
+
+    @property
+    def _is_full(self) -> bool:
+        return self._accepted - self._durable >= self._group.lines or self._held_bytes >= self._group.size_bytes
+
+    async def append(self, line: bytes, *, failed: bool, holding: Holding | None = None) -> None:
+        """Accept a line; returns when it is in the group that is made durable next.
+
+        `holding` has its memory, which is given back when the line has been written. Short lines need none.
+        """
+        while self._is_full:
+            self._room.clear()
+            await self._room.wait()
+        self._accepted += 1
+        self._held_bytes += len(line)
+        self._held[failed].append(line)
+        if holding is not None:
+            self._holdings.append(holding.passed_on())
+        self._arrived.set()
+        if self._is_full:
+            self._full.set()
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write(), name="batch_journal")
+
+    async def _write(self) -> None:
+        while True:
+            if self._durable == self._accepted:
+                if self._is_closing:
+                    return
+                self._arrived.clear()
+                await self._arrived.wait()
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._group.seconds):
+                    await self._full.wait()
+            await self._write_group()
+
+    async def _write_group(self) -> None:
+        taken, self._held = self._held, ([], [])
+        holdings, self._holdings = self._holdings, []
+        count = sum(map(len, taken))
+        try:
+            for file, lines in zip(self._files, taken, strict=True):
+                if lines:
+                    data = b"".join(lines)
+                    lines.clear()
+                    await self._append(file, data)
+                    self._held_bytes -= len(data)
+                    del data
+        finally:
+            for each in holdings:
+                each.release()
+        self._durable += count
+        if not self._is_closing:
+            self._full.clear()
+        self._room.set()
+
+    async def _append(self, file: AnswerFile, data: bytes) -> None:
+        while reason := await _try_append(file, data):
+            self._on_pause(reason)
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._on_pause("")
+
+    async def flush(self) -> None:
+        """Wait until all that was accepted before is durable."""
+        accepted = self._accepted
+        while self._durable < accepted:
+            self._full.set()
+            self._room.clear()
+            await self._room.wait()
+
+    async def close(self, *, most_seconds: float | None = None) -> None:
+        """Write what was accepted, and close the files. Gives up after this time if nothing can be written."""
+        self._is_closing = True
+        self._full.set()
+        self._arrived.set()
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            await asyncio.wait([writer], timeout=most_seconds)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+        self._held = ([], [])
+        for each in self._holdings:
+            each.release()
+        self._holdings.clear()
+        for file in self._files:
+            await file.finish()
+
+
+async def _try_append(file: AnswerFile, data: bytes) -> str:
+    """Why it cannot be written; "" = it is."""
+    try:
+        await file.append(data)
+    except StorageUnavailable as error:
+        return error.message
+    except OSError as error:
+        return "no space is left on the disk" if has_no_room(error) else f"cannot write: {error.strerror}"
+    return ""

@@ -1,0 +1,207 @@
+"""The ports for operators of a gateway with several workers: the parent answers by asking them.
+
+Workers check the sender, its token and its host name, as they do alone. What reads is answered by the worker that the
+path names (`/worker/1/admin/queue`), else by the first one; what changes something goes to all. Metrics are those of
+all workers that answer. The gateway lives if all do, and is ready if one is: another may be draining by itself.
+"""
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Final, NamedTuple
+
+import aiohttp
+import orjson
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from multidict import CIMultiDict
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+from yarl import URL
+
+from gateway.core.errors import GatewayError, InvalidRequest, WorkerUnreachable
+from gateway.core.threads import Threads
+from gateway.features.operate.admin_http import (
+    MAX_BODY_BYTES,
+    OWN_PAGE_MAY_SEND,
+    SAFE_METHODS,
+    OperatorServer,
+    as_answer,
+    body_of,
+)
+from gateway.features.workers.exposition import merged
+from gateway.features.workers.place import socket_path
+
+_CONNECT_SECONDS: Final = 2.0
+_HEALTH_SECONDS: Final = 5.0
+_SCRAPE_SECONDS: Final = 8.0  # Prometheus waits for 10
+_CHANGE_SECONDS: Final = 120.0  # a drain waits up to 60 s for its last request
+_ONE: Final = re.compile(r"/worker/(\d{1,4})(/.*)")
+_HOP_BY_HOP: Final = ("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+
+
+class WorkerAnswer(NamedTuple):
+    """A whole answer of a worker."""
+
+    status: int
+    headers: CIMultiDict[str]
+    body: bytes
+
+    def response(self) -> web.Response:
+        return web.Response(status=self.status, headers=self.headers, body=self.body)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether requests are left on the backend that this worker was told to drain."""
+        document = (
+            orjson.loads(self.body) if self.headers.get("content-type", "").startswith("application/json") else {}
+        )
+        return isinstance(document, dict) and document.get("drained") is False
+
+
+class WorkersPort:
+    """One port for operators. `name`: admin or metrics; `serving`: the numbers of the workers that serve now."""
+
+    def __init__(
+        self, name: str, folder: str, count: int, *, serving: Callable[[], Sequence[int]], own: Collector
+    ) -> None:
+        """`own`: the metrics of the parent itself."""
+        self._name, self._folder, self._count = name, folder, count
+        self._serving, self._own = serving, own
+        self._threads = Threads("metrics")
+
+    @asynccontextmanager
+    async def listening(self, sockets: Iterable[socket.socket]) -> AsyncIterator[int]:
+        """Serve at these bound sockets while the block runs; yields the port."""
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_answer_errors])
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        async with OperatorServer(app, sockets, shutdown_seconds=1.0).serving() as port:
+            assert port is not None
+            yield port
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        path = request.raw_path
+        if found := _ONE.fullmatch(path):
+            number = int(found[1])
+            if number >= self._count:
+                raise InvalidRequest(f"There is no worker {number}: this gateway has {self._count}, from 0.")
+            return await self._passed_on(request, number, found[2])
+        if request.path == "/metrics":
+            return await self._metrics(request)
+        if request.path in ("/livez", "/readyz"):
+            return _best(await self._all(request, path, _HEALTH_SECONDS)).response()
+        if request.path == "/admin/restart":
+            raise InvalidRequest(
+                "A gateway with several workers is not replaced as a whole. SIGTERM for one worker after the other lets"
+                " each drain, and starts it again."
+            )
+        if request.method in SAFE_METHODS or request.path in OWN_PAGE_MAY_SEND:
+            return await self._passed_on(request, self._present()[0], path)
+        return _worst(await self._all(request, path, _CHANGE_SECONDS)).response()
+
+    def _present(self) -> Sequence[int]:
+        if not (numbers := self._serving()):
+            raise WorkerUnreachable("No worker serves yet. Retry in a second.", retry_after_seconds=1.0)
+        return numbers
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        numbers, path = self._present(), request.raw_path
+        asked = [self._asked(request, number, path, body=b"", seconds=_SCRAPE_SECONDS) for number in numbers]
+        found = dict(zip(numbers, await asyncio.gather(*asked, return_exceptions=True), strict=True))
+        answers = {number: each for number, each in found.items() if isinstance(each, WorkerAnswer)}
+        if not answers:
+            raise _unreachable(numbers[0])
+        worst = _worst(answers)
+        if worst.status != HTTPStatus.OK:
+            return worst.response()
+        encode, _ = choose_encoder(request.headers.get("accept", ""))
+        pages = {number: answer.body for number, answer in answers.items()}
+        body = await self._threads.run(merged, encode(self._own), pages)
+        return web.Response(body=body, headers={"content-type": worst.headers["content-type"]})
+
+    async def _all(self, request: web.Request, path: str, seconds: float) -> dict[int, WorkerAnswer]:
+        """The answers of all workers that serve. Raises WorkerUnreachable."""
+        numbers, body = self._present(), await body_of(request)
+        answers = await asyncio.gather(
+            *[self._asked(request, number, path, body=body, seconds=seconds) for number in numbers]
+        )
+        return dict(zip(numbers, answers, strict=True))
+
+    async def _asked(self, request: web.Request, number: int, path: str, body: bytes, seconds: float) -> WorkerAnswer:
+        async with self._asking(request, number, path, body=body, seconds=seconds) as answer:
+            try:
+                return WorkerAnswer(answer.status, self._headers(answer, number), await answer.read())
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _unreachable(number) from error
+
+    async def _passed_on(self, request: web.Request, number: int, path: str) -> web.StreamResponse:
+        """The answer of one worker, as it comes: it may be a stream without an end."""
+        async with self._asking(request, number, path, body=await body_of(request), seconds=None) as answer:
+            passed = web.StreamResponse(status=answer.status, headers=self._headers(answer, number))
+            await passed.prepare(request)
+            try:
+                async for data in answer.content.iter_any():
+                    await passed.write(data)
+            except aiohttp.ClientError:
+                passed.force_close()  # its end is missing, and the client must see that
+                if request.transport is not None:
+                    request.transport.abort()
+                return passed
+            await passed.write_eof()
+            return passed
+
+    @asynccontextmanager
+    async def _asking(
+        self, request: web.Request, number: int, path: str, body: bytes, seconds: float | None
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        connector = aiohttp.UnixConnector(socket_path(self._folder, self._name, number), force_close=True)
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=_CONNECT_SECONDS)
+        async with aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False) as session:
+            headers = _without_hops(request.headers)
+            headers.popall("content-length", None)
+            asked = session.request(
+                request.method, URL(f"http://worker{path}", encoded=True), headers=headers, data=body or None,
+                skip_auto_headers=("user-agent", "accept", "accept-encoding", "content-type"), allow_redirects=False,
+            )  # fmt: skip
+            try:
+                answer = await asked
+            except (aiohttp.ClientError, TimeoutError) as error:
+                raise _unreachable(number) from error
+            async with answer:
+                yield answer
+
+    def _headers(self, answer: aiohttp.ClientResponse, number: int) -> CIMultiDict[str]:
+        headers = _without_hops(answer.headers)
+        headers["x-gateway-worker"] = f"{number}/{self._count}"
+        return headers
+
+
+def _worst(answers: Mapping[int, WorkerAnswer]) -> WorkerAnswer:
+    """A refusal, else an answer that says that something is left to be done, else that of the first worker."""
+    found = [*answers.values()]
+    bad = [each for each in found if each.status >= HTTPStatus.BAD_REQUEST]
+    return [*bad, *[each for each in found if each.is_pending], *found][0]
+
+
+def _best(answers: Mapping[int, WorkerAnswer]) -> WorkerAnswer:
+    """The answer of a worker that is ready, if any is."""
+    return min(answers.values(), key=lambda answer: answer.status)
+
+
+@web.middleware
+async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except GatewayError as error:
+        return as_answer(error)
+
+
+def _unreachable(number: int) -> WorkerUnreachable:
+    return WorkerUnreachable(f"Worker {number} does not answer. Retry in a second.", retry_after_seconds=1.0)
+
+
+def _without_hops(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _HOP_BY_HOP)
