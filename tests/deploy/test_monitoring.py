@@ -118,4 +118,4 @@ def test_the_page_has_every_alert_and_every_panel() -> None:
         assert f"| [{rule['alert']}](troubleshooting.md#" in text
         assert f"| {rule['labels']['severity']} | {rule.get('for', '')} |" in text
     for graph in graphs():
-        assert f"| {graph['title']} | {graph['description']} |" in text
+        assert re.search(rf"[|,] {re.escape(graph['title'])}[ ,]", text)
