@@ -51,7 +51,7 @@ def configuration() -> str:
         if section is None:
             continue
         rows = list(_rows(section, schema, ""))
-        if len(rows) < 3:
+        if len(rows) < 6:
             others += _rows(section, schema, f"{name}.")
             continue
         shown = f"{name}[]" if field.get("type") == "array" else name
