@@ -45,7 +45,8 @@ def page(title: str, *parts: str) -> str:
 def configuration() -> str:
     """Every key of the configuration file, by section."""
     schema = Config.model_json_schema()
-    sections, others = [], []
+    sections: list[str] = []
+    others: list[tuple[str, ...]] = []
     for name, field in schema["properties"].items():
         section = _section_of(field, schema)
         if section is None:
