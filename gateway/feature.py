@@ -1,8 +1,8 @@
 # ruff: noqa: ARG002 - defaults use nothing of what they are given
 """The seam between the core and its features: what a feature can give. All of it is optional.
 
-The core never imports a feature. `features.py` lists them; the composition root builds those that the configuration
-uses, and puts what they give where the core asks for it. docs/adding-a-feature.md has an example.
+The core never imports a feature. `features/table.py` lists them; the composition root builds those that the
+configuration uses, and puts what they give where the core asks for it. docs/adding-a-feature.md has an example.
 """
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping

@@ -3,6 +3,7 @@
 import inspect
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from gateway.features.coordination.settings import CoordinationConfig
 from gateway.features.operate.reload import NEEDS_RESTART
 from gateway.features.workers.parent import Workers
 from gateway.features.workers.place import WorkerPlace
-from tests.integration.api_calls import OTHER_CALLS, SDK_CALLS, Call
+from tests.integration.api_calls import KEEPS, OTHER_CALLS, SDK_CALLS, Call
 from tests.integration.api_refusals import REFUSALS
 from tests.routes import ROUTES
 
@@ -44,13 +45,19 @@ def page(title: str, *parts: str) -> str:
 def configuration() -> str:
     """Every key of the configuration file, by section."""
     schema = Config.model_json_schema()
-    sections = []
+    sections: list[str] = []
+    others: list[tuple[str, ...]] = []
     for name, field in schema["properties"].items():
         section = _section_of(field, schema)
-        if section is not None:
-            shown = f"{name}[]" if field.get("type") == "array" else name
-            rows = list(_rows(section, schema, ""))
-            sections.append(f"## `{shown}`\n\n{section['description']}\n\n" + _keys(rows))
+        if section is None:
+            continue
+        rows = list(_rows(section, schema, ""))
+        if len(rows) < 6:
+            others += _rows(section, schema, f"{name}.")
+            continue
+        shown = f"{name}[]" if field.get("type") == "array" else name
+        sections.append(f"## `{shown}`\n\n{section['description']}\n\n" + _keys(rows))
+    sections.append("## Other sections\n\n" + _keys(others))
     restart = ", ".join(f"`{path}`" for path in NEEDS_RESTART)
     intro = (
         "The file is YAML. `${NAME}` and `${NAME:-default}` in a value are replaced by environment variables. Unknown"
@@ -68,13 +75,22 @@ def _keys(rows: list[tuple[str, ...]]) -> str:
 
 
 def _rows(section: Schema, schema: Schema, prefix: str) -> Iterator[tuple[str, ...]]:
-    """One row for each key; those of a nested section follow it."""
+    """One row for each key; those of a nested section follow it, unless they are a backend's."""
+    backend: Schema = schema["$defs"]["BackendConfig"]["properties"]
     for name, field in section["properties"].items():
         nested = _section_of(field, schema)
         is_list = field.get("type") == "array"
         default = "required" if name in section.get("required", ()) else _value(field.get("default"))
         if nested is not None and not is_list:
             default = "see below"
+        if nested is not None and nested["properties"].keys() < backend.keys():
+            yield (
+                f"`{prefix}{name}`",
+                "section",
+                "as there",
+                f"The keys of [`backends[]`](#backends){_but(nested, backend)}.",
+            )
+            continue
         yield f"`{prefix}{name}`", _type(field, schema), default, field.get("description", "")
         if nested is not None:
             yield from _rows(nested, schema, f"{prefix}{name}{'[].' if is_list else '.'}")
@@ -82,6 +98,11 @@ def _rows(section: Schema, schema: Schema, prefix: str) -> Iterator[tuple[str, .
     if isinstance(others, dict) and (nested := _section_of(others, schema)) is not None:
         yield "`<name>`", "section", "none", nested["description"]
         yield from _rows(nested, schema, f"{prefix}<name>.")
+
+
+def _but(section: Schema, backend: Schema) -> str:
+    left_out = " and ".join(f"`{name}`" for name in backend if name not in section["properties"])
+    return f" except {left_out}"
 
 
 def _section_of(field: Schema, schema: Schema) -> Schema | None:
@@ -244,7 +265,7 @@ def api() -> str:
         "API",
         intro,
         "## OpenAI SDK",
-        table(("Call", "Route", "Proved on", "Notes"), [_call_row(each, "`") for each in SDK_CALLS]),
+        table(("Call", "Route", "Proved on", "Notes"), _call_rows(SDK_CALLS)),
         "## Other routes",
         table(("Route", "From", "Proved on", "Notes"), [_call_row(each, "") for each in OTHER_CALLS]),
         "## Refused calls of the OpenAI SDK",
@@ -256,6 +277,15 @@ def api() -> str:
         "The gateway answers exactly these methods and paths, and those of stored responses and single models:",
         " ".join(f"`{method.decode()} {path.decode()}`" for method, path in sorted(ROUTES)),
     )
+
+
+def _call_rows(calls: Sequence[Call]) -> list[tuple[str, ...]]:
+    """One row for each call; neighbours that need the same configuration share one."""
+    groups = groupby(
+        enumerate(calls), lambda each: (each[1].proved_on, each[1].note) if each[1].note == KEEPS else each[0]
+    )
+    rows = ([_call_row(call, "`") for _, call in group] for _, group in groups)
+    return [(", ".join(row[0] for row in found), ", ".join(row[1] for row in found), *found[0][2:]) for found in rows]
 
 
 def _call_row(call: Call, mark: str) -> tuple[str, ...]:

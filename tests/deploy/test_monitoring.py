@@ -104,10 +104,10 @@ def test_the_expressions_of_graphs_are_valid(tmp_path: Path) -> None:
 
 
 def test_grafana_finds_the_dashboard_in_the_folder_that_it_reads() -> None:
-    compose = yaml.safe_load((ROOT / "config/compose.yaml").read_text())["services"]["grafana"]["volumes"]
+    compose = yaml.safe_load((ROOT / "deploy/compose/compose.yaml").read_text())["services"]["grafana"]["volumes"]
     mounted = dict(entry.split(":")[:2] for entry in compose)
     [provider] = yaml.safe_load((ROOT / "config/grafana/folder.yaml").read_text())["providers"]
-    assert mounted["./grafana/gateway.json"] == f"{provider['options']['path']}/gateway.json"
+    assert mounted["../../config/grafana/gateway.json"] == f"{provider['options']['path']}/gateway.json"
     [source] = yaml.safe_load((ROOT / "config/grafana/datasource.yaml").read_text())["datasources"]
     assert source["url"] == "http://prometheus:9090"
 
@@ -118,4 +118,4 @@ def test_the_page_has_every_alert_and_every_panel() -> None:
         assert f"| [{rule['alert']}](troubleshooting.md#" in text
         assert f"| {rule['labels']['severity']} | {rule.get('for', '')} |" in text
     for graph in graphs():
-        assert f"| {graph['title']} | {graph['description']} |" in text
+        assert re.search(rf"[|,] {re.escape(graph['title'])}[ ,]", text)

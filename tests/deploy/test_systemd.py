@@ -11,7 +11,7 @@ import pytest
 from gateway.config import Config
 from tests.deploy.conftest import ROOT
 
-UNITS = [ROOT / "config/gateway.service", ROOT / "config/gateway.socket"]
+UNITS = [ROOT / "deploy/systemd/gateway.service", ROOT / "deploy/systemd/gateway.socket"]
 MAX_EXPOSURE = "15"  # tenths of systemd's scale from 0 to 10; what is left is the network
 
 

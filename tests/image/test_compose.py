@@ -1,4 +1,4 @@
-"""The parts of config/compose.yaml fit each other: names, ports, files, limits and times."""
+"""The parts of deploy/compose/compose.yaml fit each other: names, ports, files, limits and times."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,8 @@ import yaml
 from gateway.config import Config
 from gateway.config.file import load
 
-FOLDER = Path("config")
+FOLDER = Path("deploy/compose")
+SCRAPE = Path("config/prometheus/scrape.yaml")
 ENGINES = ("engine-a", "engine-b")
 VARIABLE = re.compile(r"\$\{[A-Z_]+:-([^}]*)\}")
 
@@ -34,7 +35,7 @@ def replicas(section: str = "services") -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def config() -> Config:
     """The gateway's configuration."""
-    return load(FOLDER / "compose-gateway.yaml", [])
+    return load(FOLDER / "gateway.yaml", [])
 
 
 def flags(service: dict[str, Any]) -> dict[str, str]:
@@ -61,7 +62,7 @@ def test_gateway_and_engines_have_the_same_limit(services: dict[str, Any], confi
 
 def test_the_limit_is_one_variable_of_all(monkeypatch: pytest.MonkeyPatch, services: dict[str, Any]) -> None:
     monkeypatch.setenv("MAX_NUM_SEQS", "77")
-    assert {backend.max_in_flight for backend in load(FOLDER / "compose-gateway.yaml", []).backends} == {77}
+    assert {backend.max_in_flight for backend in load(FOLDER / "gateway.yaml", []).backends} == {77}
     assert "MAX_NUM_SEQS" in services["gateway"]["environment"]
 
 
@@ -92,7 +93,7 @@ def test_published_ports_are_those_the_gateway_listens_on(services: dict[str, An
 
 
 def test_prometheus_scrapes_every_server(services: dict[str, Any], config: Config) -> None:
-    jobs = yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
+    jobs = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
     targets = {target for job in jobs for entry in job["static_configs"] for target in entry["targets"]}
     assert config.server.admin is not None
     engines = {f"{name}:{flags(services[name])['port']}" for name in ENGINES}
@@ -109,22 +110,22 @@ def test_every_mounted_file_exists(services: dict[str, Any]) -> None:
 
 
 def test_the_admin_port_answers_to_the_name_that_prometheus_scrapes() -> None:
-    scraped = yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
+    scraped = yaml.safe_load(SCRAPE.read_text())["scrape_configs"]
     targets = [target for each in scraped for part in each["static_configs"] for target in part["targets"]]
-    admin = load(FOLDER / "compose-gateway.yaml", []).server.admin
+    admin = load(FOLDER / "gateway.yaml", []).server.admin
     assert admin is not None
     assert f"gateway:{admin.port}" in targets
     assert "gateway" in admin.allowed_hosts
 
 
 def test_two_gateways_share_the_same_engines_through_valkey(services: dict[str, Any], config: Config) -> None:
-    replica = load(FOLDER / "compose-replica.yaml", [])
+    replica = load(FOLDER / "gateway-replica.yaml", [])
     assert replica.backends == config.backends
     assert replica.coordination.address.hosts == (("valkey", 6379),)
     added = replicas()
     assert {*added} == {"valkey", "gateway", "gateway-b", "prometheus"}
     for name in ("gateway", "gateway-b"):
-        assert "./compose-replica.yaml:/etc/gateway/gateway.yaml:ro" in added[name]["volumes"]
+        assert "./gateway-replica.yaml:/etc/gateway/gateway.yaml:ro" in added[name]["volumes"]
         assert added[name]["build"]["args"] == {"EXTRAS": "coordination"}
 
 
@@ -135,14 +136,11 @@ def test_the_second_gateway_is_run_like_the_first_one(services: dict[str, Any]) 
 
 
 def test_prometheus_scrapes_the_second_gateway_too() -> None:
-    jobs = {
-        job["job_name"]: job
-        for job in yaml.safe_load((FOLDER / "prometheus/scrape.yaml").read_text())["scrape_configs"]
-    }
+    jobs = {job["job_name"]: job for job in yaml.safe_load(SCRAPE.read_text())["scrape_configs"]}
     ((pattern,),) = [each["files"] for each in jobs["gateway"]["file_sd_configs"]]
     [mounted] = replicas()["prometheus"]["configs"]
     assert Path(mounted["target"]).match(f"/etc/prometheus/{pattern}")
-    admin = load(FOLDER / "compose-replica.yaml", []).server.admin
+    admin = load(FOLDER / "gateway-replica.yaml", []).server.admin
     assert admin is not None
     content = replicas("configs")[mounted["source"]]["content"]
     assert yaml.safe_load(content) == [{"targets": [f"gateway-b:{admin.port}"]}]

@@ -51,7 +51,7 @@ OTHERS = {
     "features/batches/postgres.py": "libpq reads; answers are pages of rows that a gateway wrote",
     "features/batches/s3.py": "obstore reads in threads of its own, ranges of a limited size",
     "cli/batch_client.py": "a command in a process of its own",
-    "features/discovery/kubernetes.py": "aiohttp reads no more while 128 KiB are not taken; events are taken a few at a time",
+    "features/discovery/kubernetes.py": "aiohttp stops at 128 KiB that are not taken; events are taken a few at a time",
     "features/discovery/sources.py": "an answer of DNS has at most 64 KiB; backends are limited",
     "core/tls/transport.py": "one read of 16 KiB, then another turn",
     "features/handover/channel.py": "one message of 256 KiB from a process of the same user",

@@ -24,7 +24,8 @@ from gateway.config.file import load, parse
 from tests.certificates import certificate
 from tests.unit import pages as web
 
-EXAMPLES = Path(__file__).parents[3] / "config"
+ROOT = Path(__file__).parents[3]
+EXAMPLE = ROOT / "config/gateway.yaml"
 
 
 def gateway(*arguments: str) -> Result:
@@ -68,20 +69,18 @@ def closed_url() -> str:
 
 
 def gateway_examples() -> list[Path]:
-    """Those of config/ that are not other programs' files."""
-    return [
-        file for file in sorted(EXAMPLES.glob("*.yaml")) if file.name not in ("compose.yaml", "compose-replicas.yaml")
-    ]
+    """The full example, and the gateways of the compose files."""
+    return [EXAMPLE, *sorted((ROOT / "deploy/compose").glob("gateway*.yaml"))]
 
 
-@pytest.mark.parametrize("file", gateway_examples(), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", gateway_examples(), ids=lambda file: str(file.relative_to(ROOT)))
 def test_every_example_configuration_is_valid(file: Path) -> None:
     assert load(file, []).backends
 
 
 def test_the_full_example_names_every_key_with_its_default() -> None:
-    document = yaml.safe_load((EXAMPLES / "gateway.yaml").read_text())
-    config = load(EXAMPLES / "gateway.yaml", [])
+    document = yaml.safe_load(EXAMPLE.read_text())
+    config = load(EXAMPLE, [])
     assert set(document) == set(Config.model_fields)
     fields = type(config.backends[0]).model_fields
     assert set(document["backends"][0]) == set(fields)
