@@ -24,8 +24,6 @@ def batch(name: str, owner: Owner = A, total: int = 0, expires_at: int = DAY_SEC
         output_lifetime_seconds=0,
         created_at=1,
         expires_at=expires_at,
-        output_id="out",
-        error_id="err",
     )
     if total:
         made.begin("m", total, 2)

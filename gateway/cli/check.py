@@ -44,11 +44,11 @@ async def _database_problem(config: Config) -> str:
     batches = config.batches
     if batches.path is None or batches.database is None:
         return ""
-    from gateway.features.batches import schema
+    from gateway.features.batches import postgres
     from gateway.features.batches.s3 import S3Bucket
 
     memory = MemoryBudget(config.server.memory_budget_bytes)
-    return await schema.check(
+    return await postgres.check(
         batches.database, S3Bucket(batches.path, batches.s3_endpoint, batches.s3_region, memory=memory)
     )
 

@@ -8,8 +8,8 @@ import pytest
 
 from gateway.core.errors import Draining
 from gateway.core.resources import MemoryBudget
-from gateway.features.batches.batch import LineUsage
-from gateway.features.batches.store import StoreUnusable
+from gateway.features.batches.batch import LineUsage, Tally, report_of
+from gateway.features.batches.store import Store, StoreUnusable
 from tests.batch_rows import A, B, file, lists_files_page_by_page
 from tests.batch_rows import batch as any_batch
 from tests.postgres import PostgresServer
@@ -17,11 +17,12 @@ from tests.s3_server import S3Server
 
 for needed in ("psycopg", "obstore"):
     pytest.importorskip(needed)
-from gateway.features.batches import schema  # noqa: E402 - needs both
-from gateway.features.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
+from gateway.features.batches import postgres as schema  # noqa: E402 - needs both
+from gateway.features.batches.postgres import PostgresDatabase  # noqa: E402 - needs psycopg
 from gateway.features.batches.s3 import S3Bucket  # noqa: E402 - needs obstore
 
 FAR = 1 << 33
+REPORT = report_of(Tally())
 
 
 @pytest.fixture
@@ -34,8 +35,8 @@ def bucket(s3: S3Server) -> S3Bucket:
 
 
 @pytest.fixture
-async def store(url: str, s3: S3Server) -> AsyncIterator[PostgresStore]:
-    one = PostgresStore(url, bucket(s3))
+async def store(url: str, s3: S3Server) -> AsyncIterator[Store]:
+    one = Store(PostgresDatabase(url, bucket(s3)))
     await one.open()
     yield one
     await one.close()
@@ -44,23 +45,23 @@ async def store(url: str, s3: S3Server) -> AsyncIterator[PostgresStore]:
 batch = partial(any_batch, expires_at=FAR)
 
 
-async def test_files_are_listed_in_order_page_by_page(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.features.batches.postgres._ROWS", 2)
+async def test_files_are_listed_in_order_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.features.batches.store._ROWS", 2)
     await lists_files_page_by_page(store)
 
 
-async def test_a_batch_has_the_counts_of_all_gateways(store: PostgresStore) -> None:
+async def test_a_batch_has_the_counts_of_all_gateways(store: Store) -> None:
     one, two, other = batch("batch_1", total=200), batch("batch_2"), batch("batch_3", B)
     for each in (one, two, other):
         await store.put_batch(each)
     for holder in "xy":
         claimed = await store.claim("batch_1", holder)
         assert claimed is not None
-        own = batch("batch_1", total=200)
-        own.tally.add(LineUsage(1, 2, 3, 4), failed=holder == "y")
-        own.pause("full" if holder == "y" else "")
-        kept, running = await store.tick(holder, [("batch_1", claimed.claim.first)], {"batch_1": own.report()})
-        assert kept == {("batch_1", claimed.claim.first)}
+        own, claim = Tally(), ("batch_1", claimed.claim.first)
+        own.add(LineUsage(1, 2, 3, 4), failed=holder == "y")
+        report = report_of(own, "full" if holder == "y" else "")
+        kept, running = await store.tick(holder, [claim], {claim: report})
+        assert kept == {claim}
         assert [each.id for each in running] == ["batch_1", "batch_2", "batch_3"]
     found = await store.batch("batch_1", A)
     assert found is not None
@@ -71,7 +72,7 @@ async def test_a_batch_has_the_counts_of_all_gateways(store: PostgresStore) -> N
     assert await store.change("batch_9", lambda _: True) is None
 
 
-async def test_claims_are_kept_lost_and_finished(store: PostgresStore) -> None:
+async def test_claims_are_kept_lost_and_finished(store: Store) -> None:
     await store.put_batch(batch("b", total=1000))
     await store.tick("x", [], {})
     await store.tick("y", [], {})
@@ -85,18 +86,18 @@ async def test_claims_are_kept_lost_and_finished(store: PostgresStore) -> None:
     assert again is not None
     assert (again.claim.first, again.is_again) == (0, True)
     assert await store.tick("x", [("b", 0)], {}) == (set(), await store.running_batches())
-    await store.finish("b", 0, "x", is_done=True)  # x has lost it
+    await store.finish("b", 0, "x", REPORT, is_done=True)  # x has lost it
     assert (await store.tick("y", [("b", 0), ("b", 250)], {}))[0] == {("b", 0), ("b", 250)}
-    await store.finish("b", 250, "y", is_done=True)
+    await store.finish("b", 250, "y", REPORT, is_done=True)
     assert (await store.tick("y", [("b", 0), ("b", 250)], {}))[0] == {("b", 0)}
 
 
-async def test_one_gateway_ends_a_batch(store: PostgresStore) -> None:
+async def test_one_gateway_ends_a_batch(store: Store) -> None:
     await store.put_batch(batch("b", total=10))
     lines = await store.claim("b", "x")
     assert lines is not None
     assert await store.claim("b", "y") is None
-    await store.finish("b", 0, "x", is_done=True)
+    await store.finish("b", 0, "x", REPORT, is_done=True)
     end = await store.claim("b", "y")
     assert end is not None
     assert end.claim.is_last
@@ -106,7 +107,7 @@ async def test_one_gateway_ends_a_batch(store: PostgresStore) -> None:
     missing = await store.claim("b", "y")
     assert missing is not None
     assert (missing.claim.first, missing.claim.end, missing.is_again) == (0, 10, True)
-    await store.finish("b", 0, "y", is_done=True)
+    await store.finish("b", 0, "y", REPORT, is_done=True)
     assert await store.claim("b", "y") is not None
     done = batch("b", total=10)
     done.finalize("completed", 3)
@@ -121,7 +122,7 @@ async def test_one_gateway_ends_a_batch(store: PostgresStore) -> None:
     assert await store.batch("b", A) is None
 
 
-async def test_an_expired_batch_has_no_lines_to_claim(store: PostgresStore) -> None:
+async def test_an_expired_batch_has_no_lines_to_claim(store: Store) -> None:
     await store.put_batch(batch("b", total=10, expires_at=5))
     end = await store.claim("b", "x")
     assert end is not None
@@ -129,14 +130,14 @@ async def test_an_expired_batch_has_no_lines_to_claim(store: PostgresStore) -> N
     assert not end.is_complete
 
 
-async def test_lines_are_claimed_once_by_many_at_the_same_time(store: PostgresStore) -> None:
+async def test_lines_are_claimed_once_by_many_at_the_same_time(store: Store) -> None:
     await store.put_batch(batch("b", total=2000))
     found = await asyncio.gather(*(store.claim("b", f"holder {number}") for number in range(20)))
     claims = sorted(each.claim for each in found if each is not None)
     assert [claim.first for claim in claims] == [0, *(claim.end for claim in claims[:-1])]
 
 
-async def test_a_closed_store_refuses(store: PostgresStore) -> None:
+async def test_a_closed_store_refuses(store: Store) -> None:
     await store.close()
     with pytest.raises(Draining):
         await store.all_files()
@@ -183,4 +184,4 @@ async def test_what_is_no_database_is_reported_without_its_password(postgres: Po
         assert problem.startswith("batches.database cannot be used: ")
         assert "pass" not in problem
         with pytest.raises(StoreUnusable, match="cannot be used"):
-            await PostgresStore(url, bucket(s3)).open()
+            await Store(PostgresDatabase(url, bucket(s3))).open()

@@ -187,8 +187,6 @@ async def test_a_batch_expires_on_all_gateways(
             output_lifetime_seconds=0,
             created_at=now,
             expires_at=now + 4,
-            output_id="out",
-            error_id="err",
         )
         await store.put_batch(batch)
         found = await ended(two, batch.document())

@@ -93,7 +93,7 @@ async def test_ctrl_c_without_a_running_gateway_writes_what_is_done(
     words = command("run", file, "-o", out, "--backend", fleet.chat_urls[0])
 
     async def some_are_done() -> bool:
-        return any(b"batch_req_" in path.read_bytes()[:100] for path in left_in(tmp_path, ".gateway-batch-*/files/*"))
+        return any(b"batch_req_" in path.read_bytes()[:100] for path in left_in(tmp_path, ".gateway-batch-*/parts/*/*"))
 
     # A shell lets its background jobs ignore SIGINT, and their children inherit that.
     process = subprocess.Popen(["env", "--default-signal=INT", *words], stderr=subprocess.DEVNULL)

@@ -1,6 +1,6 @@
 """Files and batches as values: what is stored of each, and how OpenAI's API shows it."""
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -114,6 +114,11 @@ class Tally:
         }
 
 
+def report_of(tally: Tally, paused: str = "") -> str:
+    """What a gateway reports of a claim."""
+    return orjson.dumps({"tally": asdict(tally), "paused": paused}).decode()
+
+
 def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
     """An entry of a failed batch's `errors`. `line`: of the input file, from 1."""
     return {"code": code, "message": message, "param": param, "line": line}
@@ -123,8 +128,9 @@ def batch_error(code: str, message: str, line: int | None = None, param: str | N
 class Batch:
     """One batch. It changes by its methods only; the runner that runs it calls them.
 
-    `output_id`, `error_id`: the files that are its journal; `output_file_id`, `error_file_id`: the same once it has
-    ended, if they have lines. `ends_as`: the final state that it is being finalized for.
+    `output_file_id`, `error_file_id`: known once it has ended, if they have lines. `ends_as`: the final state that it
+    is being finalized for. `reports`: of gateways, by the first line of the claim that each is about; while it runs,
+    `tally` is their sum.
     """
 
     id: str
@@ -137,8 +143,6 @@ class Batch:
     output_lifetime_seconds: int
     created_at: int
     expires_at: int
-    output_id: str
-    error_id: str
     status: str = "validating"
     ends_as: str = ""
     model: str | None = None
@@ -150,6 +154,7 @@ class Batch:
     error_file_id: str | None = None
     paused: str = ""  # why it does not go on at the moment
     promoted: str = ""  # the class of its lines, once its window leaves too little time for idle capacity alone
+    reports: dict[int, str] = field(default_factory=dict, compare=False)
 
     @property
     def is_running(self) -> bool:
@@ -220,25 +225,27 @@ class Batch:
         extensions = {"paused": self.paused, "promoted": self.promoted}
         return shown | {name: value for name, value in extensions.items() if value}
 
-    def report(self) -> bytes:
-        """What this gateway has done of a batch that several gateways share."""
-        return orjson.dumps({"tally": asdict(self.tally), "paused": self.paused})
+    def add_reports(self, reports: Mapping[int, str]) -> None:
+        """Take over reports, which replace older ones of the same claims; an empty one says nothing."""
+        self.reports |= {first: report for first, report in reports.items() if report}
+        found = [orjson.loads(report) for report in self.reports.values()]
+        self.paused = next((each["paused"] for each in found if each["paused"]), "")
+        if found:
+            self.tally = Tally()
+        for each in found:
+            self.tally.add_all(Tally(**each["tally"]))
 
-    def add_reports(self, reports: Iterable[bytes]) -> None:
-        """Add the reports of all gateways; one without content is of a gateway that has done nothing yet."""
-        for found in map(orjson.loads, reports):
-            self.tally.add_all(Tally(**found.get("tally", {})))
-            self.paused = self.paused or found.get("paused", "")
-
-    def stored(self) -> bytes:
-        """All fields; `restored` is the reverse."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "paused"}
-        return orjson.dumps(fields | {"owner": [*self.owner]})
+    def stored(self) -> str:
+        """All fields that last; `restored` is the reverse."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("paused", "reports")}
+        return orjson.dumps(fields | {"owner": [*self.owner]}).decode()
 
     @classmethod
-    def restored(cls, stored: bytes) -> "Batch":
+    def restored(cls, stored: str, reports: Mapping[int, str] | None = None) -> "Batch":
         fields = orjson.loads(stored)
-        return cls(**{**fields, "owner": Owner._make(fields["owner"]), "tally": Tally(**fields["tally"])})
+        batch = cls(**{**fields, "owner": Owner._make(fields["owner"]), "tally": Tally(**fields["tally"])})
+        batch.add_reports(reports or {})
+        return batch
 
 
 def result_file(batch: Batch, name: str, file_id: str, size_bytes: int, now: int, lifetime_seconds: int) -> StoredFile:

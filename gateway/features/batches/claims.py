@@ -1,9 +1,10 @@
-"""Which lines of a batch a gateway runs, if several share the batch: ranges that it claims for some seconds. Pure.
+"""Which lines of a batch a gateway runs: ranges that it claims, for some seconds if several share the batch. Pure.
 
 All times are those of the database that keeps the claims, so the clocks of the gateways need not agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from math import inf
 from typing import Final, NamedTuple
 
 CLAIM_SECONDS: Final = 10.0  # a gateway that was not heard of for so long has lost its claims
@@ -23,6 +24,12 @@ class Claim(NamedTuple):
     holder: str
     until: float
     is_done: bool = False
+
+    def as_of(self, holder: str, held: Collection[int]) -> "Claim":
+        """The claim as its own holder knows it, whatever the database has: held, or lost."""
+        if self.holder != holder:
+            return self
+        return self._replace(until=inf if self.first in held else 0.0)
 
     @property
     def is_last(self) -> bool:
@@ -47,12 +54,12 @@ class Progress(NamedTuple):
 
 
 def next_claim(progress: Progress, holder: str, gateways: int, now: float) -> Claim | None:
-    """What this one of so many gateways does next; None = nothing at the moment.
+    """The next claim of one of so many gateways; None = nothing to do now.
 
     Lost claims are taken over first. New ones are half of an equal share of what is left, so that gateways of unequal
-    speed finish together.
+    speed finish together. 0 gateways: no other can come, so a claim has all lines, and lasts until it is released.
     """
-    claims, until = progress.claims, now + CLAIM_SECONDS
+    claims, until = progress.claims, now + (CLAIM_SECONDS if gateways else inf)
     lost = [claim for claim in claims if not claim.is_done and claim.until <= now]
     if claims and claims[-1].is_last:
         return claims[-1]._replace(holder=holder, until=until) if lost and lost[-1].is_last else None
@@ -72,5 +79,7 @@ def _claimed(claims: Sequence[Claim]) -> int:
 
 
 def _size(left: int, gateways: int) -> int:
-    share = left // (2 * max(1, gateways))
+    if not gateways:
+        return left
+    share = left // (2 * gateways)
     return min(left, max(_LEAST_LINES, min(share, _MOST_LINES)))

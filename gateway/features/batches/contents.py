@@ -1,13 +1,21 @@
-"""Where the contents of files are: of a gateway alone in a folder, of several in a bucket of S3."""
+"""Where the contents of files and the parts of batches are: of a gateway alone in a folder, of several in S3."""
 
-from collections.abc import AsyncGenerator, AsyncIterator
+import errno
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from typing import BinaryIO, NamedTuple, Protocol
 
 from gateway.core.threads import Threads
 
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def has_no_room(error: OSError) -> bool:
+    """Whether something could not be written because the disk is full."""
+    return error.errno in _NO_ROOM
+
 
 class JournalGroup(NamedTuple):
-    """Answers that are made durable together: so many, so large, or so old. No more are accepted meanwhile."""
+    """Limits of the answers that are made durable together. Appending blocks while a group is written."""
 
     lines: int
     size_bytes: int
@@ -28,19 +36,23 @@ class AnswerFile(Protocol):
 
 
 class Contents(Protocol):
-    """Contents by the ids of files.
+    """Contents by the ids of files, and parts: the answers and the errors that each gateway has written of a batch.
 
-    Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `piece_bytes`:
-    of what is read; `threads`: all that reads and writes files of batches runs in these.
+    Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `group`: of the
+    journals that are parts; `piece_bytes`: of what is read; `threads`: all that reads and writes files of batches runs
+    in these; `is_alone`: no other process uses it.
     """
 
+    group: JournalGroup
     piece_bytes: int
     threads: Threads
+    is_alone: bool
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
         """Keep a content that is complete and durable; or nothing, if it ends with an exception.
 
-        What is kept in memory when the next piece is asked for is in the memory budget. Raises MemoryFull.
+        What is kept in memory when the next piece is asked for is in the memory budget. Raises MemoryFull, or
+        StorageFull where the disk is full.
         """
 
     def read(self, name: str) -> AsyncGenerator[bytes, None]:
@@ -54,3 +66,13 @@ class Contents(Protocol):
 
     async def delete_others(self, kept: set[str], before: float) -> None:
         """Delete all other contents that were written before this time in Unix seconds."""
+
+    def new_part(self, batch_id: str, holder: str, name: str) -> AnswerFile:
+        """A part of a gateway. `name`: output or error."""
+
+    async def parts(self, batch_id: str, name: str) -> Sequence[BinaryIO]:
+        """The parts of all gateways, to be read and closed in a thread."""
+
+    async def delete_parts(self, batch_ids: Iterable[str]) -> None: ...
+
+    async def batches_with_parts(self) -> set[str]: ...

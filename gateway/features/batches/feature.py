@@ -14,8 +14,10 @@ from gateway.features.batches.line_leases import LineLeases
 from gateway.features.batches.metrics import BatchMetrics
 from gateway.features.batches.offline import OfflineQueue
 from gateway.features.batches.routes import BATCH_ROUTES
+from gateway.features.batches.run import RunParts
 from gateway.features.batches.sender import LineSender
-from gateway.features.batches.service import Batches, BatchSetting
+from gateway.features.batches.service import Batches
+from gateway.features.batches.slots import Slots
 
 
 class BatchesFeature(Feature):
@@ -40,19 +42,20 @@ class BatchesFeature(Feature):
             new_id=core.new_id,
         )
         metrics = BatchMetrics(core.metrics)
-        setting = BatchSetting(
-            sender=sender,
+        parts = RunParts(
+            sender,
             memory=core.memory,
+            slots=Slots(config.batches.lines_in_flight),
             metrics=metrics,
-            supervisor=core.supervisor,
             unix_seconds=core.unix_seconds,
             new_id=core.new_id,
             random=core.random,
             breather=breather,
-            fleet=core.fleet,
-            models_named=self._models_named,
+            engines_of=self._engines_of,
+            knows_model=self._knows_model,
+            supervisor=core.supervisor,
         )
-        self.batches = Batches(config.batches.path, config, setting)
+        self.batches = Batches(config.batches.path, config, parts)
         metrics.watch(self.batches)
         core.on_keys.append(self.batches.follow_keys)
         self.batches.follow_keys(core.keys, are_needed=core.check_key is not None)
@@ -79,6 +82,12 @@ class BatchesFeature(Feature):
             yield
         finally:
             await self.batches.stop_last()
+
+    def _knows_model(self, name: str) -> bool:
+        return any(self._core.fleet.candidates(model) is not None for model in self._models_named(name))
+
+    def _engines_of(self, name: str) -> int:
+        return max([len(self._core.fleet.serving(model) or ()) for model in self._models_named(name)], default=0)
 
     def _models_named(self, name: str) -> Sequence[str]:
         return self._core.reader.names.listed.get(name, (name,))

@@ -1,12 +1,10 @@
 """Uploaded files and results: received as they arrive, listed, passed to clients, deleted when they expire."""
 
 import asyncio
-import errno
 import math
 import secrets
-import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, suppress
 
 from gateway.core.errors import BodyTooLarge, InvalidRequest
 from gateway.core.front.body import Upload
@@ -14,7 +12,7 @@ from gateway.core.front.reply import ClientResponse
 from gateway.core.resources import Holding, MemoryBudget
 from gateway.features.batches.batch import Owner, StoredFile
 from gateway.features.batches.contents import Contents
-from gateway.features.batches.errors import FileNotFound, StorageFull, StorageUnavailable
+from gateway.features.batches.errors import FileNotFound, StorageUnavailable
 from gateway.features.batches.settings import BatchesConfig
 from gateway.features.batches.store import Store
 from gateway.features.uploads.forms import Form, FormParser, boundary_of
@@ -23,7 +21,6 @@ _FORM_BYTES = 65536  # of a form, besides the file
 _ACTED_ON = frozenset(("purpose", "expires_after[anchor]", "expires_after[seconds]"))
 _MOST_FILES = 10000  # of a key
 _LEAST_EXPIRY_SECONDS, _MOST_EXPIRY_SECONDS = 3600, 2592000
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 _STRAY_SECONDS = 86400.0  # no upload takes so long
 _STRAY_LOOKS_SECONDS = 3600.0  # between looks for what killed gateways have left
 
@@ -44,13 +41,6 @@ def expiry_of(anchor: object, seconds: object, param: str) -> int:
     return seconds
 
 
-def has_no_room(error: Exception) -> bool:
-    """Whether something could not be written because the disk is full."""
-    if isinstance(error, sqlite3.OperationalError):
-        return "full" in str(error)
-    return isinstance(error, OSError) and error.errno in _NO_ROOM
-
-
 class Files:
     """Owner of the files. Sizes by key are kept here; rows are in the store."""
 
@@ -62,14 +52,11 @@ class Files:
         config: BatchesConfig,
         memory: MemoryBudget,
         unix_seconds: Callable[[], float],
-        is_shared: bool = False,
     ) -> None:
-        """`is_shared`: other gateways have the same files."""
         self._store = store
         self._contents = contents
         self._memory = memory
         self._unix_seconds = unix_seconds
-        self._is_shared = is_shared
         self._sizes: dict[str, dict[str, int]] = {}  # of a key: bytes by file
         self._sums: dict[str, int] = {}  # of these; a key may have 10,000 files
         self._arriving: set[str] = set()
@@ -84,11 +71,11 @@ class Files:
     def size_bytes(self) -> int:
         return sum(self._sums.values())
 
-    async def open(self, in_use: Iterable[str]) -> None:
-        """Count what is there, and delete contents without a row, but for those in use, or of other gateways."""
+    async def open(self) -> None:
+        """Count what is there, and delete contents without a row, unless other gateways may write them."""
         kept = await self._recount()
-        if not self._is_shared:
-            await self._contents.delete_others(kept.union(in_use), math.inf)
+        if self._contents.is_alone:
+            await self._contents.delete_others(kept, math.inf)
 
     async def _recount(self, of_key: str | None = None) -> set[str]:
         """Count the files that have a row, and those that arrive here; of one key or all. Returns the ids of both."""
@@ -127,7 +114,7 @@ class Files:
         """
         parser, file_id = FormParser(boundary_of(content_type), _ACTED_ON), new_file_id()
         form = parser.form
-        if self._is_shared:
+        if not self._contents.is_alone:
             await self._recount(owner.key)
         if length - _FORM_BYTES > self._config.max_file_bytes:
             self._check_size(length, file_id, owner.key)
@@ -137,21 +124,19 @@ class Files:
         self.count(file_id, owner.key, 0)
         self._arriving.add(file_id)
         try:
-            with _as_storage_errors():
-                await self._contents.write(file_id, self._content(upload, parser, file_id, owner.key))
-                is_written = True
-                size_bytes, now = self._sizes[owner.key][file_id], int(self._unix_seconds())
-                filename, purpose, expires_at = form.filename or "", form.fields["purpose"], now + self._lifetime(form)
-                stored = StoredFile(
-                    file_id,
-                    owner,
-                    filename=filename,
-                    purpose=purpose,
-                    size_bytes=size_bytes,
-                    created_at=now,
-                    expires_at=expires_at,
-                )
-                await self._store.add_file(stored)
+            await self._contents.write(file_id, self._content(upload, parser, file_id, owner.key))
+            is_written = True
+            now = int(self._unix_seconds())
+            stored = StoredFile(
+                file_id,
+                owner,
+                filename=form.filename or "",
+                purpose=form.fields["purpose"],
+                size_bytes=self._sizes[owner.key][file_id],
+                created_at=now,
+                expires_at=now + self._lifetime(form),
+            )
+            await self._store.add_file(stored)
             is_kept = True
         finally:
             self._arriving.discard(file_id)
@@ -242,8 +227,6 @@ class Files:
                 await self._store.delete_file(file_id)
                 await self.drop(file_id)
                 self.forget(file_id, key)
-        if not self._is_shared:
-            return
         kept = await self._recount()
         if now - self._looked_seconds >= _STRAY_LOOKS_SECONDS:
             await self._contents.delete_others(kept, now - _STRAY_SECONDS)
@@ -275,14 +258,3 @@ class Files:
             finally:
                 reply.when_writable(None)
         reply.end()
-
-
-@contextmanager
-def _as_storage_errors() -> Iterator[None]:
-    """Raises StorageFull where the disk is full."""
-    try:
-        yield
-    except (OSError, sqlite3.Error) as error:
-        if has_no_room(error):
-            raise StorageFull("No space is left for files (batches.path).") from error
-        raise

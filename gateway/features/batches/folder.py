@@ -1,37 +1,49 @@
 """Contents in a folder, which belongs to one gateway."""
 
 import os
+import secrets
+import shutil
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from gateway.core.threads import Threads
-from gateway.features.batches.contents import JournalGroup
+from gateway.features.batches.contents import JournalGroup, has_no_room
+from gateway.features.batches.errors import StorageFull
 
 _PART = ".part"  # the end of the name of a file that is not complete
 _THREADS = 8  # more batches than these write at the same time by turns
 
 
 class DurableFile:
-    """An `AnswerFile` on disk, which is at its end."""
+    """An `AnswerFile` on disk, which is made when it is first written to."""
 
     def __init__(self, path: Path, threads: Threads) -> None:
-        """Open or make the file, in a thread. Raises OSError."""
+        self._path = path
         self._threads = threads
-        self._number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
+        self._number = -1
+        self._size_bytes = 0
         self._lock = threading.Lock()  # a thread may still write when the journal gives up
-        self._is_open = True
+        self._has_ended = False
 
     async def append(self, data: bytes) -> None:
         await self._threads.run(self._append, data)
 
     def _append(self, data: bytes) -> None:
         with self._lock:
-            if self._is_open:
+            if not self._has_ended:
+                if self._number < 0:
+                    self._open()
                 self._write(data)
+
+    def _open(self) -> None:
+        self._path.parent.mkdir(mode=0o700, exist_ok=True)
+        self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._size_bytes = os.lseek(self._number, 0, os.SEEK_END)
+        for folder in (self._path.parent, self._path.parent.parent):
+            _sync(folder)
 
     def _write(self, data: bytes) -> None:
         try:
@@ -52,9 +64,9 @@ class DurableFile:
     def close(self) -> None:
         """Close the file, in a thread, once what is appended now has ended."""
         with self._lock:
-            if self._is_open:
-                self._is_open = False
+            if not self._has_ended and self._number >= 0:
                 os.close(self._number)
+            self._has_ended = True
 
 
 class Folder:
@@ -62,26 +74,25 @@ class Folder:
 
     group = JournalGroup(64, 4194304, 0.5)
     piece_bytes = 262144
+    is_alone = True
 
     def __init__(self, folder: Path) -> None:
         self.threads = Threads("batches", _THREADS)
-        self._files = folder / "files"
+        self._files, self._parts = folder / "files", folder / "parts"
 
     def path(self, name: str) -> Path:
         """Where a content is, or will be."""
         return self._files / name
 
-    def open_answers(self, name: str) -> DurableFile:
-        """A content that lines are appended to, in a thread."""
-        opened = DurableFile(self.path(name), self.threads)
-        _sync(self._files)
-        return opened
-
-    async def kept_bytes(self, name: str) -> int:
-        """The size of a content in bytes; an empty one is deleted."""
-        return await self.threads.run(_kept_bytes, self.path(name))
-
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
+        try:
+            await self._write(name, content)
+        except OSError as error:
+            if has_no_room(error):
+                raise StorageFull("No space is left for files (batches.path).") from error
+            raise
+
+    async def _write(self, name: str, content: AsyncIterator[bytes]) -> None:
         path, is_kept = self.path(name), False
         target = await self.threads.to_its_end(_new, self.path(name + _PART), undo=_discard)
         try:
@@ -110,12 +121,31 @@ class Folder:
     async def delete_others(self, kept: set[str], before: float) -> None:
         await self.threads.run(_delete_all_but, self._files, kept, before)
 
+    def new_part(self, batch_id: str, holder: str, name: str) -> DurableFile:
+        return DurableFile(self._parts / batch_id / f"{name}-{holder}-{secrets.token_hex(4)}", self.threads)
 
-def _kept_bytes(path: Path) -> int:
-    size_bytes = path.stat().st_size
-    if not size_bytes:
-        path.unlink()
-    return size_bytes
+    async def parts(self, batch_id: str, name: str) -> list[BinaryIO]:
+        return await self.threads.to_its_end(_opened, self._parts / batch_id, f"{name}-", undo=_close_all)
+
+    async def delete_parts(self, batch_ids: Iterable[str]) -> None:
+        for batch_id in batch_ids:
+            await self.threads.run(shutil.rmtree, self._parts / batch_id, ignore_errors=True)
+
+    async def batches_with_parts(self) -> set[str]:
+        return await self.threads.run(lambda: {path.name for path in self._parts.iterdir()})
+
+
+def _opened(folder: Path, prefix: str) -> list[BinaryIO]:
+    """All files of a folder whose names begin so; none if there is no folder."""
+    with ExitStack() as stack:
+        found = [stack.enter_context(path.open("rb")) for path in sorted(folder.glob(f"{prefix}*"))]
+        stack.pop_all()
+    return list[BinaryIO](found)
+
+
+def _close_all(files: list[BinaryIO]) -> None:
+    for file in files:
+        file.close()
 
 
 def _new(path: Path) -> BinaryIO:

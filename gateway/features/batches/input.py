@@ -118,7 +118,9 @@ class CheckedInput:
     places: dict[int, int] = field(default_factory=dict)
 
     def part(self, first: int, end: int) -> "CheckedInput":
-        """Some of the lines, whose places are counted from 0 again."""
+        """Some of the lines, whose places are counted from 0 again. All of them are not copied."""
+        if (first, end) == (0, len(self.index)):
+            return self
         return CheckedInput(self.index.part(first, end), self.order.part(first, end), model=self.model)
 
 

@@ -1,25 +1,23 @@
-"""The files of a batch's answers, which are its journal: lines are appended, and made durable in groups.
+"""The part of one gateway in a batch's answers, which is its journal: lines are appended, and made durable in groups.
 
-After a crash, the files say which lines have an answer. A line that was not written completely is cut off. When the
+After a crash, the parts say which lines have an answer; a line that was not written completely is passed over. When the
 disk is full, what could not be written is kept, and nothing more is accepted, until there is room.
 """
 
 import asyncio
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
 from gateway.core.resources import Holding
 from gateway.features.batches.batch import Batch, LineUsage
-from gateway.features.batches.contents import AnswerFile, JournalGroup
+from gateway.features.batches.contents import AnswerFile, JournalGroup, has_no_room
 from gateway.features.batches.errors import StorageUnavailable
-from gateway.features.batches.files import has_no_room
 
+NO_SPACE = "no space is left on the disk"
 _RETRY_SECONDS = 1.0
 _WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
 _MOST_LINE_BYTES = 67174400  # the longest answer, and what its line has besides
@@ -96,32 +94,11 @@ def _tokens(fields: Any, name: str) -> int:
 
 
 def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[str, bytes]]:
-    """The custom id and text of each line of a journal's file, up to the first line that is not whole."""
+    """The custom id and text of each line of a part that is whole."""
     while line := source.readline(_MOST_LINE_BYTES):
         breathe()
-        custom_id = _custom_id(line)
-        if custom_id is None:
-            return
-        yield custom_id, line
-
-
-def recover(path: Path, breathe: Breathe) -> Iterator[tuple[str, LineUsage]]:
-    """The custom id and usage of each line of a journal's file. The first line that is not whole, and what follows it,
-    is cut off.
-    """
-    with open(path, "a+b") as source:
-        source.seek(0)
-        good_bytes = 0
-        for custom_id, line in whole_lines(source, breathe):
-            good_bytes += len(line)
-            yield custom_id, usage_in(line)
-        _cut(source, good_bytes)
-
-
-def _cut(file: BinaryIO, size_bytes: int) -> None:
-    if os.fstat(file.fileno()).st_size > size_bytes:
-        file.truncate(size_bytes)
-        os.fdatasync(file.fileno())
+        if (custom_id := _custom_id(line)) is not None:
+            yield custom_id, line
 
 
 def _custom_id(line: bytes) -> str | None:
@@ -259,5 +236,5 @@ async def _try_append(file: AnswerFile, data: bytes) -> str:
     except StorageUnavailable as error:
         return error.message
     except OSError as error:
-        return "no space is left on the disk" if has_no_room(error) else f"cannot write: {error.strerror}"
+        return NO_SPACE if has_no_room(error) else f"cannot write: {error.strerror}"
     return ""

@@ -1,14 +1,14 @@
-"""What several gateways have written of a batch, answers and errors: put together at its end, each line once.
+"""What gateways have written of a batch, answers and errors: put together at its end, each line once.
 
 All of this runs in a thread. A line may be in several parts, because a gateway that was slow and not dead went on with
 it; the first answer counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 from gateway.features.batches.batch import LineUsage, Tally
-from gateway.features.batches.input import Breathe, CheckedInput
+from gateway.features.batches.input import Breathe
 from gateway.features.batches.journal import usage_in, whole_lines
 
 NAMES = ("output", "error")
@@ -16,31 +16,36 @@ _PIECE_BYTES = 1048576
 
 
 class JoinedParts:
-    """The lines of all parts, each once. `tally`: what was taken of them."""
+    """Lines of all parts, each once: those of `wanted`. `places`: of lines, by the hashes of their custom ids.
 
-    def __init__(self, checked: CheckedInput, breathe: Breathe) -> None:
+    `tally`: what was taken of the parts.
+    """
+
+    def __init__(self, places: Mapping[int, int], wanted: range, breathe: Breathe) -> None:
         self.tally = Tally()
-        self._checked = checked
+        self._places = places
+        self._wanted = wanted
         self._breathe = breathe
-        self._has = bytearray(len(checked.index))
+        self._has = bytearray(len(wanted))
 
-    def lines(self, parts: BinaryIO, *, failed: bool) -> Iterator[bytes]:
+    def lines(self, parts: Sequence[BinaryIO], *, failed: bool) -> Iterator[bytes]:
         """The lines of all parts, one after the other, that were not taken before."""
-        parts.seek(0)
-        for custom_id, line in whole_lines(parts, self._breathe):
-            place = self._checked.places.get(hash(custom_id))
-            if place is not None and not self._has[place]:
-                self._has[place] = 1
-                self.tally.add(LineUsage() if failed else usage_in(line), failed=failed)
-                yield line
+        for part in parts:
+            part.seek(0)
+            for custom_id, line in whole_lines(part, self._breathe):
+                place = self._places.get(hash(custom_id), -1)
+                if place in self._wanted and not self._has[at := place - self._wanted.start]:
+                    self._has[at] = 1
+                    self.tally.add(LineUsage() if failed else usage_in(line), failed=failed)
+                    yield line
 
-    def answered(self, first: int, end: int) -> list[int]:
+    def answered(self) -> list[int]:
         """The places of lines with an answer, counted from the first."""
-        return [place for place, has in enumerate(self._has[first:end]) if has]
+        return [at for at, has in enumerate(self._has) if has]
 
     def missing(self) -> list[int]:
-        """The places of all lines without an answer."""
-        return [place for place, has in enumerate(self._has) if not has]
+        """The places of lines without an answer, counted from the first."""
+        return [at for at, has in enumerate(self._has) if not has]
 
 
 def next_piece(lines: Iterator[bytes]) -> bytes:

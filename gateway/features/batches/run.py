@@ -25,17 +25,10 @@ from gateway.core.errors import (
     QuotaExceeded,
 )
 from gateway.core.resources import Holding, MemoryBudget
-from gateway.features.batches.batch import Batch, LineUsage
-from gateway.features.batches.files import Files
+from gateway.core.supervisor import Supervisor
+from gateway.features.batches.batch import Batch, LineUsage, Tally
 from gateway.features.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex, LineRequest
-from gateway.features.batches.journal import (
-    Journal,
-    answer_line,
-    on_one_line,
-    unexecuted_line,
-    usage_in,
-    why_unexecuted,
-)
+from gateway.features.batches.journal import Journal, answer_line, on_one_line, usage_in
 from gateway.features.batches.metrics import BatchMetrics
 from gateway.features.batches.order import PrefixOrder
 from gateway.features.batches.pace import BatchPace, Urgency, urgency
@@ -70,11 +63,10 @@ def _has_budget_within(error: GatewayError, seconds: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunParts:
-    """What all batches share. `engines_of`: how many engines serve a model."""
+    """What the gateway gives to all batches. `engines_of`: how many engines serve a model of this name."""
 
-    files: Files
-    _: KW_ONLY
     sender: LineSender
+    _: KW_ONLY
     memory: MemoryBudget
     slots: Slots
     metrics: BatchMetrics
@@ -83,7 +75,8 @@ class RunParts:
     random: Random
     breather: Callable[[], Breathe]
     engines_of: Callable[[str], int]
-    caught: Callable[[str, Exception], None]
+    knows_model: Callable[[str], bool]
+    supervisor: Supervisor
 
 
 class Backoff:
@@ -139,7 +132,10 @@ def new_pace(batch: Batch, lines: int, parts: RunParts) -> BatchPace:
 
 
 class BatchRun:
-    """Runs a batch whose input is checked. It owns the lines' states; the batch's own state changes by its methods."""
+    """Runs lines of a batch whose input is checked. It owns their states; the batch's state changes by its methods.
+
+    `tally`: of the lines that have an answer.
+    """
 
     def __init__(
         self,
@@ -152,6 +148,7 @@ class BatchRun:
         pace: BatchPace,
     ) -> None:
         self.batch = batch
+        self.tally = Tally()
         self._index: LineIndex = checked.index
         self._order: PrefixOrder = checked.order
         self._journal = journal
@@ -172,8 +169,13 @@ class BatchRun:
         self._is_stopping = False
         self._lacks_budget = False  # of its key; then the batch is paused
 
-    def answered(self, place: int) -> None:
-        """The journal has an answer to this line."""
+    def resume(self, places: Iterable[int], tally: Tally) -> None:
+        """Parts have answers to these lines, which count so much."""
+        self.tally = tally
+        for place in places:
+            self._answered(place)
+
+    def _answered(self, place: int) -> None:
         self._left -= not self._done[place]
         self._done[place] = 1
 
@@ -299,7 +301,7 @@ class BatchRun:
             del request
             if written is not None:
                 await self._journal.append(written.text, failed=written.failed, holding=holding)
-                self._count(line, written.usage, "failed" if written.failed else "completed")
+                self._count(line, written)
 
     async def _answer(self, request: LineRequest, holding: Holding) -> "_Written | None":
         """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
@@ -329,7 +331,7 @@ class BatchRun:
                 return None
             answer = error_answer(error, parts.new_id())
         except Exception as error:
-            parts.caught("batch_line", error)
+            parts.supervisor.caught("batch_line", error)
             failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
             answer = error_answer(failure, parts.new_id())
         else:
@@ -387,33 +389,16 @@ class BatchRun:
         text = answer_line(self._parts.new_id(), custom_id, answer.status, answer.request_id, body)
         return _Written(text, usage, failed)
 
-    def _count(self, line: Line, usage: LineUsage, state: str) -> None:
+    def _count(self, line: Line, written: "_Written") -> None:
         self._attempts.pop(line.place, None)
-        self.answered(line.place)
+        self._answered(line.place)
         self._in_flight.pace.done(self._parts.sender.now())
-        self.batch.tally.add(usage, failed=state != "completed")
-        self._parts.metrics.lines.add((state,))
-
-    async def write_unexecuted(self) -> None:
-        """Write an error for each line that has no answer."""
-        state, code, message = why_unexecuted(self.batch)
-        left = self._lines(range(len(self._index)))
-        self._again.clear()
-        self._last.clear()
-        with Holding(self._parts.memory) as holding:
-            while lines := self._next_group(left):
-                for request in await self._requests(lines, holding):
-                    written = unexecuted_line(self._parts.new_id(), request.custom_id, code, message)
-                    await self._journal.append(written, failed=True)
-                    self._count(request.line, LineUsage(), state)
+        self.tally.add(written.usage, failed=written.failed)
+        self._parts.metrics.lines.add(("failed" if written.failed else "completed",))
 
     @property
     def is_done(self) -> bool:
         return not self._left
-
-    async def close(self, *, most_seconds: float | None = None) -> None:
-        """Make the answers durable, and close the journal."""
-        await self._journal.close(most_seconds=most_seconds)
 
 
 class _Written(NamedTuple):

@@ -1,202 +1,208 @@
-"""All batches that have not ended: each is checked, run, finalized, and taken up again after a restart."""
+"""All batches that have not ended, of all gateways: what each gateway does is known by the database that they share.
+
+Once a second, a gateway extends its claims, reports its counts, and learns which batches there are and what became of
+them. One that is killed is not heard of any more, and the others take over its claims. A gateway alone has
+no need of that: what it held when it was killed, it takes over itself.
+"""
 
 import asyncio
-from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import structlog
 
-from gateway.features.batches.batch import Batch, StoredFile, Tally, result_file
+from gateway.config import Config
+from gateway.features.batches.batch import Batch
 from gateway.features.batches.checks import InputChecks
-from gateway.features.batches.files import Files, has_no_room
-from gateway.features.batches.folder import DurableFile, Folder
-from gateway.features.batches.input import CheckedInput, InputFile, InvalidInput
-from gateway.features.batches.journal import Journal, recover
-from gateway.features.batches.run import BatchRun, RunParts, arrange, new_pace, pause
-from gateway.features.batches.running import BatchRunner
+from gateway.features.batches.contents import Contents
+from gateway.features.batches.errors import StorageUnavailable
+from gateway.features.batches.files import Files
+from gateway.features.batches.input import InvalidInput
+from gateway.features.batches.run import RunParts
+from gateway.features.batches.share import BatchShare, ShareSetting
 from gateway.features.batches.store import Store
 
-_RETRY_SECONDS = 1.0
-_STOP_SECONDS = 5.0  # most time for the last answers, if the disk is full
-_NAMES = ("output", "error")
+_TICK_SECONDS = 1.0
+_STOP_SECONDS = 5.0
 
 
-@dataclass(slots=True)
-class _Running:
-    """A batch that has not ended: its task, and its run once the input is checked."""
+class Runner:
+    """What this gateway does of the batches that have not ended. The others are in the store only."""
 
-    batch: Batch
-    task: asyncio.Task[None] | None = None
-    run: BatchRun | None = None
-
-
-class Runner(BatchRunner):
-    """The batches of a gateway that shares them with no other."""
-
-    def __init__(self, store: Store, files: Files, folder: Folder, *, parts: RunParts, checks: InputChecks) -> None:
-        super().__init__(parts, checks)
+    def __init__(self, store: Store, files: Files, contents: Contents, *, parts: RunParts, checks: InputChecks) -> None:
         self._store = store
-        self._files = files
-        self._folder = folder
-        self._running: dict[str, _Running] = {}
+        self._contents = contents
+        self._parts = parts
+        self._checks = checks
+        self._setting = ShareSetting(
+            f"gateway_{parts.new_id()}",
+            store,
+            files=files,
+            contents=contents,
+            parts=parts,
+            checks=checks,
+            lifetime_seconds=lambda: self._lifetime_seconds,
+        )
+        self._shares: dict[str, BatchShare] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._ending: set[asyncio.Task[None]] = set()  # of batches that have ended
+        self._reported: dict[tuple[str, int], str] = {}
+        self._following: asyncio.Task[None] | None = None
+        self._is_reachable = True  # the database
         self._log = structlog.get_logger("gateway")
 
-    def batches(self) -> list[Batch]:
-        return [running.batch for running in self._running.values()]
+    def follow(self, config: Config) -> None:
+        """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
+        self._checks.follow(config)
+        self._lifetime_seconds = config.batches.lifetime_seconds
+        self._parts.slots.follow(config.batches.lines_in_flight)
 
-    def find(self, batch_id: str) -> Batch | None:
-        running = self._running.get(batch_id)
-        return None if running is None else running.batch
+    def shown(self, batch: Batch) -> Batch:
+        """A batch of the store, with what was done here since the last report."""
+        share = self._shares.get(batch.id)
+        return batch if share is None else share.shown(batch)
+
+    def states(self) -> dict[str, int]:
+        """How many batches are in each state; one that is paused is in no other."""
+        found = [share for share in self._shares.values() if share.batch.is_running]
+        return Counter("paused" if share.paused else share.batch.status for share in found)
+
+    def promoted(self) -> dict[str, int]:
+        """How many batches use more than idle capacity here, by the class of their lines."""
+        return Counter(share.own.promoted for share in self._shares.values() if share.own.promoted)
+
+    def count(self, key: str) -> int:
+        """How many batches of this key have not ended."""
+        return sum(share.own.owner.key == key for share in self._shares.values())
+
+    def enqueued(self, batch: Batch) -> int:
+        """Lines without an answer in the other batches of the same key."""
+        others = [share for share in self._shares.values() if share.own.id != batch.id]
+        found = [other.shown(other.batch) for other in others if other.own.owner.key == batch.owner.key]
+        return sum(other.total - other.tally.lines for other in found)
+
+    async def open(self, batches: Iterable[Batch]) -> None:
+        """Begin to work at batches, those of other gateways, too."""
+        for batch in batches:
+            self.start(batch)
+        if not self._store.is_alone:
+            self._following = asyncio.get_running_loop().create_task(self._follow(), name="batches_follow")
 
     async def files_in_use(self) -> set[str]:
-        """Files that batches read or write."""
-        return {name for batch in self.batches() for name in (batch.input_file_id, batch.output_id, batch.error_id)}
+        """Files that batches read, of all gateways."""
+        return {batch.input_file_id for batch in await self._store.running_batches()}
 
     def start(self, batch: Batch) -> None:
-        running = self._running[batch.id] = _Running(batch)
-        running.task = asyncio.get_running_loop().create_task(self._live(running), name=batch.id)
+        """Work at a batch that is in the store, from the state that it has reached. Idempotent."""
+        if batch.id in self._shares:
+            return
+        share = self._shares[batch.id] = BatchShare(batch, self._setting)
+        self._tasks[batch.id] = asyncio.get_running_loop().create_task(self._live(share), name=batch.id)
 
     async def cancel(self, batch: Batch) -> Batch:
-        running = self._running.get(batch.id)
-        if running is not None and batch.status in ("validating", "in_progress"):
-            batch.cancel(self._now())
-            if running.run is not None:
-                running.run.stop_feeding()
-            await self._save(batch)
-        return batch
-
-    async def sweep(self) -> None:
-        """Nothing is left over: the files of batches are deleted when they expire."""
+        """Start no more of its lines, on any gateway. It ends when those in flight have ended."""
+        await self._store.change(batch.id, partial(_cancel, int(self._parts.unix_seconds())))
+        found = await self._store.batch(batch.id, batch.owner) or batch
+        if (share := self._shares.get(batch.id)) is not None:
+            share.follow(found)
+        return found
 
     async def stop(self) -> None:
-        tasks = [running.task for running in self._running.values() if running.task is not None]
+        """Abort what is in flight, make the answers durable, and let other gateways go on at once."""
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.gather(self._following, return_exceptions=True)
+        tasks = [*self._tasks.values(), *self._ending]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for running in self._running.values():
-            running.task = None  # it keeps what cancelled it, whose traceback has frames with `running`
-        self._running.clear()
+        with suppress(StorageUnavailable, TimeoutError):  # the claims are lost after a while
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._store.release(self._setting.holder)
+        self._shares.clear()
+        self._tasks.clear()
 
-    def _now(self) -> int:
-        return int(self._parts.unix_seconds())
+    async def sweep(self) -> None:
+        """Delete what gateways that were killed have left of batches that have ended."""
+        there = await self._contents.batches_with_parts()
+        running = {batch.id for batch in await self._store.running_batches()}
+        await self._contents.delete_parts(there - running)
 
-    async def _save(self, batch: Batch, files: tuple[StoredFile, ...] = ()) -> None:
-        """Keep the batch's state, as soon as the disk has room for it."""
+    async def _follow(self) -> None:
         while True:
             try:
-                await self._store.put_batch(batch, files)
-                break
+                await self._tick()
+            except StorageUnavailable as error:
+                self._reached(False, error)
             except Exception as error:
-                if not has_no_room(error):
-                    raise
-                pause(batch, "no space is left on the disk")
-                await asyncio.sleep(_RETRY_SECONDS)
-        pause(batch, "")
+                self._parts.supervisor.caught("batches_follow", error)
+            else:
+                self._reached(True, None)
+            await asyncio.sleep(_TICK_SECONDS)
 
-    async def _live(self, running: _Running) -> None:
-        """Run a batch to its end. After an unexpected exception it is taken up again, as after a restart."""
-        batch = running.batch
-        while batch.is_running:
+    def _reached(self, is_reachable: bool, error: StorageUnavailable | None) -> None:
+        if is_reachable == self._is_reachable:
+            return
+        self._is_reachable = is_reachable
+        if is_reachable:
+            self._log.info("batch_database_reached")
+        else:
+            reason = str(error.__cause__).strip().partition("\n")[0] if error is not None else ""
+            self._log.error("batch_database_unavailable", reason=reason, hint="lines that are claimed go on")
+
+    async def _tick(self) -> None:
+        """Extend the claims, report counts, and follow what the other gateways did."""
+        shares = {**self._shares}
+        held = {(name, first): task for name, share in shares.items() for first, task in share.held.items()}
+        reports = {(name, first): report for name, share in shares.items() for first, report in share.reports().items()}
+        changed = {claim: report for claim, report in reports.items() if self._reported.get(claim) != report}
+        kept, running = await self._store.tick(self._setting.holder, [*held], changed)
+        self._reported = reports
+        for claim, task in held.items():
+            if claim not in kept:
+                task.cancel()
+        batches = {batch.id: batch for batch in running}
+        for name in (shares.keys() & self._shares.keys()) - batches.keys():
+            del self._shares[name]
+            ending = self._tasks.pop(name)
+            ending.cancel()
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
+        for name, batch in batches.items():
+            if name in self._shares:
+                self._shares[name].follow(batch)
+            else:
+                self.start(batch)
+
+    async def _live(self, share: BatchShare) -> None:
+        """Work at a batch until it has ended."""
+        await self._work(share)
+        if self._shares.get(share.own.id) is share:
+            del self._shares[share.own.id], self._tasks[share.own.id]
+
+    async def _work(self, share: BatchShare) -> None:
+        """After an unexpected exception, begin again."""
+        while share.batch.is_running:
+            errors: list[dict[str, Any]] = []
             try:
-                await self._attempt(running)
-            except Exception as error:
-                self._parts.caught("batch", error)
-                if has_no_room(error):
-                    pause(batch, "no space is left on the disk")
-            if batch.is_running:
-                await asyncio.sleep(_RETRY_SECONDS)
-        self._log.info("batch_ended", batch=batch.id, status=batch.status, lines=batch.total, failed=batch.tally.failed)
-        self._running.pop(batch.id, None)
-
-    async def _attempt(self, running: _Running) -> None:
-        try:
-            with closing(await self._checks.open(running.batch)) as file:
-                await self._check_and_run(running, file)
+                await share.work(partial(self.enqueued, share.batch))
                 return
-        except InvalidInput as invalid:
-            errors = invalid.errors
-        running.batch.fail(errors, self._now())
-        await self._save(running.batch)  # here, the exception is gone, with what its frames have of the file
-
-    async def _check_and_run(self, running: _Running, file: InputFile) -> None:
-        batch, is_new = running.batch, running.batch.status == "validating"
-        checked = await self._checks.check(batch, file, partial(self.enqueued, batch) if is_new else None)
-        if batch.status == "validating":
-            batch.begin(checked.model, len(checked.index), self._now())
-            await self._save(batch)
-        elif not batch.total:  # cancelled while it was checked
-            batch.begin(checked.model, len(checked.index), self._now())
-        await self._folder.threads.run(arrange, checked, self._parts)
-        run = running.run = await self._open(batch, checked, file)
-        checked.places.clear()
-        if batch.status != "in_progress":
-            run.stop_feeding()
-        try:
-            await run.run()
-            await self._finalize(batch, run)
-        except BaseException:
-            await asyncio.shield(run.close(most_seconds=_STOP_SECONDS))
-            raise
-        finally:
-            running.run = None
-
-    async def _open(self, batch: Batch, checked: CheckedInput, file: InputFile) -> BatchRun:
-        """The run of a batch, which knows the answers that its journal has."""
-        tally = Tally()
-        answered: set[int] = set()
-        for failed, file_id in ((False, batch.output_id), (True, batch.error_id)):
-            await self._folder.threads.to_its_end(self._recover, file_id, checked, failed, tally, answered)
-        answers, errors = await self._folder.threads.to_its_end(self._open_journal, batch, undo=_close_all)
-        journal = Journal(answers, errors, partial(pause, batch), group=self._folder.group)
-        pace = new_pace(batch, len(checked.index) - len(answered), self._parts)
-        run = BatchRun(batch, checked, journal=journal, source=file, parts=self._parts, pace=pace)
-        batch.recount(tally)
-        for place in answered:
-            run.answered(place)
-        if answered:
-            self._log.info("batch_resumed", batch=batch.id, answered=len(answered), lines=batch.total)
-        return run
-
-    def _open_journal(self, batch: Batch) -> tuple[DurableFile, DurableFile]:
-        """The answers and the errors, in a thread."""
-        with ExitStack() as stack:
-            answers = stack.enter_context(closing(self._folder.open_answers(batch.output_id)))
-            errors = self._folder.open_answers(batch.error_id)
-            stack.pop_all()
-        return answers, errors
-
-    def _recover(self, file_id: str, checked: CheckedInput, failed: bool, tally: Tally, answered: set[int]) -> None:
-        for custom_id, usage in recover(self._folder.path(file_id), self._parts.breather()):
-            place = checked.places.get(hash(custom_id))
-            if place is not None and place not in answered:
-                tally.add(usage, failed=failed)
-                answered.add(place)
-
-    async def _finalize(self, batch: Batch, run: BatchRun) -> None:
-        """Write what is missing, and make the files visible together with the final state."""
-        if batch.status == "in_progress":
-            batch.finalize("completed" if run.is_done else "expired", self._now())
-            await self._save(batch)
-        await run.write_unexecuted()
-        await run.close()
-        shown: list[StoredFile | None] = []
-        for name, file_id in zip(_NAMES, (batch.output_id, batch.error_id), strict=True):
-            size_bytes, now, lifetime = await self._folder.kept_bytes(file_id), self._now(), self._lifetime_seconds
-            shown.append(
-                result_file(batch, name, file_id=file_id, size_bytes=size_bytes, now=now, lifetime_seconds=lifetime)
-                if size_bytes
-                else None
-            )
-        output_file_id, error_file_id = (None if each is None else each.id for each in shown)
-        batch.end(output_file_id, error_file_id, self._now())
-        written = tuple(each for each in shown if each is not None)
-        await self._save(batch, written)
-        for each in written:
-            self._files.count(each.id, each.owner.key, each.size_bytes)
-        self._parts.metrics.batches.add((batch.status,))
+            except InvalidInput as invalid:
+                errors = invalid.errors
+            except StorageUnavailable as error:
+                self._reached(False, error)
+            except Exception as error:
+                self._parts.supervisor.caught("batch", error)
+            if errors and await share.refuse(errors):  # the exception is gone, with what its frames have of the file
+                return
+            await asyncio.sleep(_TICK_SECONDS)
 
 
-def _close_all(opened: tuple[DurableFile, DurableFile]) -> None:
-    for file in opened:
-        file.close()
+def _cancel(now: int, batch: Batch) -> bool:
+    if batch.status not in ("validating", "in_progress"):
+        return False
+    batch.cancel(now)
+    return True

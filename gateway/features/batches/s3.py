@@ -84,13 +84,14 @@ class ObjectPart:
 
 
 class S3Bucket:
-    """`Contents` and parts in a bucket, below a prefix. The environment has the credentials, as for AWS's programs.
+    """`Contents` in a bucket, below a prefix. The environment has the credentials, as for AWS's programs.
 
-    `where`: as configured; `group`: of the journals that are parts.
+    `where`: as configured.
     """
 
     group = JournalGroup(512, 4194304, 5.0)
     piece_bytes = 1048576
+    is_alone = False
 
     def __init__(self, where: str, endpoint: str | None, region: str | None, *, memory: MemoryBudget) -> None:
         self.where = where
@@ -232,14 +233,12 @@ class S3Bucket:
         await self._delete([path for path in paths if path.rpartition("/")[2] not in kept])
 
     def new_part(self, batch_id: str, holder: str, name: str) -> ObjectPart:
-        """A part of a gateway. `name`: output or error."""
         return ObjectPart(self._put, f"{_PARTS}/{batch_id}/{name}/{holder}-{secrets.token_hex(4)}-")
 
-    async def parts(self, batch_id: str, name: str) -> BinaryIO:
-        """The parts of all gateways as one file, to be read and closed in a thread."""
+    async def parts(self, batch_id: str, name: str) -> list[BinaryIO]:
         objects = sorted([each async for each in self._listed(f"{_PARTS}/{batch_id}/{name}")])
         with Holding(self._memory) as holding:
-            return await self._copied(self._all_of(objects, holding))
+            return [await self._copied(self._all_of(objects, holding))]
 
     async def _all_of(self, objects: Sequence[tuple[str, int]], holding: Holding) -> AsyncIterator[bytes]:
         """The contents of objects in their order, a few of them at the same time. Raises MemoryFull."""

@@ -2,10 +2,8 @@
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -14,27 +12,19 @@ import structlog
 
 from gateway._native import json_object
 from gateway.config import Config
-from gateway.core.backends.fleet import Fleet
 from gateway.core.errors import InvalidRequest, RateLimited
 from gateway.core.front.http_request import ClientKey, HttpRequest
 from gateway.core.front.read import RequestReader
 from gateway.core.front.reply import JSON, ClientResponse
-from gateway.core.resources import MemoryBudget
-from gateway.core.supervisor import Supervisor
 from gateway.features.batches.batch import ENDPOINTS, Batch, Owner
 from gateway.features.batches.checks import InputChecks
 from gateway.features.batches.contents import Contents
-from gateway.features.batches.errors import BatchConflict, BatchNotFound, StorageFull
-from gateway.features.batches.files import Files, expiry_of, has_no_room, new_file_id
+from gateway.features.batches.errors import BatchConflict, BatchNotFound
+from gateway.features.batches.files import Files, expiry_of
 from gateway.features.batches.folder import Folder
-from gateway.features.batches.input import Breathe
-from gateway.features.batches.metrics import BatchMetrics
 from gateway.features.batches.run import RunParts
 from gateway.features.batches.runner import Runner
-from gateway.features.batches.running import BatchRunner
-from gateway.features.batches.sender import LineSender
-from gateway.features.batches.slots import Slots
-from gateway.features.batches.sqlite import SqliteStore
+from gateway.features.batches.sqlite import SqliteDatabase
 from gateway.features.batches.store import Store
 
 _SWEEP_SECONDS = 60.0
@@ -46,90 +36,38 @@ _MOST_PAIRS, _MOST_NAME, _MOST_VALUE = 16, 64, 512  # of metadata
 _DEPTH = 8  # of the JSON of a new batch
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSetting:
-    """What the gateway gives to its batches. `models_named`: the models of a client's name."""
-
-    sender: LineSender
-    _: KW_ONLY
-    memory: MemoryBudget
-    metrics: BatchMetrics
-    supervisor: Supervisor
-    unix_seconds: Callable[[], float]
-    new_id: Callable[[], str]
-    random: Random
-    breather: Callable[[], Breathe]
-    fleet: Fleet
-    models_named: Callable[[str], Sequence[str]]
-
-    def knows_model(self, name: str) -> bool:
-        return any(self.fleet.candidates(model) is not None for model in self.models_named(name))
-
-    def engines_of(self, name: str) -> int:
-        """How many serve a model of this name."""
-        return max([len(self.fleet.serving(model) or ()) for model in self.models_named(name)], default=0)
-
-
 class Batches:
     """The API of files and batches, and the batches that run."""
 
-    def __init__(self, path: str, config: Config, setting: BatchSetting) -> None:
-        self._setting = setting
-        self._store: Store
-        self._runner: BatchRunner
-        if config.batches.database is None:
-            folder, self._store = Folder(Path(path)), SqliteStore(Path(path))
-            parts, checks = self._new_parts(config, folder, is_shared=False)
-            self._runner = Runner(self._store, self._files, folder, parts=parts, checks=checks)
+    def __init__(self, path: str, config: Config, parts: RunParts) -> None:
+        self._parts = parts
+        limits = config.batches
+        contents: Contents
+        if limits.database is None:
+            contents, self._store = Folder(Path(path)), Store(SqliteDatabase(Path(path)))
         else:
-            from gateway.features.batches.postgres import PostgresStore  # the clients of both are extras
+            from gateway.features.batches.postgres import PostgresDatabase  # the clients of both are extras
             from gateway.features.batches.s3 import S3Bucket
-            from gateway.features.batches.shared import SharedRunner
 
-            bucket = S3Bucket(path, config.batches.s3_endpoint, config.batches.s3_region, memory=setting.memory)
-            self._store = shared = PostgresStore(config.batches.database, bucket)
-            parts, checks = self._new_parts(config, bucket, is_shared=True)
-            self._runner = SharedRunner(shared, self._files, bucket, parts=parts, checks=checks)
+            contents = bucket = S3Bucket(path, limits.s3_endpoint, limits.s3_region, memory=parts.memory)
+            self._store = Store(PostgresDatabase(limits.database, bucket))
+        self._files = Files(self._store, contents, config=limits, memory=parts.memory, unix_seconds=parts.unix_seconds)
+        checks = InputChecks(contents, parts.breather, parts.knows_model)
+        self._runner = Runner(self._store, self._files, contents, parts=parts, checks=checks)
         self._is_open = False
         self._sweeping: asyncio.Task[None] | None = None
-        self._lifetime_seconds = config.batches.lifetime_seconds
-
-    def _new_parts(self, config: Config, contents: Contents, *, is_shared: bool) -> tuple[RunParts, InputChecks]:
-        setting = self._setting
-        limits = config.batches
-        self._files = Files(
-            self._store,
-            contents,
-            config=limits,
-            memory=setting.memory,
-            unix_seconds=setting.unix_seconds,
-            is_shared=is_shared,
-        )
-        parts = RunParts(
-            self._files,
-            sender=setting.sender,
-            memory=setting.memory,
-            slots=Slots(config.batches.lines_in_flight),
-            metrics=setting.metrics,
-            unix_seconds=setting.unix_seconds,
-            new_id=setting.new_id,
-            random=setting.random,
-            breather=setting.breather,
-            engines_of=setting.engines_of,
-            caught=setting.supervisor.caught,
-        )
-        return parts, InputChecks(contents, setting.breather, setting.knows_model)
+        self._lifetime_seconds = limits.lifetime_seconds
 
     def follow(self, config: Config, reader: RequestReader) -> None:
         """Take over limits; the folder stays."""
         self._lifetime_seconds = config.batches.lifetime_seconds
         self._files.follow(config.batches)
         self._runner.follow(config)
-        self._setting.sender.follow(config, reader)
+        self._parts.sender.follow(config, reader)
 
     def follow_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
         """Take over the keys in effect: lines of others get 401."""
-        self._setting.sender.follow_keys(keys, are_needed=are_needed)
+        self._parts.sender.follow_keys(keys, are_needed=are_needed)
 
     def states(self) -> dict[str, int]:
         """How many batches that have not ended are in each state."""
@@ -148,7 +86,7 @@ class Batches:
         """Open the folder, and take up the batches that have not ended. Raises StoreUnusable or OSError."""
         await self._store.open()
         batches = await self._store.running_batches()
-        await self._files.open(each for batch in batches for each in (batch.output_id, batch.error_id))
+        await self._files.open()
         await self._runner.open(batches)
         self._is_open = True
         self._sweeping = asyncio.get_running_loop().create_task(self._sweep(), name="batch_sweep")
@@ -175,9 +113,9 @@ class Batches:
 
     async def _sweep(self) -> None:
         while True:
-            with self._setting.supervisor.guard("batch_sweep"):
+            with self._parts.supervisor.guard("batch_sweep"):
                 await self._files.delete_expired(self._runner.files_in_use)
-                before = int(self._setting.unix_seconds()) - self._lifetime_seconds
+                before = int(self._parts.unix_seconds()) - self._lifetime_seconds
                 await self._store.forget_batches(before)
                 await self._runner.sweep()
             await asyncio.sleep(_SWEEP_SECONDS)
@@ -234,17 +172,15 @@ class Batches:
             found = await self._store.list_batches(owner, after, limit)
         except KeyError:
             raise InvalidRequest("The parameter `after` is not the id of a batch.", param="after") from None
-        shown = [(self._runner.find(batch.id) or batch).document() for batch in found[:limit]]
+        shown = [self._runner.shown(batch).document() for batch in found[:limit]]
         return _page(shown, has_more=len(found) > limit)
 
     async def _find(self, batch_id: str, owner: Owner) -> Batch:
         """The batch as it is now. Raises BatchNotFound, also for batches of others."""
-        batch = self._runner.find(batch_id)
+        batch = await self._store.batch(batch_id, owner)
         if batch is None:
-            batch = await self._store.batch(batch_id, owner)
-        if batch is None or batch.owner != owner:
             raise BatchNotFound(f"No such batch: {batch_id[:64]!r}.", param="batch_id")
-        return batch
+        return self._runner.shown(batch)
 
     async def _cancel(self, batch: Batch) -> Batch:
         if batch.status in ("cancelling", "cancelled"):
@@ -272,9 +208,9 @@ class Batches:
             raise InvalidRequest(
                 f"The purpose of file {file_id!r} is {file.purpose}, not batch.", param="input_file_id"
             )
-        now = int(self._setting.unix_seconds())
+        now = int(self._parts.unix_seconds())
         batch = Batch(
-            f"batch_{self._setting.new_id()}",
+            f"batch_{self._parts.new_id()}",
             owner=owner,
             endpoint=endpoint,
             input_file_id=file_id,
@@ -283,15 +219,8 @@ class Batches:
             output_lifetime_seconds=lifetime,
             created_at=now,
             expires_at=now + seconds,
-            output_id=new_file_id(),
-            error_id=new_file_id(),
         )
-        try:
-            await self._store.put_batch(batch)
-        except Exception as error:
-            if has_no_room(error):
-                raise StorageFull("No space is left for batches (batches.path).") from error
-            raise
+        await self._store.put_batch(batch)
         created = batch.document()
         self._runner.start(batch)
         return created

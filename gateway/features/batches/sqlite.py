@@ -1,44 +1,26 @@
-"""The rows of files and batches in SQLite, for one gateway alone: it locks the folder.
+"""SQLite, for one gateway alone: it locks the folder. Contents are in files beside it."""
 
-Contents are in files beside it.
-"""
-
+import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.core.errors import Draining
 from gateway.core.threads import Threads
-from gateway.features.batches.batch import RUNNING, Batch, Owner, StoredFile
-from gateway.features.batches.store import FolderInUse, StoreUnusable
-
-Result = TypeVar("Result")
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL, tenant TEXT NOT NULL,
-    filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL
-);
-CREATE INDEX IF NOT EXISTS files_of_owner ON files (key, tenant, number);
-CREATE TABLE IF NOT EXISTS batches (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, key TEXT NOT NULL, tenant TEXT NOT NULL,
-    status TEXT NOT NULL, expires_at INTEGER NOT NULL, batch BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS batches_of_owner ON batches (key, tenant, number);
-"""
-_FILE = "id, key, tenant, filename, purpose, bytes, created_at, expires_at"
-_STATUSES = ", ".join(f"'{status}'" for status in RUNNING)
+from gateway.features.batches.errors import StorageFull
+from gateway.features.batches.store import TABLES, FolderInUse, StoreUnusable
 
 
-class Rows:
-    """The tables. All methods run in threads of `SqliteStore`, one at a time."""
+class _Tables:
+    """The open database. All methods run in one thread, in the order in which they are called."""
 
     def __init__(self, folder: Path) -> None:
         """Open the folder, which no other process may have open. Raises StoreUnusable or OSError."""
-        for each in (folder, folder / "files"):  # prompts and answers are for this user alone
+        for each in (folder, folder / "files", folder / "parts"):  # prompts and answers are for this user alone
             each.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -53,160 +35,71 @@ class Rows:
             self._tables = sqlite3.connect(folder / "batches.sqlite3", isolation_level=None, check_same_thread=False)
             self._tables.execute("PRAGMA journal_mode = WAL")
             self._tables.execute("PRAGMA synchronous = FULL")
-            self._tables.executescript(_SCHEMA)
+            self._tables.executescript(TABLES.format(number="INTEGER PRIMARY KEY AUTOINCREMENT"))
         except sqlite3.Error as error:
             os.close(self._lock)
             raise StoreUnusable(f"batches.path ({folder}) cannot be used: {error}") from error
+
+    def execute(self, query: str, values: tuple[Any, ...] = ()) -> tuple[list[tuple[Any, ...]], int]:
+        """The rows of a query, and how many a statement changed."""
+        done = self._tables.execute(query, values)
+        return done.fetchall(), done.rowcount
+
+    def roll_back(self) -> None:
+        if self._tables.in_transaction:
+            self._tables.execute("ROLLBACK")
 
     def close(self) -> None:
         self._tables.close()
         os.close(self._lock)
 
-    def add_file(self, file: StoredFile) -> None:
-        owner, values = file.owner, (file.filename, file.purpose, file.size_bytes, file.created_at, file.expires_at)
-        marks = "?, ?, ?, ?, ?, ?, ?, ?"
-        self._tables.execute(f"INSERT OR REPLACE INTO files ({_FILE}) VALUES ({marks})", (file.id, *owner, *values))
 
-    def file(self, file_id: str, owner: Owner) -> StoredFile | None:
-        found = self._tables.execute(
-            f"SELECT {_FILE} FROM files WHERE id = ? AND key = ? AND tenant = ?", (file_id, *owner)
-        ).fetchone()
-        return None if found is None else StoredFile.of_row(found)
+class SqliteDatabase:
+    """A `Database` in a folder, and the transaction that runs: there is one at a time."""
 
-    def files(
-        self, owner: Owner, purpose: str | None, after: str | None, limit: int, now: int, *, ascending: bool
-    ) -> list[StoredFile]:
-        """One more than `limit`, if there are more. Raises KeyError if `after` is no file of this owner."""
-        where, values = ["key = ?", "tenant = ?", "expires_at > ?"], [*owner, now]
-        if purpose is not None:
-            where.append("purpose = ?")
-            values.append(purpose)
-        order, compared = ("ASC", ">") if ascending else ("DESC", "<")
-        if after is not None:
-            where.append(f"number {compared} ?")
-            values.append(self._number("files", after, owner))
-        query = f"SELECT {_FILE} FROM files WHERE {' AND '.join(where)} ORDER BY number {order} LIMIT ?"
-        return [StoredFile.of_row(row) for row in self._tables.execute(query, (*values, limit + 1))]
-
-    def delete_file(self, file_id: str) -> None:
-        self._tables.execute("DELETE FROM files WHERE id = ?", (file_id,))
-
-    def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
-        """Of every file its id, key, size in bytes, and when it expires; `key`: of those of this one alone."""
-        where, values = ("", ()) if key is None else (" WHERE key = ?", (key,))
-        return [*self._tables.execute(f"SELECT id, key, bytes, expires_at FROM files{where}", values)]
-
-    def put_batch(
-        self, batch_id: str, owner: Owner, values: tuple[str, int, bytes], files: tuple[StoredFile, ...] = ()
-    ) -> None:
-        """Insert or update a batch: status, expiry and all of it; together with the files that it has written."""
-        self._tables.execute("BEGIN")
-        try:
-            for file in files:
-                self.add_file(file)
-            changed = self._tables.execute(
-                "UPDATE batches SET status = ?, expires_at = ?, batch = ? WHERE id = ?", (*values, batch_id)
-            )
-            if not changed.rowcount:
-                query = "INSERT INTO batches (id, key, tenant, status, expires_at, batch) VALUES (?, ?, ?, ?, ?, ?)"
-                self._tables.execute(query, (batch_id, *owner, *values))
-            self._tables.execute("COMMIT")
-        except BaseException:
-            if self._tables.in_transaction:
-                self._tables.execute("ROLLBACK")
-            raise
-
-    def batch(self, batch_id: str, owner: Owner) -> Batch | None:
-        found = self._tables.execute(
-            "SELECT batch FROM batches WHERE id = ? AND key = ? AND tenant = ?", (batch_id, *owner)
-        ).fetchone()
-        return None if found is None else Batch.restored(found[0])
-
-    def batches(self, owner: Owner, after: str | None, limit: int) -> list[Batch]:
-        """The newest first; one more than `limit`, if there are more. Raises KeyError as `files` does."""
-        number = 1 << 62 if after is None else self._number("batches", after, owner)
-        query = "SELECT batch FROM batches WHERE key = ? AND tenant = ? AND number < ? ORDER BY number DESC LIMIT ?"
-        return [Batch.restored(row[0]) for row in self._tables.execute(query, (*owner, number, limit + 1))]
-
-    def running_batches(self) -> list[Batch]:
-        """Those that have not ended, the oldest first."""
-        query = f"SELECT batch FROM batches WHERE status IN ({_STATUSES}) ORDER BY number"
-        return [Batch.restored(row[0]) for row in self._tables.execute(query)]
-
-    def forget_batches(self, before: int) -> None:
-        """Drop the rows of batches that have ended, and whose window closed before this time."""
-        query = f"DELETE FROM batches WHERE expires_at < ? AND status NOT IN ({_STATUSES})"
-        self._tables.execute(query, (before,))
-
-    def _number(self, table: str, row_id: str, owner: Owner) -> int:
-        found = self._tables.execute(
-            f"SELECT number FROM {table} WHERE id = ? AND key = ? AND tenant = ?", (row_id, *owner)
-        ).fetchone()
-        if found is None:
-            raise KeyError(row_id)
-        return int(found[0])
-
-
-class SqliteStore:
-    """A `Store` that runs `Rows` in a thread."""
+    now = "((julianday('now') - 2440587.5) * 86400.0)"
+    locking = ""  # a transaction has the database for itself
+    is_alone = True
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._threads = Threads("batches_rows")
-        self._rows: Rows | None = None
-
-    def _open_rows(self) -> Rows:
-        self.check_open()
-        assert self._rows is not None
-        return self._rows
+        self._turn = asyncio.Lock()
+        self._tables: _Tables | None = None
 
     def check_open(self) -> None:
-        """Raises Draining if the store is closed: another process may have it now."""
-        if self._rows is None:
+        self._opened()
+
+    def _opened(self) -> _Tables:
+        if self._tables is None:
             raise Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
+        return self._tables
 
     async def open(self) -> None:
-        """Open the folder for this process alone. Raises StoreUnusable or OSError."""
-        self._rows = await self._run(Rows, self._folder)
+        self._tables = await self._threads.run(_Tables, self._folder)
 
     async def close(self) -> None:
-        rows, self._rows = self._rows, None
-        if rows is not None:
-            await self._run(rows.close)
+        tables, self._tables = self._tables, None
+        if tables is not None:
+            async with self._turn:
+                await self._threads.run(tables.close)
 
-    async def _run(self, do: Callable[..., Result], *args: Any, **options: Any) -> Result:
-        """Do this in a thread, after what was to be done before."""
-        return await self._threads.run(do, *args, **options)
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator["SqliteDatabase"]:
+        async with self._turn:
+            tables = self._opened()
+            try:
+                await self._threads.to_its_end(tables.execute, "BEGIN IMMEDIATE")
+                yield self
+                await self._threads.to_its_end(tables.execute, "COMMIT")
+            except BaseException as error:
+                await self._threads.to_its_end(tables.roll_back)
+                if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+                    raise StorageFull("No space is left for batches (batches.path).") from error
+                raise
 
-    async def add_file(self, file: StoredFile) -> None:
-        await self._run(self._open_rows().add_file, file)
+    async def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        return (await self._threads.run(self._opened().execute, query, values))[0]
 
-    async def file(self, file_id: str, owner: Owner) -> StoredFile | None:
-        return await self._run(self._open_rows().file, file_id, owner)
-
-    async def list_files(
-        self, owner: Owner, purpose: str | None, after: str | None, limit: int, now: int, *, ascending: bool
-    ) -> list[StoredFile]:
-        return await self._run(self._open_rows().files, owner, purpose, after, limit, now, ascending=ascending)
-
-    async def delete_file(self, file_id: str) -> None:
-        await self._run(self._open_rows().delete_file, file_id)
-
-    async def all_files(self, key: str | None = None) -> list[tuple[str, str, int, int]]:
-        return await self._run(self._open_rows().all_files, key)
-
-    async def put_batch(self, batch: Batch, files: tuple[StoredFile, ...] = ()) -> None:
-        values = (batch.status, batch.expires_at, batch.stored())
-        await self._run(self._open_rows().put_batch, batch.id, batch.owner, values, files)
-
-    async def batch(self, batch_id: str, owner: Owner) -> Batch | None:
-        return await self._run(self._open_rows().batch, batch_id, owner)
-
-    async def list_batches(self, owner: Owner, after: str | None, limit: int) -> list[Batch]:
-        return await self._run(self._open_rows().batches, owner, after, limit)
-
-    async def running_batches(self) -> list[Batch]:
-        return await self._run(self._open_rows().running_batches)
-
-    async def forget_batches(self, before: int) -> None:
-        await self._run(self._open_rows().forget_batches, before)
+    async def do(self, query: str, *values: Any) -> int:
+        return (await self._threads.run(self._opened().execute, query, values))[1]

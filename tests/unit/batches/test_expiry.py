@@ -11,7 +11,8 @@ from gateway.features.batches.errors import FileNotFound
 from gateway.features.batches.files import Files, expiry_of
 from gateway.features.batches.folder import Folder
 from gateway.features.batches.settings import BatchesConfig
-from gateway.features.batches.sqlite import SqliteStore
+from gateway.features.batches.sqlite import SqliteDatabase
+from gateway.features.batches.store import Store
 
 OWNER = Owner("a", "a")
 
@@ -21,25 +22,24 @@ async def in_use() -> set[str]:
 
 
 async def test_files_expire_unless_a_batch_reads_them(tmp_path: Path) -> None:
-    now, store, folder = [1000.0], SqliteStore(tmp_path), Folder(tmp_path)
+    now, store, folder = [1000.0], Store(SqliteDatabase(tmp_path)), Folder(tmp_path)
     files = Files(store, folder, config=BatchesConfig(), memory=MemoryBudget(1 << 20), unix_seconds=lambda: now[0])
     await store.open()
     for name in ("used", "unused", "later"):
         folder.path(name).write_bytes(b"content")
         expires_at = 2000 if name == "later" else 1500
         await store.add_file(StoredFile(name, OWNER, name, "batch", 7, 1000, expires_at))
-    folder.path("journal").write_bytes(b"line\n")
     folder.path("stray").write_bytes(b"left by a crash")
     folder.path("file-1.part").write_bytes(b"left by a crash")
-    await files.open(["journal"])
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["journal", "later", "unused", "used"]
+    await files.open()
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["later", "unused", "used"]
     assert files.size_bytes == 21
     now[0] = 1500.0
     with pytest.raises(FileNotFound):
         await files.find("unused", OWNER)
     assert [each.id for each in await files.list(OWNER, None, None, 10, ascending=True)] == ["later"]
     await files.delete_expired(in_use)
-    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["journal", "later", "used"]
+    assert sorted(path.name for path in (tmp_path / "files").iterdir()) == ["later", "used"]
     assert files.size_bytes == 14
     await store.close()
 

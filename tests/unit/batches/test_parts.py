@@ -6,19 +6,14 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.batches.input import CheckedInput
 from gateway.features.batches.journal import answer_line
 from gateway.features.batches.parts import JoinedParts, next_piece
 
 LINES = 6
 
 
-def checked() -> CheckedInput:
-    found = CheckedInput(model="m")
-    for number in range(LINES):
-        found.index.add(number, 1)
-        found.places[hash(str(number))] = number
-    return found
+def joined_parts(wanted: range = range(LINES)) -> JoinedParts:
+    return JoinedParts({hash(str(number)): number for number in range(LINES)}, wanted, lambda: None)
 
 
 def answer(number: int, holder: str, status: int = 200) -> bytes:
@@ -28,7 +23,7 @@ def answer(number: int, holder: str, status: int = 200) -> bytes:
 
 def put_together(joined: JoinedParts, parts: bytes, *, failed: bool) -> list[int]:
     """The custom ids of the lines that are taken from these parts."""
-    return [int(orjson.loads(line)["custom_id"]) for line in joined.lines(io.BytesIO(parts), failed=failed)]
+    return [int(orjson.loads(line)["custom_id"]) for line in joined.lines([io.BytesIO(parts)], failed=failed)]
 
 
 @settings(deadline=None)
@@ -36,21 +31,31 @@ def put_together(joined: JoinedParts, parts: bytes, *, failed: bool) -> list[int
 def test_each_line_is_there_once(runs: list[tuple[int, int, bool]]) -> None:
     output = b"".join(answer(number, str(holder)) for holder, number, failed in runs if not failed)
     error = b"".join(answer(number, str(holder), 400) for holder, number, failed in runs if failed)
-    joined = JoinedParts(checked(), lambda: None)
+    joined = joined_parts()
     answers, errors = put_together(joined, output, failed=False), put_together(joined, error, failed=True)
     completed = {number for _, number, failed in runs if not failed}
     done = {number for _, number, _ in runs}
     assert sorted(answers) == sorted(completed)
     assert sorted(errors) == sorted(done - completed)
     assert joined.missing() == sorted(set(range(LINES)) - done)
-    assert joined.answered(2, 5) == [number - 2 for number in sorted(done) if 2 <= number < 5]
+    some = joined_parts(range(2, 5))
+    assert put_together(some, output, failed=False) == [number for number in answers if 2 <= number < 5]
+    assert some.answered() == [number - 2 for number in sorted(completed) if 2 <= number < 5]
+    assert some.tally.lines == len(some.answered())
     tally = joined.tally
     assert (tally.completed, tally.failed, tally.input_tokens) == (len(answers), len(errors), 5 * len(answers))
 
 
 def test_answers_to_lines_that_the_input_does_not_have_are_left_out() -> None:
-    joined = JoinedParts(checked(), lambda: None)
+    joined = joined_parts()
     assert put_together(joined, answer(99, "a") + answer(2, "a"), failed=False) == [2]
+
+
+def test_of_several_parts_the_first_answer_counts_and_what_is_torn_is_passed_over() -> None:
+    joined = joined_parts()
+    parts = [answer(2, "a") + answer(3, "a")[:-20], answer(2, "b") + b"\0\n" + answer(3, "b")]
+    found = [*joined.lines([*map(io.BytesIO, parts)], failed=False)]
+    assert found == [answer(2, "a"), answer(3, "b")]
 
 
 def test_lines_are_written_in_large_pieces() -> None:
