@@ -30,7 +30,7 @@ from gateway.features.handover.snapshot import SnapshotFolder
 from gateway.features.handover.succession import Handover
 from gateway.features.handover.systemd import notify_systemd, of_systemd
 from gateway.features.keys.feature import KeysFeature
-from gateway.features.operate.control import TAKES_OVER, Restart
+from gateway.features.operate.control import TAKES_OVER, Restart, RestartCheck
 from gateway.features.operate.reload import FileWatch
 from gateway.features.table import FEATURES, FeatureEntry
 from gateway.features.workers.line import LineToParent
@@ -60,14 +60,17 @@ class Life:
         self._hangups = asyncio.Event()
         server = config.server
         given = os.environ.pop(TAKES_OVER, "")
-        self._address = address_of(file, server.host, server.port)  # where the next process finds this one
-        takes_over = file is not None and server.port and parent is None
+        name = file if parent is None else parent.place.name
+        self._address = address_of(name, server.host, server.port)  # where the next process finds this one
+        takes_over = parent is not None or (file is not None and server.port)
+        coordination = config.coordination
+        self._table = f"{coordination.url} {coordination.name}" if coordination.url else ""
         self._former = bytes.fromhex(given) if given else self._address if takes_over else None
 
     async def live(self, out: BinaryIO, log: EventLog) -> None:
         """Serve until a signal to stop, or until another process has taken over. Raises OSError or TakeoverRefused."""
         self._heed_signals()
-        successor = await take_over(self._former) if self._former else None
+        successor = await take_over(self._former, self._table) if self._former else None
         try:
             listeners = await bind_all(self._config.server, self._inherited(successor))
             known = await successor.snapshot() if successor else await self._snapshots.load(self._config.state.path)
@@ -93,6 +96,8 @@ class Life:
     def _inherited(self, successor: Successor | None) -> Listeners:
         server = self._config.server
         if successor is not None:
+            if self._parent is not None:
+                self._parent.place.close()
             return successor.listeners(server)
         return of_systemd(os.environ) if self._parent is None else self._parent.place.listeners(server)
 
@@ -124,7 +129,8 @@ class Life:
 
     def _stop_later(self) -> None:
         self._log.info("ending", hint="its last responses end first; a second signal cuts them")
-        self._on_stop(None)
+        if self._parent is None:
+            self._on_stop(None)
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
         addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
@@ -140,13 +146,21 @@ class Life:
         lengths = core.cache_state.output_lengths
         sharing = SlotSharing(core.fleet, core.queue, lengths, kv_headroom=lambda: core.config.admission.kv_headroom)
         predecessor = Predecessor(
-            gateway.knowledge, sharing=sharing, ports=ports, addresses=addresses, breathe=breather()
+            gateway.knowledge,
+            sharing=sharing,
+            ports=ports,
+            addresses=addresses,
+            breathe=breather(),
+            table=partial(self._table_now, gateway),
         )
         handover = Handover(gateway, sharing, predecessor, successor=successor, stop=self._stop)
-        restart = Restart(
-            self._load_config, self._address, predecessor.began, successor_pid=lambda: predecessor.successor_pid
-        )
-        routes = restart.routes() if self._parent is None else []
+        if self._parent is None:
+            restart = Restart(
+                self._load_config, self._address, predecessor.began, successor_pid=lambda: predecessor.successor_pid
+            )
+            routes = restart.routes()
+        else:
+            routes = RestartCheck(self._load_config, self._config).routes()
         async with gateway.running(listeners, routes, handover.take_place) as admin_port:
             if successor is not None:
                 successor.serves()
@@ -155,8 +169,7 @@ class Life:
             gc.collect()
             gc.freeze()
             async with handover.sharing_slots():
-                waiting = nullcontext() if self._parent is not None else predecessor.waiting(self._address)
-                async with self._serving(gateway), waiting:
+                async with self._serving(gateway), predecessor.waiting(self._address):
                     if self._parent is not None:
                         self._parent.serves()
                     await _first(self._stop.wait(), predecessor.began.wait())
@@ -172,6 +185,14 @@ class Life:
                 await gateway.background.stop()  # so that the snapshot has what they cost
                 await handover.wait_for_before()
                 await self._snapshots.save_last(gateway.core.config.state.path, gateway.knowledge)
+
+    def _table_now(self, gateway: Gateway) -> str:
+        """The table in which this process shares engines with others; empty = none, or it cannot be reached."""
+        if not self._table:
+            return ""
+        from gateway.features.coordination.feature import CoordinationFeature
+
+        return "" if gateway.feature(CoordinationFeature).coordinator.blocks.is_failing else self._table
 
     def _log_start(self, gateway: Gateway, admin_port: int | None) -> None:
         config, log = self._config, self._log

@@ -60,6 +60,10 @@ def serve(
     log_format: LogFormat = None,
 ) -> None:
     """Run the gateway until SIGTERM or Ctrl-C. With --backend, no configuration file is needed."""
+    if os.getpid() == 1:
+        from gateway.features.handover.first import run_as_first
+
+        sys.exit(run_as_first())
     read = _with_keys_file(
         _reader(
             file,

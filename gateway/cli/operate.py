@@ -48,6 +48,7 @@ def reload(
 
 
 def restart(admin: AdminUrl = ADMIN_URL) -> None:
-    """Replace a running gateway by a new process, which takes over its ports, clients and what it has learned."""
+    """Replace the processes of a running gateway by new ones, which take over ports, clients and what was learned."""
     done = ask_gateway(admin, "/admin/restart", "POST", timeout_seconds=_RESTART_SECONDS)
-    typer.echo(f"process {done['pid']} serves; process {done['former_pid']} ends when its last response has ended")
+    for each in done.get("workers", [done]):
+        typer.echo(f"process {each['pid']} serves; process {each['former_pid']} ends when its last response has ended")

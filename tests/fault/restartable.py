@@ -15,12 +15,13 @@ import yaml
 
 from loadtest.servers.processes import free_ports
 from loadtest.servers.server import serves, wait_until
-from tests.clients import Answer, Client, request
+from tests.clients import DEADLINE_SECONDS, Answer, Client, request
 from tests.fault.rig import holds
 from tests.processes import is_there
 from tests.scripted import ScriptedBackend
 
 READY_SECONDS = 30.0
+_RESTART_SECONDS = 60.0  # where many tests share the cores
 QUICK = {"probe_interval_seconds": 0.2, "slow_start_seconds": 0}
 
 
@@ -60,15 +61,17 @@ class Restartable:
         lines = [line for line in self.log_file.read_bytes().splitlines() if line.startswith(b"{")]
         return [line for line in map(orjson.loads, lines) if line.get("event") == name]
 
-    async def asks_admin(self, target: str, method: bytes = b"POST", body: bytes = b"") -> Answer:
+    async def asks_admin(
+        self, target: str, method: bytes = b"POST", body: bytes = b"", seconds: float = DEADLINE_SECONDS
+    ) -> Answer:
         token = b"authorization: Bearer " + self.environment.get("GATEWAY_ADMIN_TOKEN", "").encode()
         async with await Client.connect(self.admin_port) as client:
             await client.send(request(body, token, method=method, target=target.encode()))
-            return await client.answer()
+            return await client.answer(seconds)
 
     async def restart(self) -> int:
         """Have it restart; returns the new process."""
-        answer = await self.asks_admin("/admin/restart")
+        answer = await self.asks_admin("/admin/restart", seconds=_RESTART_SECONDS)
         assert answer.status == 200, answer.body
         return int(answer.json["pid"])
 
@@ -100,10 +103,11 @@ class Restartable:
 
 @asynccontextmanager
 async def restartable(folder: Path, *backends: ScriptedBackend, **sections: Any) -> AsyncIterator[Restartable]:
-    """A gateway before these backends, once it is ready; `cap`: of each backend. All its processes are killed after
-    the block, and none may have complained."""
+    """A gateway before these backends, once it is ready; `cap`: of each backend; `command`: what starts it. All its
+    processes are killed after the block, and none may have complained."""
     port, admin_port = free_ports(2)
     environment: dict[str, str] = sections.pop("environment", {})
+    command: tuple[str, ...] = sections.pop("command", ())
     cap, server = sections.pop("cap", 8), sections.pop("server", {})
     admin = {"port": admin_port, "allowed_hosts": ["gateway"], "token": "${GATEWAY_ADMIN_TOKEN:-}"}
     base = {"host": "127.0.0.1", "port": port, "admin": admin, "drain_delay_seconds": 0}
@@ -111,7 +115,7 @@ async def restartable(folder: Path, *backends: ScriptedBackend, **sections: Any)
     running = Restartable(folder, port, admin_port, environment)
     document = {"server": base | server, "backends": listed, "health": QUICK, **sections}
     running.file.write_text(yaml.safe_dump(document))
-    running.start()
+    running.start(command=command)
     try:
         await running.ready()
         yield running

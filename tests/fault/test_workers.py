@@ -83,7 +83,7 @@ async def logged(folder: Path, name: str, count: int) -> list[dict[str, Any]]:
 async def admin(gateway: GatewayProcess, target: str, method: bytes = b"GET", body: bytes = b"") -> Any:
     async with await Client.connect(gateway.admin_port) as client:
         await client.send(request(body, method=method, target=target.encode()))
-        return await client.answer()
+        return await client.answer(_DEADLINE_SECONDS)
 
 
 async def test_a_worker_that_is_killed_cuts_its_own_clients_alone_and_is_back(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ async def test_the_admin_port_answers_for_all_workers_and_for_each(tmp_path: Pat
             assert answer.header("x-gateway-worker") == f"{number}/2"
             assert b'gateway_backend_up{backend="engine"} 1.0' in answer.body
         assert (await admin(gateway, "/")).header("x-gateway-worker") == "0/2"
-        for target, method in (("/worker/2/admin/queue", b"GET"), ("/admin/restart", b"POST")):
+        for target, method in (("/worker/2/admin/queue", b"GET"), ("/worker/2/admin/restart", b"POST")):
             answer = await admin(gateway, target, method)
             assert answer.status == 400, answer.body
         async with await Client.connect(gateway.admin_port) as client:

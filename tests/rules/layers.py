@@ -197,6 +197,7 @@ EDGES = {
     "uploads.audio",
     "handover.channel",
     "handover.conversation",
+    "handover.first",
     "handover.ports",
     "handover.snapshot",
     "handover.succession",

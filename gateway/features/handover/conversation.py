@@ -137,13 +137,14 @@ class Successor:
         self._channel.close()
 
 
-async def take_over(address: bytes) -> Successor | None:
-    """Ask the gateway that waits at this address; None = there is none. Raises TakeoverRefused."""
+async def take_over(address: bytes, table: str) -> Successor | None:
+    """Ask the gateway that waits at this address; None = there is none. `table`: in which this process will share
+    engines with others, if any. Raises TakeoverRefused."""
     channel = connect(address)
     if channel is None:
         return None
     pid = channel.pid
-    channel.post({"is": "hello", "protocol": PROTOCOL, "format": FORMAT, "confirms": True})
+    channel.post({"is": "hello", "protocol": PROTOCOL, "format": FORMAT, "confirms": True, "table": table})
     try:
         async with asyncio.timeout(_OFFER_SECONDS):
             offer = await channel.receive()
@@ -160,7 +161,9 @@ async def take_over(address: bytes) -> Successor | None:
 class Predecessor:
     """The end of the process that serves: waits for the one that takes over. `began` is set once it has.
 
-    `addresses`: as configured, by port (`main`, `admin`, `metrics`).
+    `addresses`: as configured, by port (`main`, `admin`, `metrics`); `table`: the one in which this process shares
+    engines with others now, if any. Where both processes share it, it divides the engines between them, and no slots
+    are lent.
     """
 
     knowledge: Knowledge
@@ -169,6 +172,7 @@ class Predecessor:
     ports: Ports
     addresses: dict[str, tuple[str, int]]
     breathe: Callable[[], None]
+    table: Callable[[], str]
     began: asyncio.Event = field(default_factory=asyncio.Event)
     successor_pid: int = 0
     _channel: Channel | None = None
@@ -222,16 +226,18 @@ class Predecessor:
         if ready is None or ready.content["is"] != "ready":
             log.error("handover_failed", pid=channel.pid, hint="the new process gave up; this one goes on")
             return
-        await self._give_place(channel, is_confirmed=bool(hello.content.get("confirms")))
+        meets = hello.content.get("table", "") == self.table() != ""
+        await self._give_place(channel, is_confirmed=bool(hello.content.get("confirms")), meets=meets)
 
-    async def _give_place(self, channel: Channel, *, is_confirmed: bool) -> None:
+    async def _give_place(self, channel: Channel, *, is_confirmed: bool, meets: bool) -> None:
         """Let the other process serve, and take the place back if it does not. `is_confirmed`: it says that it serves,
-        which earlier versions do not."""
+        which earlier versions do not; `meets`: in the table of both."""
         pid = channel.pid
         try:
             await self.ports.pause()
             self._channel = channel
-            self.sharing.hand_over()
+            if not meets:
+                self.sharing.hand_over()
             self._post("go")
             is_serving = not is_confirmed or await self._serves(channel)
         except Exception:

@@ -18,6 +18,7 @@ from gateway.core.backends.backend import Backend
 from gateway.core.backends.membership import Membership
 from gateway.core.backends.settings import BackendConfig
 from gateway.core.errors import InvalidRequest, RestartFailed
+from gateway.core.listeners import ports_of
 from gateway.core.threads import Threads
 from gateway.features.operate.admin_http import as_json, body_of
 from gateway.features.operate.reload import Reloads
@@ -104,6 +105,38 @@ async def until(condition: Callable[[], bool], seconds: float, sleep: Callable[[
     return holds
 
 
+class RestartCheck:
+    """The handler of a restart in a worker, whose parent starts the new process if this one finds no mistake."""
+
+    def __init__(self, load: Callable[[], Config], config: Config) -> None:
+        self._load, self._config = load, config
+        self._threads = Threads("restart")
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.post("/admin/restart", self._restart)]
+
+    async def _restart(self, _: web.Request) -> web.Response:
+        if _of_parent(await _loaded(self._threads, self._load)) != _of_parent(self._config):
+            raise InvalidRequest(
+                "Nothing was changed. server.workers and the addresses of ports are those of the process that started"
+                " the workers. Stop the gateway and start it to change them."
+            )
+        return as_json({"pid": os.getpid()})
+
+
+def _of_parent(config: Config) -> object:
+    ports = ports_of(config.server)
+    return config.server.workers, {name: (port.host, port.port) for name, port in ports.items()}
+
+
+async def _loaded(threads: Threads, load: Callable[[], Config]) -> Config:
+    """The configuration as a new process would read it. Raises InvalidRequest."""
+    try:
+        return await threads.run(load)
+    except ConfigError as error:
+        raise InvalidRequest(f"Nothing was changed. {error}") from error
+
+
 class Restart:
     """The handler that starts a successor of this process, with its command line and environment.
 
@@ -125,14 +158,7 @@ class Restart:
         return [web.post("/admin/restart", self._restart)]
 
     async def _restart(self, _: web.Request) -> web.Response:
-        if os.getpid() == 1:
-            raise InvalidRequest(
-                "This gateway is process 1 of a container, which ends with it. Replace the container instead."
-            )
-        try:
-            await self._threads.run(self._load)
-        except ConfigError as error:
-            raise InvalidRequest(f"Nothing was changed. {error}") from error
+        await _loaded(self._threads, self._load)
         async with self._one_at_a_time:
             if self._began.is_set():
                 raise RestartFailed(f"Process {self._successor_pid()} has taken over already.")

@@ -50,7 +50,8 @@ class LineToWorker:
     """The parent's end. `on_serving` is called when the worker has said that it serves."""
 
     def __init__(self, on_serving: Callable[[], None]) -> None:
-        self.is_serving = False
+        self.serving = asyncio.Event()  # it has said that it serves
+        self.is_serving = False  # and has not ended since
         self._on_serving = on_serving
         self._own, self._other = socket.socketpair()
         self._own.setblocking(False)
@@ -73,8 +74,11 @@ class LineToWorker:
             yield
         finally:
             loop.remove_reader(self._own)
-            self._own.close()
-            self._other.close()
+            self.close()
+
+    def close(self) -> None:
+        self._own.close()
+        self._other.close()
 
     def _on_word(self) -> None:
         try:
@@ -83,6 +87,7 @@ class LineToWorker:
             word = b""
         if word:
             self.is_serving = True
+            self.serving.set()
             self._on_serving()
         else:  # the worker has ended, or is about to
             self.is_serving = False

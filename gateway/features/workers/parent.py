@@ -19,13 +19,14 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from gateway.config import Config
+from gateway.core.errors import RestartFailed
 from gateway.core.listeners import bind_all, ports_of
 from gateway.core.observe.log import EventLog
 from gateway.features.coordination.local_server import TableServer
 from gateway.features.handover.systemd import notify_systemd, of_systemd
 from gateway.features.workers.line import LineToWorker
 from gateway.features.workers.place import STORE, WorkerPlace, keeps_batches
-from gateway.features.workers.ports import WorkersPort
+from gateway.features.workers.ports import Replaced, WorkersPort
 from gateway.features.workers.streams import shared, unbuffered
 
 _STABLE_SECONDS: Final = 60.0  # a worker that ends sooner is started again later
@@ -39,8 +40,31 @@ def pause_seconds(failures: int) -> float:
     return 0.0 if failures <= 1 else min(_MOST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 2, 10))
 
 
+class WorkerProcess:
+    """One process of a worker. `end` is its exit code, or a signal as a negative number."""
+
+    def __init__(self, process: asyncio.subprocess.Process, line: LineToWorker) -> None:
+        self.process, self.line = process, line
+        self.end: asyncio.Task[int] = asyncio.get_running_loop().create_task(self._live())
+
+    async def _live(self) -> int:
+        with self.line.watched():
+            return await self.process.wait()
+
+    async def has_served(self) -> bool:
+        """Wait until it serves, or has ended."""
+        serving = asyncio.get_running_loop().create_task(self.line.serving.wait())
+        await asyncio.wait((serving, self.end), return_when=asyncio.FIRST_COMPLETED)
+        serving.cancel()
+        return self.line.serving.is_set()
+
+
 class Workers:
-    """The workers of one gateway, which run until `stop` is called. `announce` is called once all have served."""
+    """The workers of one gateway, which run until `stop` is called. `announce` is called once all have served.
+
+    A worker is replaced by a new process, which takes over from the one before it as two gateways do. That one ends its
+    streams; what both send to an engine is divided as between two workers.
+    """
 
     def __init__(
         self,
@@ -55,8 +79,10 @@ class Workers:
         self._count, self._place = count, place
         self._announce, self._clock = announce, clock
         self._is_stopping = asyncio.Event()
-        self._running: dict[int, asyncio.subprocess.Process] = {}
-        self._lines: dict[int, LineToWorker] = {}
+        self._group = asyncio.TaskGroup()
+        self._running: set[WorkerProcess] = set()  # also those that have been replaced, and those that will replace
+        self._current: dict[int, WorkerProcess] = {}
+        self._replacing = [asyncio.Lock() for _ in range(count)]
         self._have_served: set[int] = set()
         self._must_reload: set[int] = set()  # once they serve
         self._restarts = [0] * count
@@ -64,9 +90,9 @@ class Workers:
 
     async def run(self) -> None:
         """Keep all workers running until they have been told to stop, and have ended."""
-        async with asyncio.TaskGroup() as group:
+        async with self._group:
             for number in range(self._count):
-                group.create_task(self._keep(number), name=f"worker_{number}")
+                self._group.create_task(self._keep(number), name=f"worker_{number}")
 
     def stop(self) -> None:
         """Let all workers drain and end; at the second call, end them at once."""
@@ -74,23 +100,39 @@ class Workers:
         if self._is_stopping.is_set():
             number, self.exit_code = signal.SIGKILL, _FAILED
         self._is_stopping.set()
-        for process in self._running.values():
-            _send(process, number)
+        for worker in self._running:
+            _send(worker, number)
 
     def reload(self) -> None:
         """Let all workers read the configuration again."""
-        for number, process in self._running.items():
-            if self._lines[number].is_serving:
-                _send(process, signal.SIGHUP)
+        for number, worker in self._current.items():
+            if worker.line.is_serving:
+                _send(worker, signal.SIGHUP)
             else:
                 self._must_reload.add(number)
+
+    async def replace(self, number: int) -> Replaced:
+        """Replace the process of a worker by a new one, which takes over its place. Raises RestartFailed."""
+        async with self._replacing[number]:
+            former = self._current.get(number)
+            if former is None or not former.line.is_serving or self._is_stopping.is_set():
+                raise RestartFailed(f"Worker {number} does not serve, so nothing can take over from it. Retry later.")
+            worker = await self._started(number)
+            if worker is None or not await worker.has_served():
+                how = "cannot be started" if worker is None else f"ended with exit code {worker.end.result()}"
+                raise RestartFailed(
+                    f"Worker {number} goes on as it was: the new process {how}. The log has the reason."
+                )
+            self._current[number] = worker
+            self._group.create_task(self._keep(number, worker), name=f"worker_{number}")
+            return Replaced(number, worker.process.pid, former.process.pid)
 
     async def until_stopping(self) -> None:
         await self._is_stopping.wait()
 
     def serving(self) -> list[int]:
         """The numbers of the workers that serve."""
-        return sorted(number for number, line in self._lines.items() if line.is_serving)
+        return sorted(number for number, worker in self._current.items() if worker.line.is_serving)
 
     def collect(self) -> Iterable[Metric]:
         yield GaugeMetricFamily("gateway_workers", "Workers of this gateway that serve.", len(self.serving()))
@@ -101,14 +143,20 @@ class Workers:
             restarts.add_metric((str(number),), count)
         yield restarts
 
-    async def _keep(self, number: int) -> None:
+    async def _keep(self, number: int, worker: WorkerProcess | None = None) -> None:
+        """Keep a worker running, from this process of it on, until another one has replaced it."""
         failures = 0
-        while not self._is_stopping.is_set():
+        while worker is not None or not self._is_stopping.is_set():
             began = self._clock()
-            code = await self._run(number)
+            if worker is None and (worker := await self._started(number)) is not None:
+                self._current[number] = worker
+            code = _FAILED if worker is None else await worker.end
             lived_seconds = self._clock() - began
-            if self._is_stopping.is_set():
-                return
+            async with self._replacing[number]:  # it may be about to be replaced
+                if self._is_stopping.is_set() or self._current.get(number) is not worker:
+                    return
+                self._current.pop(number, None)
+            worker = None
             if number not in self._have_served:  # what keeps it from serving is for the operator
                 self._log.error("worker_not_started", worker=number, exit_code=code)
                 self.stop()
@@ -124,33 +172,33 @@ class Workers:
                 async with asyncio.timeout(pause):
                     await self._is_stopping.wait()
 
-    async def _run(self, number: int) -> int:
-        """Run one process of a worker; returns its exit code, or a signal as a negative number."""
+    async def _started(self, number: int) -> WorkerProcess | None:
+        """A new process of a worker; None = it cannot be started."""
         line = LineToWorker(partial(self._on_serving, number))
-        with line.watched():
-            place = self._place(number, line.other)
-            environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *sys.orig_argv, stdin=asyncio.subprocess.DEVNULL, env=environment | place.given(),
-                    pass_fds=(line.other, *place.main),
-                )  # fmt: skip
-            except OSError as error:
-                self._log.error("worker_not_started", worker=number, reason=str(error))
-                return _FAILED
-            line.given()
-            self._running[number], self._lines[number] = process, line
-            if self._is_stopping.is_set():
-                _send(process, signal.SIGTERM)
-            try:
-                return await process.wait()
-            finally:
-                del self._running[number], self._lines[number]
+        place = self._place(number, line.other)
+        environment = {name: value for name, value in os.environ.items() if name != "NOTIFY_SOCKET"}
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *sys.orig_argv, stdin=asyncio.subprocess.DEVNULL, env=environment | place.given(),
+                pass_fds=(line.other, *place.main),
+            )  # fmt: skip
+        except OSError as error:
+            line.close()
+            self._log.error("worker_not_started", worker=number, reason=str(error))
+            return None
+        line.given()
+        worker = WorkerProcess(process, line)
+        self._running.add(worker)
+        worker.end.add_done_callback(lambda _: self._running.discard(worker))
+        self._group.create_task(_until(worker.end))
+        if self._is_stopping.is_set():
+            _send(worker, signal.SIGTERM)
+        return worker
 
     def _on_serving(self, number: int) -> None:
         if number in self._must_reload:
             self._must_reload.discard(number)
-            _send(self._running[number], signal.SIGHUP)
+            _send(self._current[number], signal.SIGHUP)
         was_complete = len(self._have_served) == self._count
         self._have_served.add(number)
         if was_complete:
@@ -159,9 +207,13 @@ class Workers:
             self._announce()
 
 
-def _send(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+async def _until(end: asyncio.Task[int]) -> None:
+    await end
+
+
+def _send(worker: WorkerProcess, number: signal.Signals) -> None:
     with suppress(ProcessLookupError):  # it has ended meanwhile
-        process.send_signal(number)
+        worker.process.send_signal(number)
 
 
 class Parent:
@@ -191,7 +243,7 @@ class Parent:
             workers = Workers(server.workers, place, partial(self._announce, ports), clock=self._clock)
             for name, sockets in (("admin", listeners.admin), ("metrics", listeners.metrics)):
                 if name in ports_of(server):
-                    port = WorkersPort(name, folder, server.workers, serving=workers.serving, own=workers)
+                    port = WorkersPort(name, folder, server.workers, workers=workers)
                     ports[f"{name}_port"] = await stack.enter_async_context(port.listening(sockets))
             stack.enter_context(self._heeding_signals(workers))
             async with asyncio.TaskGroup() as group:

@@ -51,6 +51,16 @@ class WorkerPlace(NamedTuple):
             changed["batches"] = config.batches.model_copy(update={"path": None})
         return config.model_copy(update=changed)
 
+    @property
+    def name(self) -> Path:
+        """Of this worker, for the process that takes over its place."""
+        return Path(self.folder) / f"worker-{self.number}"
+
+    def close(self) -> None:
+        """Close the sockets of the clients' port: this process has them from the one before it."""
+        for number in self.main:
+            os.close(number)
+
     def listeners(self, server: ServerConfig) -> Listeners:
         """The sockets of the clients' port, and those at which the parent finds this worker's other ports."""
         main = [socket.socket(fileno=number) for number in self.main]

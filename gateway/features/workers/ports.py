@@ -8,10 +8,10 @@ all workers that answer. The gateway lives if all do, and is ready if one is: an
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import aiohttp
 import orjson
@@ -30,6 +30,7 @@ from gateway.features.operate.admin_http import (
     SAFE_METHODS,
     OperatorServer,
     as_answer,
+    as_json,
     body_of,
 )
 from gateway.features.workers.exposition import merged
@@ -39,6 +40,7 @@ _CONNECT_SECONDS: Final = 2.0
 _HEALTH_SECONDS: Final = 5.0
 _SCRAPE_SECONDS: Final = 8.0  # Prometheus waits for 10
 _CHANGE_SECONDS: Final = 120.0  # a drain waits up to 60 s for its last request
+_RESTART: Final = "/admin/restart"
 _ONE: Final = re.compile(r"/worker/(\d{1,4})(/.*)")
 _HOP_BY_HOP: Final = ("connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
 
@@ -62,15 +64,30 @@ class WorkerAnswer(NamedTuple):
         return isinstance(document, dict) and document.get("drained") is False
 
 
-class WorkersPort:
-    """One port for operators. `name`: admin or metrics; `serving`: the numbers of the workers that serve now."""
+class Replaced(NamedTuple):
+    """A worker that a new process has taken over; the former one ends its last responses."""
 
-    def __init__(
-        self, name: str, folder: str, count: int, *, serving: Callable[[], Sequence[int]], own: Collector
-    ) -> None:
-        """`own`: the metrics of the parent itself."""
+    worker: int
+    pid: int
+    former_pid: int
+
+
+class Replaceable(Collector, Protocol):
+    """The workers, with metrics of their parent."""
+
+    def serving(self) -> Sequence[int]:
+        """The numbers of those that serve now."""
+
+    async def replace(self, number: int) -> Replaced:
+        """Replace one by a new process. Raises RestartFailed."""
+
+
+class WorkersPort:
+    """One port for operators. `name`: admin or metrics."""
+
+    def __init__(self, name: str, folder: str, count: int, *, workers: Replaceable) -> None:
         self._name, self._folder, self._count = name, folder, count
-        self._serving, self._own = serving, own
+        self._workers = workers
         self._threads = Threads("metrics")
 
     @asynccontextmanager
@@ -88,22 +105,30 @@ class WorkersPort:
             number = int(found[1])
             if number >= self._count:
                 raise InvalidRequest(f"There is no worker {number}: this gateway has {self._count}, from 0.")
+            if found[2] == _RESTART:
+                return await self._restart(request, [number])
             return await self._passed_on(request, number, found[2])
         if request.path == "/metrics":
             return await self._metrics(request)
         if request.path in ("/livez", "/readyz"):
             return _best(await self._all(request, path, _HEALTH_SECONDS)).response()
-        if request.path == "/admin/restart":
-            raise InvalidRequest(
-                "A gateway with several workers is not replaced as a whole. SIGTERM for one worker after the other lets"
-                " each drain, and starts it again."
-            )
+        if request.path == _RESTART:
+            return await self._restart(request, self._present())
         if request.method in SAFE_METHODS or request.path in OWN_PAGE_MAY_SEND:
             return await self._passed_on(request, self._present()[0], path)
         return _worst(await self._all(request, path, _CHANGE_SECONDS)).response()
 
+    async def _restart(self, request: web.Request, numbers: Sequence[int]) -> web.Response:
+        """Replace one worker after the other, as far as all goes well; the first one checks the request. Raises
+        RestartFailed."""
+        body = await body_of(request)
+        checked = await self._asked(request, numbers[0], _RESTART, body=body, seconds=_CHANGE_SECONDS)
+        if checked.status != HTTPStatus.OK:
+            return checked.response()
+        return as_json({"workers": [(await self._workers.replace(number))._asdict() for number in numbers]})
+
     def _present(self) -> Sequence[int]:
-        if not (numbers := self._serving()):
+        if not (numbers := self._workers.serving()):
             raise WorkerUnreachable("No worker serves yet. Retry in a second.", retry_after_seconds=1.0)
         return numbers
 
@@ -119,7 +144,7 @@ class WorkersPort:
             return worst.response()
         encode, _ = choose_encoder(request.headers.get("accept", ""))
         pages = {number: answer.body for number, answer in answers.items()}
-        body = await self._threads.run(merged, encode(self._own), pages)
+        body = await self._threads.run(merged, encode(self._workers), pages)
         return web.Response(body=body, headers={"content-type": worst.headers["content-type"]})
 
     async def _all(self, request: web.Request, path: str, seconds: float) -> dict[int, WorkerAnswer]:
