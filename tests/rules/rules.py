@@ -70,6 +70,20 @@ def keeps_an_error(source: Source) -> Found:
                 yield node.lineno, f"{raised} is raised, which is no new error"
 
 
+def misnames_a_method(source: Source) -> Found:
+    """A verb of many classes means one thing: settings are applied, and nothing is followed."""
+    for node in source.nodes():
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for method in node.body:
+            if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                said = ast.get_docstring(method) or "Take over"
+                if method.name == "follow":
+                    yield method.lineno, "follow: apply takes over settings, update takes over what has changed"
+                if method.name == "apply" and not said.startswith("Take over"):
+                    yield method.lineno, "apply takes over settings, and says which ones"
+
+
 def shares_threads(source: Source) -> Found:
     """Threads are those of `threads.Threads`, or daemons of one owner; no executor that all share, or that is joined
     when the process ends."""
@@ -200,7 +214,7 @@ OF_ALL: list[Rule] = [is_vague]
 OF_HOUSES: list[Rule] = [
     is_relative, undocumented, says_no_more, is_global, loses_a_task, does_something,
 ]  # fmt: skip
-OF_GATEWAY: list[Rule] = [keeps_an_error, shares_threads]
+OF_GATEWAY: list[Rule] = [keeps_an_error, misnames_a_method, shares_threads]
 TOGETHER: list[Together] = [
     crosses_layers, layers_of_nothing, is_impure, means_two_things, tests_elsewhere,
     arguments.by_position, arguments.taken_by_position, arguments.spread,

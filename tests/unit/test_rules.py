@@ -12,6 +12,10 @@ BROKEN: dict[Rule, list[str]] = {
     rules.is_relative: ["from . import a", "from .a import b"],
     rules.is_global: ["def a():\n    global b", "asyncio.wait_for(a, 1)", "asyncio.ensure_future(a)"],
     rules.keeps_an_error: ["future.set_exception(error)", "raise self._error", "raise error"],
+    rules.misnames_a_method: [
+        "class A:\n    def follow(self): ...",
+        'class A:\n    def apply(self):\n        """Read a line."""',
+    ],
     rules.shares_threads: ["await asyncio.to_thread(f)", "ThreadPoolExecutor()", "Thread(target=f)"],
     rules.loses_a_task: ["asyncio.create_task(f())", "loop.create_task(f())"],
     rules.does_something: ["f()", "for a in b: ...", "if a:\n    b = 1", "with a: ..."],
@@ -22,6 +26,10 @@ KEPT: dict[Rule, list[str]] = {
     rules.is_relative: ["from gateway.a import b", "import gateway.a"],
     rules.is_global: ["async def a():\n    async with asyncio.timeout(1): ..."],
     rules.keeps_an_error: ["raise", "raise ValueError('x')", "raise ValueError", "raise _Own from error"],
+    rules.misnames_a_method: [
+        'class A:\n    def apply(self):\n        """Take over other limits."""',
+        "def follow(): ...",
+    ],
     rules.shares_threads: ["await threads.run(f)", "Thread(target=f, daemon=True)"],
     rules.loses_a_task: ["task = asyncio.create_task(f())", "group.create_task(f())"],
     rules.does_something: ["a = f()", "app = A()\napp.add(b)", "if TYPE_CHECKING:\n    import a"],

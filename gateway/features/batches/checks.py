@@ -22,7 +22,7 @@ class InputChecks:
         self._knows_model = knows_model
         self._checking = asyncio.Lock()
 
-    def follow(self, config: Config) -> None:
+    def apply(self, config: Config) -> None:
         """Take over limits, for files that are checked from now on."""
         self._limits = InputLimits.of(config.batches, config.server)
         self._most_enqueued = config.batches.max_enqueued_lines_per_key

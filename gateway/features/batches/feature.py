@@ -57,8 +57,8 @@ class BatchesFeature(Feature):
         )
         self.batches = Batches(config.batches.path, config, parts)
         metrics.watch(self.batches)
-        core.on_keys.append(self.batches.follow_keys)
-        self.batches.follow_keys(core.keys, are_needed=core.check_key is not None)
+        core.on_keys.append(self.batches.apply_keys)
+        self.batches.apply_keys(core.keys, are_needed=core.check_key is not None)
 
     def routes(self) -> Mapping[tuple[bytes, bytes], Route]:
         return BATCH_ROUTES
@@ -67,10 +67,10 @@ class BatchesFeature(Feature):
         return {"batches": self.batches}
 
     def apply(self, config: Config) -> None:
-        self.offline.follow(config.admission.itl_objective_seconds)
+        self.offline.apply(config.admission.itl_objective_seconds)
 
     def read_with(self, config: Config, reader: RequestReader) -> None:
-        self.batches.follow(config, reader)
+        self.batches.apply(config, reader)
 
     def exclusive(self) -> Batches:
         return self.batches

@@ -61,9 +61,9 @@ class Files:
         self._sums: dict[str, int] = {}  # of these; a key may have 10,000 files
         self._arriving: set[str] = set()
         self._looked_seconds = -math.inf
-        self.follow(config)
+        self.apply(config)
 
-    def follow(self, config: BatchesConfig) -> None:
+    def apply(self, config: BatchesConfig) -> None:
         """Take over other limits; files that exist stay."""
         self._config = config
 

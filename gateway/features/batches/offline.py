@@ -151,9 +151,9 @@ class OfflineQueue:
         self._count = 0  # of all that wait or hold leases
         self._urgency_check = Every(_URGENCY_SECONDS)
         self._pause_check = Every(_PAUSE_SECONDS)  # while no interactive request waits
-        self.follow(itl_objective_seconds)
+        self.apply(itl_objective_seconds)
 
-    def follow(self, itl_objective_seconds: float | None) -> None:
+    def apply(self, itl_objective_seconds: float | None) -> None:
         """Take over another objective for the time between tokens."""
         self._itl_objective_seconds = itl_objective_seconds
         self._idle.clear()

@@ -54,11 +54,11 @@ class Runner:
         self._is_reachable = True  # the database
         self._log = structlog.get_logger("gateway")
 
-    def follow(self, config: Config) -> None:
+    def apply(self, config: Config) -> None:
         """Take over limits, for files that are checked from now on, and the bound of lines in flight."""
-        self._checks.follow(config)
+        self._checks.apply(config)
         self._lifetime_seconds = config.batches.lifetime_seconds
-        self._parts.slots.follow(config.batches.lines_in_flight)
+        self._parts.slots.apply(config.batches.lines_in_flight)
 
     def shown(self, batch: Batch) -> Batch:
         """A batch of the store, with what was done here since the last report."""
@@ -107,7 +107,7 @@ class Runner:
         await self._store.change(batch.id, partial(_cancel, int(self._parts.unix_seconds())))
         found = await self._store.batch(batch.id, batch.owner) or batch
         if (share := self._shares.get(batch.id)) is not None:
-            share.follow(found)
+            share.update(found)
         return found
 
     async def stop(self) -> None:
@@ -173,7 +173,7 @@ class Runner:
             ending.add_done_callback(self._ending.discard)
         for name, batch in batches.items():
             if name in self._shares:
-                self._shares[name].follow(batch)
+                self._shares[name].update(batch)
             else:
                 self.start(batch)
 

@@ -124,7 +124,7 @@ class LineSender:
         self._unstreamed: set[str] = set()  # models whose backends answer lines whole, and refuse streams of them
         self._tenant_header = b""
 
-    def follow(self, config: Config, reader: RequestReader) -> None:
+    def apply(self, config: Config, reader: RequestReader) -> None:
         """Take over the reader of a configuration, for the next lines."""
         self._reader = reader
         self._server = config.server
@@ -132,7 +132,7 @@ class LineSender:
         self._unstreamed.clear()
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
-    def follow_keys(self, keys: Sequence[ClientKey], *, are_needed: bool) -> None:
+    def apply_keys(self, keys: Sequence[ClientKey], *, are_needed: bool) -> None:
         """Take over the keys in effect, for the next lines."""
         self._keys, self._has_keys = {key.name: key for key in keys}, are_needed
 

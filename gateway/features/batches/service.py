@@ -58,16 +58,16 @@ class Batches:
         self._sweeping: asyncio.Task[None] | None = None
         self._lifetime_seconds = limits.lifetime_seconds
 
-    def follow(self, config: Config, reader: RequestReader) -> None:
+    def apply(self, config: Config, reader: RequestReader) -> None:
         """Take over limits; the folder stays."""
         self._lifetime_seconds = config.batches.lifetime_seconds
-        self._files.follow(config.batches)
-        self._runner.follow(config)
-        self._parts.sender.follow(config, reader)
+        self._files.apply(config.batches)
+        self._runner.apply(config)
+        self._parts.sender.apply(config, reader)
 
-    def follow_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
+    def apply_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
         """Take over the keys in effect: lines of others get 401."""
-        self._parts.sender.follow_keys(keys, are_needed=are_needed)
+        self._parts.sender.apply_keys(keys, are_needed=are_needed)
 
     def states(self) -> dict[str, int]:
         """How many batches that have not ended are in each state."""

@@ -88,7 +88,7 @@ class BatchShare:
             batch.promote(self.own.promoted)
         return batch
 
-    def follow(self, batch: Batch) -> None:
+    def update(self, batch: Batch) -> None:
         """Take over the batch as the store has it now."""
         self.batch = self.shown(batch)
         self._pace.remain(batch.total - batch.tally.lines)
@@ -157,7 +157,7 @@ class BatchShare:
         found = await self._noted(partial(self._store.change, self.batch.id, change))
         if found is not None:
             found.add_reports(self.batch.reports if found.is_running else {})
-            self.follow(found)
+            self.update(found)
         return found
 
     async def _work(self, file: InputFile, enqueued: Callable[[], int]) -> None:
@@ -215,7 +215,7 @@ class BatchShare:
         first = claimed.claim.first
         run = self._runs[first] = await self._new_run(claimed, work)
         try:
-            self.follow(self.batch)
+            self.update(self.batch)
             await run.run()
             await work.journal.flush()
             if not run.is_done and self.batch.status != "cancelling":

@@ -15,7 +15,7 @@ class Slots:
     def __repr__(self) -> str:
         return f"<Slots {self.taken} of {self._limit} taken, {len(self._waiting)} wait>"
 
-    def follow(self, limit: int) -> None:
+    def apply(self, limit: int) -> None:
         """Take over another limit; what is taken stays taken."""
         self._limit = limit
         self._grant()

@@ -117,7 +117,7 @@ class Discovery:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def apply(self, config: DiscoveryConfig) -> None:
-        """Follow other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
+        """Take over other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
         self._sources, self._max_backends = configured_sources(config), config.max_backends
         self._end()
         self._begin()

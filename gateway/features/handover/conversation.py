@@ -102,7 +102,7 @@ class Successor:
             self._sharing.take_place(uses_of(go.content["needs"]))
             self._follow_news(go.content)
 
-    async def follow(self, adopt: Callable[[socket.socket], Awaitable[None]]) -> None:
+    async def lend(self, adopt: Callable[[socket.socket], Awaitable[None]]) -> None:
         """Lend slots to the other process and take its clients, until it has ended."""
         try:
             while (message := await self._channel.receive()) is not None:
@@ -319,7 +319,7 @@ class Predecessor:
         self._post("needs", is_last=True)
         await self._channel.part()
 
-    async def follow(self) -> None:
+    async def borrow(self) -> None:
         """Use what the process that took over lends, until it ends or this is cancelled."""
         assert self._channel is not None
         try:

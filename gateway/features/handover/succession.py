@@ -91,7 +91,7 @@ class Handover:
     async def _follow_before(self) -> None:
         if self._successor is not None:
             with self._gateway.core.supervisor.guard("handover"):
-                await self._successor.follow(self._adopt)
+                await self._successor.lend(self._adopt)
         self._before_has_ended.set()
 
     async def _adopt(self, client: socket.socket) -> None:
@@ -122,7 +122,7 @@ class Handover:
         server, pid = self._gateway.server, self._predecessor.successor_pid
         notify_systemd(os.environ, f"MAINPID={pid}")
         self._log.info("handed_over", pid=pid, answering=server.answering)
-        async with running(self._predecessor.follow()) as following:
+        async with running(self._predecessor.borrow()) as following:
             await server.give_away(self._predecessor.give_client)
             with suppress(TimeoutError):
                 async with asyncio.timeout(server.config.drain_timeout_seconds):

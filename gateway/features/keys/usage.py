@@ -36,7 +36,7 @@ class KeyUsage:
         self._labels: dict[str, Counts] = {}  # by key, since the start of the process
 
     def apply(self, *, has_keys: bool) -> None:
-        """Whether requests have keys. Without any, requests are not looked at."""
+        """Take over whether requests have keys. Without any, requests are not looked at."""
         self._is_on = has_keys
 
     def finished(self, records: list[Record]) -> None:

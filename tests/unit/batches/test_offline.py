@@ -120,9 +120,9 @@ def test_lines_follow_another_objective() -> None:
     here = offline_hall(32)
     run(here, ask())
     wait(here, line())
-    here.offline.follow(1e-9)
+    here.offline.apply(1e-9)
     assert scan(here, 60.0) == []
-    here.offline.follow(None)
+    here.offline.apply(None)
     assert len(scan(here)) == 1
 
 

@@ -79,8 +79,8 @@ class Desk:
             unix_seconds=lambda: 0.0,
             new_id=lambda: f"line-{next(numbers)}",
         )
-        self.sender.follow(config, request_reader(config))
-        self.sender.follow_keys((), are_needed=False)
+        self.sender.apply(config, request_reader(config))
+        self.sender.apply_keys((), are_needed=False)
 
     def finished(self, record: Record) -> None:
         if record.demand is not None and record.usage is not None:

@@ -28,7 +28,7 @@ async def test_a_higher_limit_is_used_at_once_and_who_gives_up_waiting_holds_not
     await asyncio.sleep(0)
     waiting[0].cancel()
     await asyncio.sleep(0)
-    slots.follow(2)
+    slots.apply(2)
     await asyncio.sleep(0)
     assert [task.done() for task in waiting] == [True, True, False]
     assert slots.taken == 2
