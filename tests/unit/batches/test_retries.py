@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway import errors
+from gateway.core import errors
 from gateway.features.batches.run import _has_budget_within, _passes
 
 PASSING = [
