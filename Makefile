@@ -5,8 +5,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
-# Tests mostly wait: three files at a time on each core.
-JOBS ?= $(shell echo $$((3 * $$(nproc))))
+# Two files at a time on each core: tests wait as much as they compute.
+JOBS ?= $(shell echo $$((2 * $$(nproc))))
 # What `make test`, `test-vllm` and `instructions` run: python, or compiled = the modules that `make build` compiles.
 BUILD ?= python
 PURE_python := 1

@@ -19,7 +19,7 @@ def learned(under_test: UnderTest) -> tuple[Any, ...]:
     """What answers have taught."""
     gateway = under_test.gateway
     gateway.core.finished.settle()
-    lengths, estimates = gateway.core.cache_state.output_lengths, gateway.core.core.cache_state.estimates
+    lengths, estimates = gateway.core.cache_state.output_lengths, gateway.core.cache_state.estimates
     return (
         sum(lengths.expected("scripted", "limited", None)), sum(lengths.expected("scripted", "limited", 0)),
         estimates.bytes_per_token("scripted"),

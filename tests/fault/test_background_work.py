@@ -80,12 +80,12 @@ async def test_a_fault_about_one_answer_leaves_the_others_watched(
     sections = {"upstream": {"first_byte_timeout_seconds": 1.0}}
     watch, poor = UpstreamResponse.watch, set[UpstreamResponse]()
 
-    def faulty(response: UpstreamResponse, *settings: Any) -> None:
+    def faulty(response: UpstreamResponse, *settings: Any, **named: Any) -> None:
         if not poor:
             poor.add(response)
         if response in poor:
             raise RuntimeError
-        watch(response, *settings)
+        watch(response, *settings, **named)
 
     monkeypatch.setattr(UpstreamResponse, "watch", faulty)
     async with running(backend, sections=sections) as under_test:

@@ -95,7 +95,7 @@ LIMITS = {"tokens_per_minute": 60_000, "tokens_per_day": 100_000, "tokens_per_mo
 def books(under_test: UnderTest) -> list[int]:
     """Tokens by the rate, by each budget, by the usage page and by the counters of models."""
     gateway = under_test.gateway
-    limits, metrics = gateway.core.ledger.limits["limited"], gateway.core.core.metrics
+    limits, metrics = gateway.core.ledger.limits["limited"], gateway.core.metrics
     rows = totals(gateway.features["keys"].usage_now(), 0, 1 << 30, by_day=False)
     usage = sum(counts[1] + counts[3] for *_, counts in rows)
     counters = sum(metrics.prompt_tokens.values.values()) + sum(metrics.completion_tokens.values.values())

@@ -10,7 +10,7 @@ from tests.unit.page.builders import House
 
 def view(house: House, hit_rates: HitRates | None = None) -> dict[str, Any]:
     gateway = house.gateway
-    describe, trust = gateway.operators.overview.describer(), gateway.core.core.cache_state.hit_accuracy.share
+    describe, trust = gateway.operators.overview.describer(), gateway.core.cache_state.hit_accuracy.share
     return fleet_view(gateway.core.fleet.backends, describe, hit_rates or HitRates(), trust, house.now)
 
 

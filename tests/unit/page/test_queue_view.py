@@ -15,7 +15,7 @@ RULES = QueueRules(4096, 1.0, 0.1, starvation_seconds=30.0)
 def view(house: House) -> dict[str, Any]:
     gateway = house.gateway
     return queue_view(
-        gateway.core.queue, gateway.core.core.lease_broker.explain, gateway.core.core.fleet.why_none, RULES, house.now
+        gateway.core.queue, gateway.core.lease_broker.explain, gateway.core.fleet.why_none, RULES, house.now
     )
 
 

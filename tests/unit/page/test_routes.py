@@ -75,7 +75,7 @@ async def test_the_files_need_no_token_and_all_data_does() -> None:
 
 
 async def test_every_file_is_listed_and_refers_to_nothing_outside() -> None:
-    folder = Path(__file__).parents[3] / "gateway" / "page" / "static"
+    folder = Path(__file__).parents[3] / "gateway" / "features" / "page" / "static"
     files = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
     assert files - {"uplot/README.md", "uplot/LICENSE"} == set(STATIC.values())
     own = "".join((folder / name).read_text() for name in files if not name.startswith("uplot/"))
