@@ -29,7 +29,7 @@ from gateway.features.page.broadcast import Broadcast
 from gateway.features.page.decisions import Decisions
 from gateway.features.page.gateway_view import own_gauges
 from gateway.features.page.live_view import LiveView, Sources
-from gateway.features.page.recent import RecentRequests
+from gateway.core.observe.recent import RecentRequests
 from gateway.features.page.routes import STATIC, DashboardPages
 from gateway.features.page.timeline import Timeline
 from gateway.features.responses.feature import ResponsesFeature

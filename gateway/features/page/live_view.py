@@ -21,7 +21,7 @@ from gateway.core.scheduling.wait_queue import Queue
 from gateway.features.page.fleet_view import HitRates, fleet_view
 from gateway.features.page.gateway_view import Totals, cpu_share, lag_view, totals_of, traffic_view
 from gateway.features.page.queue_view import QueueRules, offline_view, queue_view
-from gateway.features.page.recent import RecentRequests
+from gateway.core.observe.recent import RecentRequests
 from gateway.features.page.timeline import Timeline
 
 MOST_POINTS: Final = 600
