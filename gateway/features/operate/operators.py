@@ -13,6 +13,7 @@ from gateway.core.front.read import RequestReader
 from gateway.core.front.server import Server
 from gateway.core.listeners import Listeners
 from gateway.core.observe.log import EventLog
+from gateway.core.observe.recent import RecentRequests
 from gateway.core.resources import process_use
 from gateway.core.routing.policy import NotedPolicy
 from gateway.feature import Feature
@@ -29,7 +30,6 @@ from gateway.features.page.broadcast import Broadcast
 from gateway.features.page.decisions import Decisions
 from gateway.features.page.gateway_view import own_gauges
 from gateway.features.page.live_view import LiveView, Sources
-from gateway.core.observe.recent import RecentRequests
 from gateway.features.page.routes import STATIC, DashboardPages
 from gateway.features.page.timeline import Timeline
 from gateway.features.responses.feature import ResponsesFeature

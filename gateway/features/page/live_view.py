@@ -14,6 +14,7 @@ from gateway.config import Config
 from gateway.core.backends.backend import Backend
 from gateway.core.backends.fleet import Fleet
 from gateway.core.observe.metrics import Metrics
+from gateway.core.observe.recent import RecentRequests
 from gateway.core.request import Demand
 from gateway.core.resources import ProcessUse
 from gateway.core.routing.policy import EngineVerdict
@@ -21,7 +22,6 @@ from gateway.core.scheduling.wait_queue import Queue
 from gateway.features.page.fleet_view import HitRates, fleet_view
 from gateway.features.page.gateway_view import Totals, cpu_share, lag_view, totals_of, traffic_view
 from gateway.features.page.queue_view import QueueRules, offline_view, queue_view
-from gateway.core.observe.recent import RecentRequests
 from gateway.features.page.timeline import Timeline
 
 MOST_POINTS: Final = 600
