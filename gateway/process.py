@@ -16,7 +16,7 @@ import uvloop
 
 from gateway.app import Gateway
 from gateway.config import Config
-from gateway.core.listeners import Listeners, bind_all, ports_of
+from gateway.core.listeners import Listeners, addresses_of, bind_all
 from gateway.core.observe.log import EventLog
 from gateway.core.resources import fitted, raise_limit
 from gateway.core.supervisor import running
@@ -133,7 +133,6 @@ class Life:
             self._on_stop(None)
 
     async def _run(self, gateway: Gateway, listeners: Listeners, successor: Successor | None) -> None:
-        addresses = {name: (port.host, port.port) for name, port in ports_of(self._config.server).items()}
         core, operators = gateway.core, gateway.operators
         batches = gateway.features.get("batches")
         ports = Ports(
@@ -149,7 +148,7 @@ class Life:
             gateway.knowledge,
             sharing=sharing,
             ports=ports,
-            addresses=addresses,
+            addresses=addresses_of(self._config.server),
             breathe=breather(),
             table=partial(self._table_now, gateway),
         )

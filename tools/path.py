@@ -3,24 +3,21 @@
 The gateway runs as Python, between the fake transports of the instruction counts, with its default configuration.
 """
 
-import asyncio
 import inspect
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
 
 import gateway
-from tests.bench.bodies import SIZES, chats
-from tests.bench.instructions.gateway import Loop, clients
-from tests.bench.instructions.workloads import CHAT, STREAM_END, answer, request, stream
+from tests.bench.instructions import workloads
 
 PACKAGE = Path(gateway.__file__).parent
-_WARM_UPS = 300
 _EVENTS = 3
+_DEFAULTS = {"prefix_report": {"enabled": False}}
 _RESUMED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -31,13 +28,17 @@ class Trail:
         self.calls: dict[CodeType, int] = {}
         self._begun: set[FrameType] = set()
 
+    def begin(self) -> None: ...
+
     @contextmanager
-    def recording(self) -> Iterator[None]:
+    def counting(self) -> Iterator[None]:
         sys.setprofile(self._entered)
         try:
             yield
         finally:
             sys.setprofile(None)
+
+    def end(self, name: str) -> None: ...
 
     def _entered(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
@@ -52,24 +53,11 @@ class Trail:
 
 def walked(*, streams: bool) -> Trail:
     """The trail of one chat of 1 KB, when the gateway has answered many."""
-    trail, end = Trail(), STREAM_END if streams else b'"total_tokens": 310}}'
-    bodies = [
-        request(b"/v1/chat/completions", each | {"stream": streams})
-        for each in islice(chats(SIZES["1k"], 1), _WARM_UPS + 1)
-    ]
-    chunks = stream(_EVENTS) if streams else answer(CHAT)
-
-    async def ask() -> None:
-        with clients(1, end, prefix_report={"enabled": False}) as (running, (client,)):
-            for body in bodies[:-1]:
-                await client.ask(body)
-            running.core.finished.settle()
-            with trail.recording():
-                await client.ask(bodies[-1])
-                running.core.finished.settle()
-
-    with asyncio.Runner(loop_factory=lambda: Loop(lambda _: chunks)) as runner:
-        runner.run(ask())
+    trail = Trail()
+    if streams:
+        workloads.streamed(trail, _EVENTS, 1, sections=_DEFAULTS)
+    else:
+        workloads.chat(trail, "1k", 1, sections=_DEFAULTS)
     return trail
 
 

@@ -33,6 +33,11 @@ def ports_of(server: ServerConfig) -> dict[str, Listen | ServerConfig]:
     return {name: port for name, port in ports.items() if port is not None}
 
 
+def addresses_of(server: ServerConfig) -> dict[str, tuple[str, int]]:
+    """Where these ports listen: host and port."""
+    return {name: (port.host, port.port) for name, port in ports_of(server).items()}
+
+
 async def bind(host: str, port: int) -> list[socket.socket]:
     """A listening socket for each address of the host; clients wait until they are accepted. Raises OSError."""
     loop = asyncio.get_running_loop()

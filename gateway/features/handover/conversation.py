@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 
 from gateway.config import ServerConfig
-from gateway.core.listeners import Listeners, ports_of
+from gateway.core.listeners import Listeners, addresses_of
 from gateway.core.routing.engine import EngineUse
 from gateway.core.supervisor import running
 from gateway.core.threads import Threads
@@ -66,9 +66,9 @@ class Successor:
     def listeners(self, server: ServerConfig) -> Listeners:
         """The sockets of the ports that are configured as they were. The others are closed."""
         kept = Listeners([], [], [])
-        wanted = {name: [port.host, port.port] for name, port in ports_of(server).items()}
+        wanted = addresses_of(server)
         for name, sockets in self._sockets.items():
-            if name in wanted and wanted[name] == [*self._addresses[name]]:
+            if name in wanted and wanted[name] == tuple(self._addresses[name]):
                 kept = kept._replace(**{name: sockets})
             else:
                 for each in sockets:

@@ -18,7 +18,7 @@ from gateway.core.backends.backend import Backend
 from gateway.core.backends.membership import Membership
 from gateway.core.backends.settings import BackendConfig
 from gateway.core.errors import InvalidRequest, RestartFailed
-from gateway.core.listeners import ports_of
+from gateway.core.listeners import addresses_of
 from gateway.core.threads import Threads
 from gateway.features.operate.admin_http import as_json, body_of
 from gateway.features.operate.reload import Reloads
@@ -125,8 +125,7 @@ class RestartCheck:
 
 
 def _of_parent(config: Config) -> object:
-    ports = ports_of(config.server)
-    return config.server.workers, {name: (port.host, port.port) for name, port in ports.items()}
+    return config.server.workers, addresses_of(config.server)
 
 
 async def _loaded(threads: Threads, load: Callable[[], Config]) -> Config:

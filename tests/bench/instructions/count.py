@@ -56,7 +56,9 @@ ROWS = [
             name,
             title,
             100,
-            lambda counter, ratio=ratio: workloads.chat(counter, "1k", 100, sample_ratio=ratio),
+            lambda counter, ratio=ratio: workloads.chat(
+                counter, "1k", 100, sections={"tracing": workloads.traces(ratio)}
+            ),
             less,
             unrouted=lambda counter: workloads.chat(counter, "1k", 100, through=False),
         )

@@ -88,14 +88,19 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
 
 
-def chat(counter: Counter, size: str, units: int, through: bool = True, sample_ratio: float | None = None) -> None:
+def chat(
+    counter: Counter,
+    size: str,
+    units: int,
+    through: bool = True,
+    sections: dict[str, dict[str, Any]] | None = None,
+) -> None:
     """Chats of one size, one after another on one connection; `through` a gateway, or without one.
 
-    `sample_ratio`: of traces; None = without traces.
+    `sections`: more of the gateway's configuration.
     """
     bodies = [request(b"/v1/chat/completions", each) for each in islice(chats(SIZES[size], 1), _WARM_UPS + units)]
     answers = answer(CHAT)
-    sections = {} if sample_ratio is None else {"tracing": _traces(sample_ratio)}
     _ask(counter, bodies, units, lambda _: answers, b'"total_tokens": 310}}', through, sections)
 
 
@@ -105,7 +110,7 @@ def exported(counter: Counter, units: int) -> None:
     answers = answer(CHAT)
 
     async def ask() -> None:
-        with clients(1, b'"total_tokens": 310}}', tracing=_traces(1.0, url)) as (gateway, (client,)):
+        with clients(1, b'"total_tokens": 310}}', tracing=traces(1.0, url)) as (gateway, (client,)):
             await _one_after_another(client, bodies)
             gateway.core.finished.settle()
             finished = gateway.features["tracing"].tracing.take(units)
@@ -122,16 +127,22 @@ def exported(counter: Counter, units: int) -> None:
         _run(ask(), lambda _: answers)
 
 
-def _traces(sample_ratio: float, url: str = "http://127.0.0.1:4318") -> dict[str, Any]:
+def traces(sample_ratio: float, url: str = "http://127.0.0.1:4318") -> dict[str, Any]:
     return {"endpoint": url, "sample_ratio": sample_ratio}
 
 
-def streamed(counter: Counter, events: int, units: int, through: bool = True) -> None:
+def streamed(
+    counter: Counter,
+    events: int,
+    units: int,
+    through: bool = True,
+    sections: dict[str, dict[str, Any]] | None = None,
+) -> None:
     """Streamed 1 KB chats of so many events."""
     documents = [each | {"stream": True} for each in islice(chats(SIZES["1k"], 2), _WARM_UPS + units)]
     bodies = [request(b"/v1/chat/completions", each) for each in documents]
     chunks = stream(events)
-    _ask(counter, bodies, units, lambda _: chunks, STREAM_END, through)
+    _ask(counter, bodies, units, lambda _: chunks, STREAM_END, through, sections)
 
 
 def embedded(counter: Counter, units: int) -> None:
