@@ -5,8 +5,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 ENGINE ?= sim
 ARGS ?=
-# Two files at a time on each core: tests wait as much as they compute.
-JOBS ?= $(shell echo $$((2 * $$(nproc))))
+# Three tests at a time on each core: many wait longer than they compute.
+JOBS ?= $(shell echo $$((3 * $$(nproc))))
 # What `make test`, `test-vllm` and `instructions` run: python, or compiled = the modules that `make build` compiles.
 BUILD ?= python
 PURE_python := 1
@@ -14,9 +14,9 @@ PURE_compiled := 0
 READY := $(if $(filter compiled,$(BUILD)),build,setup)
 # Compiled: the tests that a request's path runs through, and the replays of the load tester, which run the same modules.
 PACKAGES := backends batches/test_offline*.py coordination embeddings exact front keys loadtest/replay models observe operate realtime relay responses routing scheduling tls tracing uploads test_*.py
-TOOLS := tests/unit/loadtest tests/unit/bench
+TOOLS := tests/unit/loadtest tests/unit/bench tests/integration/loadtest
 TESTS ?= $(if $(filter compiled,$(BUILD)),$(addprefix tests/unit/,$(PACKAGES)) tests/fault,tests $(addprefix --ignore=,$(TOOLS)))
-PYTEST = $(PY) -m pytest --hypothesis-profile=ci -n $(JOBS) --dist loadfile
+PYTEST = $(PY) -m pytest --hypothesis-profile=ci -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE  # tests that are compiled once start sooner
 
 .PHONY: setup build check format test test-tools test-all test-random test-vllm agreement instructions bench bench-smoke soak predict figures demo docs site manifests lock image clean
@@ -58,14 +58,14 @@ format: setup
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
 
-# Property tests try the same cases every time here, and new ones in test-random. Files run side by side, JOBS at a time.
+# Property tests try the same cases every time here, and new ones in test-random. JOBS tests run at a time.
 test test-vllm instructions: export GATEWAY_PURE := $(PURE_$(BUILD))
 test: $(READY) $(patsubst %,$(VENV)/.%,proxies prometheus redis postgres mermaid chromium)
 	$(PYTEST) $(TESTS) -m "not alone" $(ARGS)
 
 # Of the load tester and the benchmarks, and those that need the machine alone (5: ARGS selects none of them).
 test-tools: $(READY)
-	$(PYTEST) $(TOOLS) $(ARGS)
+	$(PYTEST) $(TOOLS) -m "not alone" $(ARGS)
 	$(PY) -m pytest tests/integration --hypothesis-profile=ci -m alone $(ARGS) || [ $$? -eq 5 ]
 
 # Everything, with ten rounds of the tests that kill processes instead of three.

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from random import Random
 from typing import BinaryIO
 
@@ -100,7 +99,7 @@ class Core:
         self.config, self.clock, self.unix_seconds, self.random = config, clock, unix_seconds, random
         self.random_secret = secret or secrets.token_bytes(32)
         self._noted: Callable[[Policy], Policy] | None = None
-        self.new_id = partial(next, request_ids())
+        self.new_id = request_ids()
         admission = config.admission
         supervisor = self.supervisor = Supervisor(clock)
         self.metrics = Metrics()

@@ -54,12 +54,13 @@ async def test_requests_a_minute_are_limited_and_every_answer_tells_where_the_ke
 
 async def test_tokens_a_minute_are_those_that_usage_reports(backend: ScriptedBackend) -> None:
     backend.plays(*stream(3))
-    async with running(backend, sections=limited(tokens_per_minute=1000)) as under_test:
+    async with running(backend, sections=limited(tokens_per_minute=100)) as under_test:
         answer = await under_test.ask(STREAM, AS_CLIENT)
         assert answer.is_done
-        assert answer.header("x-ratelimit-limit-tokens") == "1000"
-        assert left(under_test) == "<KeyLimits 0 running, 992/1000>"  # usage says 5 + 3
-        too_large = await under_test.ask(chat(max_tokens=100, n=30), AS_CLIENT)
+        assert answer.header("x-ratelimit-limit-tokens") == "100"
+        # Usage says 5 + 3; every 0.6 s, one comes back.
+        assert re.fullmatch(r"<KeyLimits 0 running, 9[2-9]/100>", left(under_test))
+        too_large = await under_test.ask(chat("word " * 500), AS_CLIENT)
         assert (too_large.status, too_large.header("x-should-retry")) == (429, "false")
         assert too_large.header("retry-after-ms") is None
 

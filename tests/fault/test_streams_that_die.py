@@ -76,7 +76,9 @@ async def test_one_dying_backend_costs_no_request(
 ) -> None:
     backend.plays(death())
     other.plays(*stream())
-    async with running(backend, other, sections={"health": {"eject_failures": 3}}) as under_test:
+    async with running(
+        backend, other, sections={"health": {"eject_failures": 3, "eject_base_seconds": 60}}
+    ) as under_test:
         answers = [await under_test.ask(STREAM) for _ in range(20)]
         assert all(answer.is_done for answer in answers)
         assert under_test.outcomes == {"completed": 20}

@@ -5,7 +5,8 @@ import difflib
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import Protocol
@@ -345,9 +346,19 @@ _BYTES = 12
 _AT_ONCE = 256
 
 
-def request_ids() -> Iterator[str]:
-    """Random, unpredictable ids. Many are made of one call to the kernel, because each call costs."""
-    while True:
-        block = secrets.token_hex(_BYTES * _AT_ONCE)
-        for start in range(0, len(block), 2 * _BYTES):
-            yield block[start : start + 2 * _BYTES]
+def request_ids() -> Callable[[], str]:
+    """Makes random, unpredictable ids, in any thread. Many are made of one call to the kernel, because each call costs.
+
+    Each operation on the deque is atomic: an id is given once, whichever threads ask at the same time.
+    """
+    ids = deque[str]()
+
+    def next_id() -> str:
+        while True:
+            try:
+                return ids.popleft()
+            except IndexError:
+                block = secrets.token_hex(_BYTES * _AT_ONCE)
+                ids.extend(block[start : start + 2 * _BYTES] for start in range(0, len(block), 2 * _BYTES))
+
+    return next_id

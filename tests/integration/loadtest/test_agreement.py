@@ -16,7 +16,7 @@ from loadtest.servers.engines import EngineOptions, running_engines
 from loadtest.servers.server import simulated_engine
 from tests.integration.conftest import engine_kind
 from tests.integration.fleet import CHAT_MODEL, MODELS, print_progress
-from tests.integration.two_clients import FIGURES, ClosedLoop, Ratios, VllmClient, compared, vllm_client
+from tests.integration.loadtest.two_clients import FIGURES, ClosedLoop, Ratios, VllmClient, compared, vllm_client
 
 _PAIRS_SECONDS = 240.0
 

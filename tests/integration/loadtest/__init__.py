@@ -1,0 +1,1 @@
+"""The load tester on running engines and behind a running gateway."""
