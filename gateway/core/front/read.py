@@ -301,8 +301,8 @@ class RequestReader:
             b"POST",
             route.target,
             demand,
-            draft.request_id,
-            draft.body,
+            request_id=draft.request_id,
+            body=draft.body,
             document=document if keeps_document else None,
             salt=draft.salt,
             dispatcher=dispatcher,
@@ -366,10 +366,10 @@ class RequestReader:
         return InferenceRequest(
             route.endpoint,
             Kind.LIGHT,
-            incoming.method,
-            route.target,
-            demand,
-            request_id,
+            method=incoming.method,
+            target=route.target,
+            demand=demand,
+            request_id=request_id,
             headers=upstream_headers(incoming, request_id),
             on_opening=(lambda *_: self._stored.cancelled(response_id)) if incoming.method == b"POST" else None,
             model_choice=ModelChoice(place.alias) if place.alias else None,
@@ -383,9 +383,14 @@ class RequestReader:
         if model is None:
             raise InvalidRequest(f"{route.target.decode()} has no model, and the backends serve several.")
         permitted(model, incoming.key)
-        headers = upstream_headers(incoming, request_id)
         return InferenceRequest(
-            route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers
+            route.endpoint,
+            Kind.LIGHT,
+            method=b"GET",
+            target=route.target,
+            demand=Demand(model, sequences=0),
+            request_id=request_id,
+            headers=upstream_headers(incoming, request_id),
         )
 
     def _place_of(

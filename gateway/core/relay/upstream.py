@@ -323,7 +323,7 @@ class UpstreamResponse(Receiver):
             sink.end()
             usage = read_usage(kept)
         elif status >= 400:
-            answer = UpstreamResult(status, None, self._output_seconds, kept, self._content_type, self._extra)
+            answer = UpstreamResult(status, None, self._output_seconds, kept, self._content_type, extra=self._extra)
             if error := _judge(answer):
                 self.done.set_result(error)
                 return

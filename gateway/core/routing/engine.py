@@ -455,7 +455,7 @@ class Shortlist:
 
     def _renew(self, at: int, load: EngineLoad, model: CostModel, now: float) -> None:
         engine = [self.engines[at]]
-        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now)
+        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now=now)
         del self._ranked[bisect_left(self._ranked, (self._costs[at], at))]
         insort(self._ranked, (usual[0], at))
         self._costs[at] = usual[0]

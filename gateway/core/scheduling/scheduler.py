@@ -215,10 +215,11 @@ class Scheduler:
             options = self._policy.options(demand, engines, model, now)
         if not tenants.waiting:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
-            at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
+            at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded=guarded)
             if at is not None:
-                return self.bind(demand, options, at, tenants, tenant, now)
-        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens), holds)
+                return self.bind(demand, options, at, tenants, tenant, now=now)
+        least_seconds, most_hit_tokens = min(options.prefill_seconds), max(options.hit_tokens)
+        ticket = self._ticket(demand, now, avoid, least_seconds, hit_tokens=most_hit_tokens, holds=holds)
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
         self._queue.join(ticket)
@@ -242,7 +243,8 @@ class Scheduler:
     def uncached_ticket(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
         """A ticket for a request without a price on any engine: its whole prompt counts as uncached."""
         model = self._calibrations.of(demand.model).model
-        return self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
+        seconds = prefill_seconds(model, 1.0, demand.prompt_tokens, 0)
+        return self._ticket(demand, now, avoid, seconds, hit_tokens=0, holds=True)
 
     def _ticket(
         self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int, holds: bool
@@ -250,7 +252,7 @@ class Scheduler:
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         turn = self.turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
-        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens, holds)
+        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens=tokens, holds=holds)
 
     def turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
         """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
@@ -283,12 +285,13 @@ class Scheduler:
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self._queue.serve(ticket, now, starving=ticket is starving)
-            lease = self.bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            tenant = tenants.of(ticket.demand)
+            lease = self.bind(ticket.demand, options, at, tenants, tenant, now=now, ticket=ticket)
             granted.append((ticket, lease))
 
         guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
         is_open = capacity.are_open(engines, now)
-        scan = QueueScan(engines, self._policy, capacity, is_open, now, bind, tenants if guards else None)
+        scan = QueueScan(engines, self._policy, capacity, is_open, now, bind=bind, tenants=tenants if guards else None)
         scan.run(tickets, eligible, starving)
         if len(tickets) < end - start or True not in is_open:
             return False
@@ -391,7 +394,8 @@ class Scheduler:
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
         tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
-        return self.bind(demand, Options([engine], [0.0]), 0, tenants, tenants.of(demand), now, ticket)
+        options = Options([engine], [0.0])
+        return self.bind(demand, options, 0, tenants, tenants.of(demand), now=now, ticket=ticket)
 
     def view(self, model: str) -> ModelView | None:
         """None = no request for the model has come since the fleet changed, or no engine serves it."""

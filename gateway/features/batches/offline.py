@@ -250,14 +250,15 @@ class OfflineQueue:
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self.leave(ticket)
-            lease = scheduler.bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            tenant = tenants.of(ticket.demand)
+            lease = scheduler.bind(ticket.demand, options, at, tenants, tenant, now=now, ticket=ticket)
             self._hold(lease, now)
             granted.append((ticket, lease))
 
         is_open = is_open or self._open_engines(model, view, now)
-        QueueScan(view.engines, scheduler.policy, self._idle_capacity(model, view), is_open, now, bind).run(
-            tickets, eligible
-        )
+        capacity = self._idle_capacity(model, view)
+        scan = QueueScan(view.engines, scheduler.policy, capacity, is_open, now, bind=bind)
+        scan.run(tickets, eligible)
         return granted
 
     def _open_engines(self, model: str, view: ModelView, now: float) -> list[bool]:
@@ -318,7 +319,8 @@ class OfflineQueue:
             if engines := [engine for engine in view.engines if self.leases(engine).held]:
                 waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
                 idle = self._idle_capacity(model, view)
-                chosen += Pause(engines, self._scheduler.policy, view.capacity, idle, self, now).run(waiting)
+                pause = Pause(engines, self._scheduler.policy, view.capacity, idle, offline=self, now=now)
+                chosen += pause.run(waiting)
         return chosen
 
     def tenants(self, model: str) -> Tenants:

@@ -158,13 +158,14 @@ class LineSender:
         stream = self._stream_of(endpoint, line, partial) if may_stream else None
         if stream is not None:
             try:
-                answer = await self._send(endpoint, streamed(line.body, line.document), owner, lines, holding, stream)
+                body = streamed(line.body, line.document)
+                answer = await self._send(endpoint, body, owner, lines, holding=holding, stream=stream)
                 if answer.status < 400:
                     return answer
             except _NotStreamed:
                 pass
             holding.release()
-        answer = await self._send(endpoint, line.body, owner, lines, holding, None)
+        answer = await self._send(endpoint, line.body, owner, lines, holding=holding, stream=None)
         if stream is not None and answer.status < 400:
             self._unstreamed.add(stream.document["model"])
         return answer
@@ -183,6 +184,7 @@ class LineSender:
         body: bytes,
         owner: Owner,
         lines: LinesInFlight,
+        *,
         holding: Holding,
         stream: _StreamedLine | None,
     ) -> LineAnswer:
@@ -194,7 +196,7 @@ class LineSender:
         try:
             holding.add(len(body) + _LINE_BYTES)
             incoming = self._incoming(endpoint, body, owner)
-            await self._fetch(incoming, route, record, sink, lines, stream)
+            await self._fetch(incoming, route, record, sink, lines=lines, stream=stream)
             status = sink.status
             whole = sink.whole()
             outcome = "completed" if status < 400 else "refused_by_backend"
@@ -242,6 +244,7 @@ class LineSender:
         route: Route,
         record: Record,
         sink: LineSink,
+        *,
         lines: LinesInFlight,
         stream: _StreamedLine | None,
     ) -> None:

@@ -162,7 +162,15 @@ class BackgroundResponses:
         name = response.next_question()
         demand = Demand(model, sequences=0, pinned=response.backend.name)
         headers = b"x-request-id: %b\r\n" % name.encode()
-        question = InferenceRequest(asked.endpoint, Kind.LIGHT, b"GET", target, demand, name, headers=headers)
+        question = InferenceRequest(
+            asked.endpoint,
+            Kind.LIGHT,
+            method=b"GET",
+            target=target,
+            demand=demand,
+            request_id=name,
+            headers=headers,
+        )
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._send(question, response.backend, answer, _ignore, _any_tokens)
