@@ -16,14 +16,7 @@ import structlog
 
 from gateway.config import Config
 from gateway.core.backends.fleet import Fleet
-from gateway.core.errors import (
-    BackendError,
-    Draining,
-    GatewayError,
-    InternalError,
-    ModelNotFound,
-    NoBackend,
-)
+from gateway.core.errors import BackendError, Draining, GatewayError, InternalError, ModelNotFound, NoBackend
 from gateway.core.front.connection import ClientConnection, RequestHandler
 from gateway.core.front.http_request import KNOWN_HEADERS, ClientKey, HttpRequest, KeyCheck
 from gateway.core.front.json_body import SHORT_BYTES

@@ -119,7 +119,8 @@ class Relay:
             connection.send(head, response, body)
             if request.upload is not None:
                 await self._send_upload(request.upload, connection, response)
-            return unwrapped(await response.done)
+            outcome = await response.done
+            return outcome if isinstance(outcome, UpstreamResult) else unwrapped(outcome)
         except asyncio.CancelledError:
             if response.answered:
                 return unwrapped(response.done.result())  # the client disconnected with its whole response

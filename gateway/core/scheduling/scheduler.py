@@ -159,6 +159,7 @@ class Scheduler:
     ) -> None:
         self._policy = policy
         self._queue = queue
+        self._tenants = queue.tenants
         self._lengths = lengths
         self._calibrations = calibrations
         self._settings = settings
@@ -204,7 +205,7 @@ class Scheduler:
             return self._bind_light(demand, engines, now)
         if demand.sequences > 1:
             self.refuse_what_never_fits(demand, engines)
-        tenants, view = self._queue.tenants(demand.model), self._views[demand.model]
+        tenants, view = self._tenants.of(demand.model), self._views[demand.model]
         tenant = tenants.arrived(demand, now)
         if tenants.waiting:  # refuse early: refusals should be cheap
             self._queue.refuse_if_full(demand, now)
@@ -230,7 +231,7 @@ class Scheduler:
 
         None: the queue is full, or the deadline has passed. Wait estimates are not used: they say nothing of outages.
         """
-        self._queue.tenants(demand.model).arrived(demand, now)
+        self._tenants.of(demand.model).arrived(demand, now)
         ticket = self.uncached_ticket(demand, now, avoid)
         if ticket.late_seconds < now:
             return None
@@ -281,7 +282,7 @@ class Scheduler:
         if not tickets:
             return False
         engines, capacity = self._views[model].engines, self._views[model].capacity
-        tenants, starving = self._queue.tenants(model), self._starving(model, now, eligible, granted)
+        tenants, starving = self._tenants.of(model), self._starving(model, now, eligible, granted)
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self._queue.serve(ticket, now, starving=ticket is starving)
@@ -393,7 +394,7 @@ class Scheduler:
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
-        tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
+        tenants, engine = self._tenants.of(demand.model), min(engines, key=_in_flight)
         options = Options([engine], [0.0])
         return self.bind(demand, options, 0, tenants, tenants.of(demand), now=now, ticket=ticket)
 

@@ -341,7 +341,7 @@ class QueueView:
         return tenant
 
     async def _model(self, model: str, offline: tuple[int, int], now: float) -> dict[str, Any]:
-        queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
+        queue, tenants = self._queue.of_model(model), self._queue.tenants.of(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
         between = tenants.rate.between_seconds(now)

@@ -12,8 +12,7 @@ from gateway.core.front.handler import Handler
 from gateway.core.front.read import RequestReader
 from gateway.core.front.server import Server
 from gateway.core.listeners import Listeners
-from gateway.core.observe.log import EventLog
-from gateway.core.observe.recent import RecentRequests
+from gateway.core.observe.log import EventLog, RecentRequests
 from gateway.core.resources import process_use
 from gateway.core.routing.policy import NotedPolicy
 from gateway.feature import Feature

@@ -18,7 +18,7 @@ from gateway.core.errors import GatewayError
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
 from gateway.core.relay.relay import Send
-from gateway.core.relay.sse import read_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from gateway.core.scheduling.leases import KeptLease, LeaseBroker
 from gateway.core.scheduling.scheduler import Lease
