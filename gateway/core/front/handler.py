@@ -286,15 +286,9 @@ class Handler(RequestHandler):
                 owner = self._reader.scheduling.owner(incoming)
                 await self._apis[route.answered_by].answer(incoming, owner, reply)
             else:
-                names = self._reader.names.listed
+                names, key = self._reader.names.listed, incoming.key
                 answer_local(
-                    route,
-                    incoming.path,
-                    key=incoming.key,
-                    fleet=self._fleet,
-                    aliases=names,
-                    draining=self._draining,
-                    reply=reply,
+                    route, incoming.path, key, fleet=self._fleet, aliases=names, draining=self._draining, reply=reply
                 )
             return "completed"
         if route.source:

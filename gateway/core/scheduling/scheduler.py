@@ -7,6 +7,7 @@ otherwise, while later requests overtake it.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import compress, islice
@@ -117,6 +118,41 @@ class Lease(Reservation):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._release(self)
+
+
+class LeaseSource(ABC):
+    """Where a dispatcher gets its leases from."""
+
+    @abstractmethod
+    async def lease(
+        self,
+        demand: Demand,
+        avoid: frozenset[str] = frozenset(),
+        already_waited_seconds: float = 0.0,
+        send_keep_alive: Callable[[], None] | None = None,
+        holds: bool = True,
+    ) -> Lease:
+        """A slot on an engine, after waiting for one if necessary; see `LeaseBroker.lease`."""
+
+
+class Broker(LeaseSource):
+    """Where requests wait, as a dispatcher sees it."""
+
+    max_wait_seconds: float
+
+    @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def retry_after_seconds(self, model: str) -> float: ...
+
+    @abstractmethod
+    def explain(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
+        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
+
+    @abstractmethod
+    async def change(self, at_most_seconds: float) -> None:
+        """Wait until the fleet changes, or for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -483,7 +519,7 @@ class Scheduler:
         first_token_seconds = lease.first_token_seconds
         if answered and lease.paced_tokens >= LEAST_PACED_TOKENS and first_token_seconds is not None:
             token_seconds = (now - first_token_seconds) / (lease.paced_tokens - 1)
-            lease.calibration.streamed(lease.engine, token_seconds, now)
+            lease.engine.streamed(lease.calibration, token_seconds, now)
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
         if lease.on_release is not None:

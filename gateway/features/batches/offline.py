@@ -9,7 +9,7 @@ which are not worth aborting.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,35 +25,12 @@ from gateway.core.scheduling.fair_share import Tenants
 from gateway.core.scheduling.scheduler import Lease, ModelView, Scheduler
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 from gateway.features.batches.idle_capacity import IdleCapacity, Prefills
-from gateway.features.batches.pace import Urgency, urgency
+from gateway.features.batches.pace import OfflineLine, Urgency, urgency
 
 _URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent lines as if they were interactive
 _URGENCY_SECONDS: Final = 0.25  # between two looks at lines that wait; one that comes is looked at, too
 _PAUSE_SECONDS: Final = 0.02
 _PAUSED_FOR: Final = 16  # interactive requests for which lines are paused at once
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OfflineLine:
-    """What places a request of an offline batch, besides its demand, which has this.
-
-    `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
-    left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
-    `continues`: what is generated until then is kept.
-    """
-
-    expires_seconds: float
-    laxity_seconds: Callable[[float], float]
-    on_revoked: Callable[[], None]
-    continues: bool = False
-
-    def as_short_call(self) -> "OfflineLine":
-        """The same for a call that is not aborted when its lease is revoked: it ends soon by itself."""
-        return replace(self, on_revoked=_end_soon)
-
-
-def _end_soon() -> None:
-    """Nothing is to be done: it ends by itself."""
 
 
 def line_of(demand: Demand) -> OfflineLine:

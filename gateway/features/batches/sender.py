@@ -21,8 +21,7 @@ from gateway.core.turns import Steps, at_once, in_turns
 from gateway.features.batches.batch import Owner
 from gateway.features.batches.continuation import can_continue, continued_fields, saves_work, streamed
 from gateway.features.batches.input import LineRequest
-from gateway.features.batches.offline import OfflineLine
-from gateway.features.batches.pace import BatchPace
+from gateway.features.batches.pace import BatchPace, OfflineLine
 from gateway.features.batches.partial import PartialAnswer
 from gateway.features.batches.sink import LineSink
 

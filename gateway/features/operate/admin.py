@@ -25,7 +25,6 @@ from gateway.core.front.read import RequestReader
 from gateway.core.front.routes import find_route
 from gateway.core.observe.metrics import Breathe, Labels, Metrics
 from gateway.core.request import Demand, Kind
-from gateway.core.routing.policy import as_document
 from gateway.core.scheduling.fair_share import Tenant, Tenants
 from gateway.core.scheduling.scheduler import Scheduler
 from gateway.core.scheduling.wait_queue import Queue, TenantQueue
@@ -34,6 +33,7 @@ from gateway.core.turns import in_turns
 from gateway.features.exact.endpoints import plan
 from gateway.features.exact.mode import ExactMode
 from gateway.features.operate.admin_http import as_json, body_of
+from gateway.features.page.decisions import as_document
 
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _STATES = ("up", "down", "ejected", "unknown", "draining")

@@ -14,10 +14,10 @@ import structlog
 
 from gateway.config import UpstreamConfig
 from gateway.core.backends.backend import Backend
+from gateway.core.dispatch import Send
 from gateway.core.errors import GatewayError
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
-from gateway.core.relay.relay import Send
 from gateway.core.relay.upstream import read_usage
 from gateway.core.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from gateway.core.scheduling.leases import KeptLease, LeaseBroker
