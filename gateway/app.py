@@ -23,12 +23,9 @@ from gateway.core.observe.log import EventLog, unix_seconds
 from gateway.core.turns import Steps, at_once
 from gateway.feature import Feature
 from gateway.features.handover.snapshot import Knowledge
-from gateway.features.keys.feature import KeysFeature
-from gateway.features.operate.operators import Operators
+from gateway.features.operate.ports import OperatorPorts
 from gateway.features.operate.reload import Reloads
-from gateway.features.responses.background import BackgroundResponses
-from gateway.features.responses.feature import ResponsesFeature
-from gateway.features.table import FEATURES, FeatureEntry
+from gateway.features.table import FEATURES, OPERATORS, FeatureEntry, imported
 
 SomeFeature = TypeVar("SomeFeature", bound=Feature)
 
@@ -69,7 +66,7 @@ class Gateway:
         self.features: dict[str, Feature] = {}
         for entry in features:
             if entry.is_on(config):
-                feature = self.features[entry.name] = entry.build(core)
+                feature = self.features[entry.name] = entry.found()(core)
                 core.connect(feature)
         off = [each.off_paths.items() for each in features if each.name not in self.features]
         core.read_with(self._new_reader(config))
@@ -92,7 +89,8 @@ class Gateway:
         self._use_keys()
         self.server = Server(config.server, self.handler, clock, memory=core.memory, supervisor=core.supervisor)
         self.reloads = Reloads(config, self._read, self.apply_in_steps)
-        self.operators = Operators(
+        operators: Callable[..., OperatorPorts] = imported(OPERATORS)
+        self.operators = operators(
             core,
             self.features,
             server=self.server,
@@ -109,10 +107,6 @@ class Gateway:
     @property
     def knowledge(self) -> Knowledge:
         return self.operators.knowledge
-
-    @property
-    def background(self) -> BackgroundResponses:
-        return self.feature(ResponsesFeature).background
 
     def feature(self, kind: type[SomeFeature]) -> SomeFeature:
         """The feature of this class. Raises LookupError if it is off."""
@@ -162,7 +156,8 @@ class Gateway:
     def _read(self) -> Config:
         """The configuration anew, in a thread. Raises ConfigError."""
         config = self._load()
-        self.feature(KeysFeature).client_keys.read_ahead(config.auth)
+        for feature in self.features.values():
+            feature.read_ahead(config)
         return config
 
     def apply(self, config: Config) -> None:

@@ -125,6 +125,9 @@ class Feature:
         """What a process that takes over opens once this one has stopped it."""
         return None
 
+    def read_ahead(self, config: Config) -> None:
+        """In a thread: read the files of a configuration that will be applied. Raises ConfigError."""
+
     def apply(self, config: Config) -> None:
         """Take over another configuration. Requests in flight are not disturbed."""
 

@@ -32,6 +32,7 @@ from gateway.features.handover.systemd import notify_systemd, of_systemd
 from gateway.features.keys.feature import KeysFeature
 from gateway.features.operate.control import TAKES_OVER, Restart, RestartCheck
 from gateway.features.operate.reload import FileWatch
+from gateway.features.responses.feature import ResponsesFeature
 from gateway.features.table import FEATURES, FeatureEntry
 from gateway.features.workers.line import LineToParent
 from gateway.features.workers.place import WorkerPlace
@@ -152,7 +153,8 @@ class Life:
             breathe=breather(),
             table=partial(self._table_now, gateway),
         )
-        handover = Handover(gateway, sharing, predecessor, successor=successor, stop=self._stop)
+        background = gateway.feature(ResponsesFeature).background
+        handover = Handover(gateway, sharing, predecessor, background=background, successor=successor, stop=self._stop)
         if self._parent is None:
             restart = Restart(
                 self._load_config, self._address, predecessor.began, successor_pid=lambda: predecessor.successor_pid
@@ -181,7 +183,7 @@ class Life:
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
-                await gateway.background.stop()  # so that the snapshot has what they cost
+                await background.stop()  # so that the snapshot has what they cost
                 await handover.wait_for_before()
                 await self._snapshots.save_last(gateway.core.config.state.path, gateway.knowledge)
 

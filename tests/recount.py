@@ -11,7 +11,7 @@ from gateway.core.scheduling.wait_queue import Queue
 def mismatches(engines: Iterable[Engine], queue: Queue) -> list[tuple[str, str]]:
     """Each sum that differs from its recount, and its backend; the backend is empty for sums of the queue."""
     found = [(what, "") for what in queue_mismatches(queue)]
-    found += [(what, "") for tenants in queue._tenants.values() for what in tenant_mismatches(tenants)]
+    found += [(what, "") for _, tenants in queue.tenants.items() for what in tenant_mismatches(tenants)]
     for engine in engines:
         found += [(what, engine.name) for what in load_mismatches(engine.load, engine.kv.held)]
         found += [(what, engine.name) for what in ledger_mismatches(engine.kv)]

@@ -237,7 +237,16 @@ def _reader(
     from gateway.config.file import load
 
     log = {"level": log_level, "format": log_format}
-    return partial(load, file, backends or (), host, port, "off" if no_admin else admin_port, api_keys or (), log=log)
+    return partial(
+        load,
+        file,
+        backends or (),
+        host=host,
+        port=port,
+        admin_port="off" if no_admin else admin_port,
+        api_keys=api_keys or (),
+        log=log,
+    )
 
 
 def _with_keys_file(read: "Callable[[], Config]") -> "Callable[[], Config]":

@@ -14,7 +14,7 @@ from gateway.core.backends.backend import Backend
 from gateway.core.backends.fleet import Fleet
 from gateway.core.backends.membership import Membership
 from gateway.core.backends.probe import BackendWatches
-from gateway.core.dispatch import Dispatcher, RetryBudget
+from gateway.core.dispatch import Dispatcher, RetryBudget, Send
 from gateway.core.feedback import CacheState, LimitChanges
 from gateway.core.front.handler import LocalApi, RequestSource, request_ids
 from gateway.core.front.http_request import ClientKey, KeyCheck
@@ -25,15 +25,14 @@ from gateway.core.ledger import RequestLedger
 from gateway.core.observe.log import AccessLog, LineForm, PrefixHashes
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record, RecordBatcher
-from gateway.core.relay.relay import Relay, Send
+from gateway.core.relay.relay import Relay
 from gateway.core.request import BackgroundRun, InferenceRequest
 from gateway.core.resources import MemoryBudget
 from gateway.core.routing.cache_view import PrefixIndex
-from gateway.core.routing.engine import CostModel
-from gateway.core.routing.estimates import Calibrations
+from gateway.core.routing.estimates import Calibrations, CostModel
 from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
-from gateway.core.scheduling.leases import LeaseBroker, LeaseSource, LowerQueue
-from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
+from gateway.core.scheduling.leases import LeaseBroker, LowerQueue
+from gateway.core.scheduling.scheduler import Lease, LeaseSource, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue
 from gateway.core.supervisor import Supervisor
 from gateway.feature import Feature, Prompts
@@ -69,11 +68,7 @@ class NoStore:
         return None
 
     def noting(
-        self,
-        model: str,
-        owner: tuple[str, str],
-        run: BackgroundRun | None,
-        alias: str = "",
+        self, model: str, owner: tuple[str, str], run: BackgroundRun | None, alias: str = ""
     ) -> Callable[[str, bytes], None]:
         return lambda backend, opening: None
 

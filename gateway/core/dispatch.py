@@ -4,9 +4,10 @@ Retries depend on the kind of failure; a request is executed twice at most, and 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from gateway.config import UpstreamConfig
 from gateway.core.backends.backend import Backend
@@ -24,11 +25,9 @@ from gateway.core.errors import (
 )
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
-from gateway.core.relay.relay import Send
 from gateway.core.request import SEVERAL_TENANTS, Demand, InferenceRequest, Sink, UpstreamResult
 from gateway.core.routing.policy import EngineVerdict, as_header
-from gateway.core.scheduling.leases import LeaseBroker, LeaseSource
-from gateway.core.scheduling.scheduler import Lease
+from gateway.core.scheduling.scheduler import Broker, Lease, LeaseSource
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
@@ -91,11 +90,6 @@ class Attempts:
         self.fresh = False  # the next attempt needs a new connection
         budget.earn()
 
-    @property
-    def is_last(self) -> bool:
-        """Whether the next execution is the last one."""
-        return self._record.executions + 1 >= MOST_EXECUTIONS
-
     def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
         """Whether to retry after this failure, of which the client has seen nothing.
 
@@ -116,6 +110,23 @@ class Attempts:
         return is_race or (may_recover and (isinstance(error, BackendDown) or self._budget.spend()))
 
 
+class Send(Protocol):
+    """Sends a request to a backend, and passes its answer on; see `Relay.send`."""
+
+    def __call__(
+        self,
+        request: InferenceRequest,
+        backend: Backend,
+        sink: Sink,
+        first_token: Callable[[], None],
+        on_tokens: Callable[[int], int],
+        *,
+        rank: int | None = None,
+        fresh: bool = False,
+        last: bool = False,
+    ) -> Awaitable[UpstreamResult]: ...
+
+
 class Dispatcher:
     """Sends requests to backends, with retries."""
 
@@ -123,7 +134,7 @@ class Dispatcher:
         self,
         fleet: Fleet,
         *,
-        lease_broker: LeaseBroker,
+        lease_broker: Broker,
         send: Send,
         budget: RetryBudget,
         metrics: Metrics,
@@ -184,7 +195,7 @@ class Dispatcher:
                         lease.on_tokens,
                         rank=rank,
                         fresh=attempts.fresh,
-                        last=attempts.is_last,
+                        last=record.executions + 1 >= MOST_EXECUTIONS,
                     )
                 except BackendError as error:
                     self._failed(request, lease, backend, error=error, record=record)

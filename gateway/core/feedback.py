@@ -13,9 +13,10 @@ from gateway.core.backends.fleet import Fleet
 from gateway.core.observe.metrics import Counter
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.cache_view import BLOCK_MEMORY_BYTES, EngineBlocks, HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.cache_view import BLOCK_MEMORY_BYTES, EngineBlocks, HitAccuracy, PrefixIndex
 from gateway.core.routing.engine import Engine
 from gateway.core.routing.estimates import LEAST_PACED_TOKENS, Estimates, OutputLengths
+from gateway.core.routing.policy import HitPredictor
 from gateway.core.supervisor import LogThrottle
 
 _UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much

@@ -86,11 +86,7 @@ class RequestLedger:
     `finished` gets the record of each request when its answer has ended.
     """
 
-    def __init__(
-        self,
-        estimates: Estimates,
-        finished: Callable[[Record], None],
-    ) -> None:
+    def __init__(self, estimates: Estimates, finished: Callable[[Record], None]) -> None:
         self._estimates = estimates
         self._finished = finished
         self._counted: list[Callable[[Record], None]] = []

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import KW_ONLY, dataclass
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, Self
 from urllib.parse import quote
 
 DONE_MARKER: Final = b"data: [DONE]"  # the last event of OpenAI's streams
@@ -184,6 +184,25 @@ class Usage:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = completion_tokens
         self.cached_tokens = cached_tokens
+
+    @classmethod
+    def of(cls, found: dict[str, Any]) -> Self | None:
+        """Understands OpenAI's names, of chat and of responses, and Anthropic's. None = nothing was found."""
+        if not found:
+            return None
+        is_chat = "prompt_tokens" in found
+        prompt = found["prompt_tokens"] if is_chat else found.get("input_tokens")
+        completion = found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens")
+        cached, details = found.get("cache_read_input_tokens"), found.get("prompt_tokens_details")
+        details = details or found.get("input_tokens_details")
+        prompt = prompt if type(prompt) is int and prompt > 0 else 0
+        if type(details) is dict:
+            cached = details.get("cached_tokens")
+        elif not is_chat:  # Anthropic counts cached input apart
+            apart = cached, found.get("cache_creation_input_tokens")
+            prompt += sum(tokens for tokens in apart if type(tokens) is int and tokens > 0)
+        completion = completion if type(completion) is int and completion > 0 else 0
+        return cls(prompt, completion, cached if type(cached) is int and cached >= 0 else None)
 
 
 def most_prompt_tokens(prompts: int, size_bytes: int) -> int:

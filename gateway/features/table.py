@@ -3,30 +3,36 @@
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from importlib import import_module
+from typing import Any
 
 from gateway.config import Config
-from gateway.core.core import Core
 from gateway.feature import Feature
+
+
+def imported(path: str) -> Any:
+    """What has this name in this module, as `module:name`."""
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """A feature in the table of all. `builder`: the module and the name of what builds it, which is imported only where
-    the feature `is_on`. `off_paths`: what clients are told of paths that it would have."""
+    """A feature in the table of all.
+
+    `builder`: what makes it of the `Core`, or where that is; the module is imported only where the feature `is_on`.
+    `off_paths`: what clients are told of paths that it would have.
+    """
 
     name: str
-    builder: str | Callable[[Core], Feature]
+    builder: str | Callable[..., Feature]
     is_on: Callable[[Config], bool]
     _: KW_ONLY
     off_paths: Mapping[bytes, str] = field(default_factory=dict)
 
-    def build(self, core: Core) -> Feature:
-        builder = self.builder
-        if isinstance(builder, str):
-            module, _, name = builder.partition(":")
-            builder = getattr(import_module(module), name)
-        assert callable(builder)
-        return builder(core)
+    def found(self) -> Callable[..., Feature]:
+        """The builder, imported if need be."""
+        found: Callable[..., Feature] = imported(self.builder) if isinstance(self.builder, str) else self.builder
+        return found
 
 
 def _always(_: Config) -> bool:
@@ -60,3 +66,5 @@ FEATURES = (
         ),
     ),
 )
+# The operators' side shows all features, so it is built last.
+OPERATORS = "gateway.features.operate.operators:Operators"

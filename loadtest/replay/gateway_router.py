@@ -15,10 +15,17 @@ from gateway.core.backends.concurrency_limit import Limiter
 from gateway.core.backends.facts import Telemetry
 from gateway.core.feedback import Learning
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibrations, CostModel, Estimates, OutputLengths
+from gateway.core.routing.policy import (
+    Affinity,
+    HitPredictor,
+    LeastLoadedPolicy,
+    Policy,
+    PrefixPolicy,
+    RoundRobinPolicy,
+)
 from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 from gateway.features.exact.caches import KnownBlocks

@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.features.responses.feature import ResponsesFeature
 from tests.clients import chat, request
 from tests.fault.restartable import restartable
 from tests.fault.rig import UnderTest, holds
@@ -39,7 +40,7 @@ async def begun(under_test: UnderTest, backend: ScriptedBackend, *, stream: bool
         await client.send(request(body(stream=True), AS_CLIENT, target=PATH))
         assert b"response.created" in await client.read()
         client.reset()
-    await holds(lambda: len(under_test.gateway.background) == 1, "it goes on")
+    await holds(lambda: len(under_test.gateway.feature(ResponsesFeature).background) == 1, "it goes on")
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
@@ -85,7 +86,7 @@ async def test_one_whose_end_is_not_seen_costs_what_was_expected(
         if how == "its backend is gone":
             await backend.stop()
         elif how == "the gateway stops":
-            await under_test.gateway.background.stop()
+            await under_test.gateway.feature(ResponsesFeature).background.stop()
         await holds(lambda: not len(under_test.gateway.core.ledger), "its entry is closed")
         assert books(under_test) == [EXPECTED] * 5
 

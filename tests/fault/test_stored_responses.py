@@ -6,6 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
+from gateway.features.responses.feature import ResponsesFeature
 from tests.clients import request
 from tests.fault.rig import holds, running
 from tests.scripted import ScriptedBackend
@@ -192,7 +193,7 @@ async def test_a_gateway_that_stops_does_not_wait_for_it(backend: ScriptedBacken
         backend.plays(answer(200, QUEUED))
         await under_test.ask(PLAIN, target=RESPONSES)
         assert under_test.in_flight == 1
-        await under_test.gateway.background.stop()
+        await under_test.gateway.feature(ResponsesFeature).background.stop()
         assert under_test.in_flight == 0
 
 

@@ -25,8 +25,8 @@ MEASURED = {
     "EmbeddingWaiter", "EngineVerdict", "InferenceRequest", "Lease", "Measure", "OfflineLine", "Options", "Pause",
     "Piece", "Prompt", "QueueScan", "Record", "RequestTrace", "Reuse", "Sample", "Terms", "Ticket", "UpstreamResponse",
     "UpstreamResult", "Vectors", "_RadixNode",
-    "_add", "_answer", "_bind_idle", "_fetch", "_find_ends", "_next_tickets", "_sampled", "_scan", "_send",
-    "_succeeded", "_ticket", "alike", "answer_line", "bind", "bound", "choose", "cost_parts", "deliver", "fits",
+    "_answer", "_bind_idle", "_find_ends", "_next_tickets", "_sampled", "_scan", "_send",
+    "_succeeded", "alike", "answer_line", "bind", "bound", "choose", "cost_parts", "fits",
     "identity", "lease", "measure", "model_of", "placement_costs", "read", "sample", "take_head",
 }  # fmt: skip
 

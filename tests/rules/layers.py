@@ -31,7 +31,7 @@ CORE: dict[str, set[str]] = {
     "listeners": {"config"},
     "routing": {"_native", "request", "turns"},
     "scheduling": {"request", "errors", "routing"},
-    "observe": {"_native", "request", "routing.policy", "supervisor"},
+    "observe": {"_native", "request", "supervisor"},
     "backends": {
         "config",
         "errors",
@@ -69,11 +69,9 @@ CORE: dict[str, set[str]] = {
         "config",
         "errors",
         "observe",
-        "relay.relay",
         "request",
         "routing.policy",
         "scheduling.scheduler",
-        "scheduling.leases",
     },
     "feature": {"config", "core", "front", "observe", "request"},
     "core": {
@@ -131,6 +129,7 @@ EDGES = {
     "keys.feature",
     "models.feature",
     "operate.operators",
+    "operate.ports",
     "_native.__init__",
     "operate.admin",
     "operate.admin_http",

@@ -20,8 +20,7 @@ from gateway.core.errors import (
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult, Usage
-from gateway.core.routing.engine import CostModel
-from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.estimates import Calibrations, CostModel, OutputLengths
 from gateway.core.routing.policy import RoundRobinPolicy
 from gateway.core.scheduling.leases import LeaseBroker
 from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings

@@ -99,15 +99,15 @@ def _miscount_a_tenant(scene: Scene) -> None:
 
 
 def _lose_a_tenants_request(scene: Scene) -> None:
-    scene.queue.tenants("m").in_flight -= 1
+    scene.queue.tenants.of("m").in_flight -= 1
 
 
 def _forget_who_waits(scene: Scene) -> None:
-    scene.queue.tenants("m").waiting_tenants = 0
+    scene.queue.tenants.of("m").waiting_tenants = 0
 
 
 def _release_for_a_tenant_twice(scene: Scene) -> None:
-    lease, tenants = scene.bound[0], scene.queue.tenants("m")
+    lease, tenants = scene.bound[0], scene.queue.tenants.of("m")
     for _ in range(3):
         tenants.released(lease.tenant, lease.demand, 1, 0.0)
 

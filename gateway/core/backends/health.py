@@ -185,7 +185,7 @@ class Health:
 
     def succeeded(self, now: float, tenant: str | None = None) -> None:
         self.blame.served(tenant, now)
-        self.heard(now, is_output=True)
+        self.heard_at = self.progressed_at = now
         self.refused = self.late = False
         self._failures = 0
         self._on_probation = False

@@ -7,15 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import BeforeValidator, Field, model_validator
 
 from gateway.core.tls.contexts import BackendTls
-from gateway.settings import (
-    BackendUrl,
-    CountOrAuto,
-    Endpoint,
-    Seconds,
-    Secret,
-    Section,
-    default,
-)
+from gateway.settings import BackendUrl, CountOrAuto, Endpoint, Seconds, Secret, Section, default
 
 
 class KvEventsConfig(Section):

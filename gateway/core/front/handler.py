@@ -17,14 +17,7 @@ import structlog
 
 from gateway.config import Config
 from gateway.core.backends.fleet import Fleet
-from gateway.core.errors import (
-    BackendError,
-    Draining,
-    GatewayError,
-    InternalError,
-    ModelNotFound,
-    NoBackend,
-)
+from gateway.core.errors import BackendError, Draining, GatewayError, InternalError, ModelNotFound, NoBackend
 from gateway.core.front.connection import ClientConnection, RequestHandler
 from gateway.core.front.http_request import KNOWN_HEADERS, ClientKey, HttpRequest, KeyCheck
 from gateway.core.front.json_body import SHORT_BYTES
@@ -294,15 +287,9 @@ class Handler(RequestHandler):
                 owner = self._reader.scheduling.owner(incoming)
                 await self._apis[route.answered_by].answer(incoming, owner, reply)
             else:
-                names = self._reader.names.listed
+                names, key = self._reader.names.listed, incoming.key
                 answer_local(
-                    route,
-                    incoming.path,
-                    key=incoming.key,
-                    fleet=self._fleet,
-                    aliases=names,
-                    draining=self._draining,
-                    reply=reply,
+                    route, incoming.path, key, fleet=self._fleet, aliases=names, draining=self._draining, reply=reply
                 )
             return "completed"
         if route.source:

@@ -8,12 +8,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from gateway.config import ServerConfig
-from gateway.core.errors import (
-    GatewayError,
-    HeadersTooLarge,
-    InvalidRequest,
-    UnsupportedEncoding,
-)
+from gateway.core.errors import GatewayError, HeadersTooLarge, InvalidRequest, UnsupportedEncoding
 from gateway.core.front.body import Upload, too_large
 from gateway.core.front.origin import FORWARDED_FOR, ORIGIN, USER_AGENT
 from gateway.core.front.routes import CORE_ROUTES, PREFLIGHT_ROUTE, Route, RouteTable
@@ -133,7 +128,9 @@ class HttpRequest:
         self.method = method
         self.path = path
         self.headers = headers
-        self.take_body(body, True)
+        self.body = body
+        self.held_bytes = len(body)
+        self.keep_alive = True
 
     def follow_trace(self, line: bytes) -> None:
         self.trace_line = line

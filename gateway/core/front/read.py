@@ -93,6 +93,7 @@ _PROMPT_FIELDS: Final = {
     "responses": "input",
 }
 _MAX_SEEDS = 1024
+_NUMBERS: Final = frozenset((bool, int, float, type(None)))
 _RANK = re.compile(rb"[0-9]{1,4}")
 _SAFE_VALUE = re.compile(rb"[\x21-\x7e][\x20-\x7e]{0,1023}")
 # The first of the limits counts; `n` and `best_of` are checked only. With the least value.
@@ -149,11 +150,12 @@ of the dispatcher and what it needs of the body; None = the request is sent as i
 
 
 class Draft:
-    """A request while it is read. `turns`: its messages, if they are text. `rare`: fields that most requests lack."""
+    """A request while it is read. `turns`: its messages, if they are text. `rare`: fields that most requests lack.
+    `is_plain`: it has nothing but messages of text, the name of a model, and numbers."""
 
     __slots__ = (
-        "alias", "body", "changes", "document", "hides_usage", "incoming", "is_sampled", "model", "prompt", "rare",
-        "request_id", "route", "salt", "turns",
+        "alias", "body", "changes", "document", "hides_usage", "incoming", "is_plain", "is_sampled", "model", "prompt",
+        "rare", "request_id", "route", "salt", "turns",
     )  # fmt: skip
 
     def __init__(self, incoming: HttpRequest, route: Route, request_id: str, document: dict[str, Any]) -> None:
@@ -165,9 +167,12 @@ class Draft:
         self.turns: Prompt | None = text_prompt(document.get("messages"))
         self.prompt: Prompt | None = None  # of a long body: it is read in steps
         self.rare: dict[str, Any] = {}
-        for name in document:
+        self.is_plain = self.turns is not None
+        for name, value in document.items():
             if name in _RARE:
-                self.rare[name] = document[name]
+                self.rare[name] = value
+            if type(value) not in _NUMBERS and name != "messages" and (name != "model" or type(value) is not str):
+                self.is_plain = False
         self.model = self.salt = self.alias = ""
         self.hides_usage = False
         self.is_sampled = True  # it may be one of the prefix report's samples
@@ -221,7 +226,7 @@ class RequestReader:
         draft = Draft(incoming, route, request_id, document)
         if draft.rare and not CLOSER_LOOK.isdisjoint(draft.rare):
             refuse_fields(document)
-        left: list[Any] = [] if self._allow_media_urls else [document]
+        left: list[Any] = [] if self._allow_media_urls or draft.is_plain else [document]
         while left:
             refuse_remote_media(document, left, route.kind is _GENERATE, draft.turns is not None)
         self._check(draft, only_model)
@@ -283,10 +288,8 @@ class RequestReader:
         demand = self._generation(draft) if generates else self._other(draft, pools=pools)
         dispatcher, work = "", None
         if pools and (read := self._works.get(endpoint)) is not None:
-            dispatcher, work = read(endpoint, document | draft.changes if draft.changes else document, model) or (
-                "",
-                None,
-            )
+            changed = document | draft.changes if draft.changes else document
+            dispatcher, work = read(endpoint, changed, model) or ("", None)
         stores = endpoint == "responses"
         run = BackgroundRun() if stores and document.get("background") else None
         choice = None
@@ -301,8 +304,8 @@ class RequestReader:
             b"POST",
             route.target,
             demand,
-            draft.request_id,
-            draft.body,
+            request_id=draft.request_id,
+            body=draft.body,
             document=document if keeps_document else None,
             salt=draft.salt,
             dispatcher=dispatcher,
@@ -366,10 +369,10 @@ class RequestReader:
         return InferenceRequest(
             route.endpoint,
             Kind.LIGHT,
-            incoming.method,
-            route.target,
-            demand,
-            request_id,
+            method=incoming.method,
+            target=route.target,
+            demand=demand,
+            request_id=request_id,
             headers=upstream_headers(incoming, request_id),
             on_opening=(lambda *_: self._stored.cancelled(response_id)) if incoming.method == b"POST" else None,
             model_choice=ModelChoice(place.alias) if place.alias else None,
@@ -383,9 +386,14 @@ class RequestReader:
         if model is None:
             raise InvalidRequest(f"{route.target.decode()} has no model, and the backends serve several.")
         permitted(model, incoming.key)
-        headers = upstream_headers(incoming, request_id)
         return InferenceRequest(
-            route.endpoint, Kind.LIGHT, b"GET", route.target, Demand(model, sequences=0), request_id, headers=headers
+            route.endpoint,
+            Kind.LIGHT,
+            method=b"GET",
+            target=route.target,
+            demand=Demand(model, sequences=0),
+            request_id=request_id,
+            headers=upstream_headers(incoming, request_id),
         )
 
     def _place_of(

@@ -15,8 +15,8 @@ from gateway.core.errors import (
     Unauthorized,
     WebSocketRequired,
 )
-from gateway.core.front.http_request import HttpRequest
 from gateway.core.front.origin import TrustedProxies
+from gateway.core.front.routes import Route
 from gateway.core.observe.record import Record
 from gateway.core.request import InferenceRequest, Sink, UpstreamResult
 
@@ -36,6 +36,14 @@ class Wire(Protocol):
     def write(self, data: bytes) -> bool: ...
 
 
+class RequestHead(Protocol):
+    """What the form of a response depends on."""
+
+    http10: bool
+    method: bytes
+    route: Route | None
+
+
 class ClientResponse(Sink):
     """Writes one response; `Sink` has the meaning of its methods. `begun`: the client has part of it.
 
@@ -49,7 +57,7 @@ class ClientResponse(Sink):
         "status",
     )  # fmt: skip
 
-    def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
+    def __init__(self, wire: Wire, request_id: str, incoming: RequestHead, keep_alive: bool) -> None:
         self._wire = wire
         self.chunked = False
         self._events = False
@@ -194,7 +202,7 @@ class CountingResponse(ClientResponse):
 
     __slots__ = ("_sent_bytes",)
 
-    def __init__(self, wire: Wire, request_id: str, incoming: HttpRequest, keep_alive: bool) -> None:
+    def __init__(self, wire: Wire, request_id: str, incoming: RequestHead, keep_alive: bool) -> None:
         super().__init__(wire, request_id, incoming, keep_alive)
         self._sent_bytes = 0
 

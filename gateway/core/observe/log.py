@@ -1,4 +1,5 @@
-"""The two logs: of events, on standard error, and of requests, one line each. Threads write their lines.
+"""The two logs: of events, on standard error, and of requests, one line each. Threads write their lines. The last
+requests are kept, too.
 
 A reader that hangs or is gone never stops the event loop.
 """
@@ -9,12 +10,13 @@ import os
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, redirect_stderr
 from datetime import UTC, datetime
 from hashlib import blake2b, sha256
 from typing import Any, BinaryIO, Final, Self, TextIO, TypeVar, cast
 
+import orjson
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
@@ -389,3 +391,45 @@ def console_line_of(record: Record, ended: str) -> bytes:
 
 def _quoted(text: str) -> str:
     return text if text.isascii() and text.isprintable() else json.dumps(text)
+
+
+MOST_RECENT: Final = 200
+_COMPLETED = "completed"
+
+
+class RecentRequests:
+    """Keeps the records of the last requests and of the last failed ones, oldest first.
+
+    A record is turned into a row only when somebody watches. `offset_seconds`: from the loop's clock to Unix time.
+    """
+
+    def __init__(self, offset_seconds: Callable[[], float]) -> None:
+        self._offset_seconds = offset_seconds
+        self._records: deque[Record] = deque(maxlen=MOST_RECENT)
+        self._failed: deque[Record] = deque(maxlen=MOST_RECENT)
+        self.count = 0  # of all requests since the start
+
+    def add(self, records: list[Record]) -> None:
+        """Take over a batch of requests that have ended."""
+        self.count += len(records)
+        self._records.extend(records)
+        self._failed.extend([record for record in records if record.outcome != _COMPLETED])
+
+    def since(self, count: int) -> list[Record]:
+        """Those that ended after so many, as far as they are kept."""
+        fresh = min(self.count - count, len(self._records))
+        return list(self._records)[len(self._records) - fresh :] if fresh > 0 else []
+
+    def rows(self, count: int = 0) -> list[orjson.Fragment]:
+        """The same with the keys of the access log, as JSON; `time` in seconds since 1970."""
+        return [*self._as_rows(self.since(count))]
+
+    def failed_rows(self) -> list[orjson.Fragment]:
+        """The last requests that were not completed, which may be older than the last requests."""
+        return [*self._as_rows(self._failed)]
+
+    def _as_rows(self, records: Iterable[Record]) -> Iterator[orjson.Fragment]:
+        offset_seconds, form = self._offset_seconds(), LineForm(("tenant", "class"))
+        for record in records:
+            line = form.line(record, round(offset_seconds + record.ended_seconds, 3))
+            yield orjson.Fragment(line.rstrip())  # a newline would end an event's line

@@ -2,17 +2,36 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.policy import EngineVerdict
 from gateway.core.supervisor import Supervisor
+
+
+class Verdict(Protocol):
+    """What one engine would mean for a request. `parts`: of the cost; None = the policy's costs are not in seconds."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def cost(self) -> float: ...
+
+    @property
+    def hit_tokens(self) -> int: ...
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def parts(self) -> Any: ...
 
 
 class Trace(ABC):
     """What a traced request notes of its attempts."""
 
     @abstractmethod
-    def asks(self, verdicts: Sequence[EngineVerdict]) -> None:
+    def asks(self, verdicts: Sequence[Verdict]) -> None:
         """An attempt begins: an engine is to be found for it. `verdicts`: what each engine would mean, best first."""
 
     @abstractmethod

@@ -1,10 +1,9 @@
 """Sends a request to a backend over a pooled connection, and watches the answers in progress."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from math import ceil
-from typing import Protocol
 
 from gateway.config import UpstreamConfig
 from gateway.core.backends.backend import Backend
@@ -18,23 +17,6 @@ from gateway.core.supervisor import Supervisor
 from gateway.core.tls.contexts import BackendContexts
 
 _LOOK_SECONDS = 1.0
-
-
-class Send(Protocol):
-    """`Relay.send`."""
-
-    def __call__(
-        self,
-        request: InferenceRequest,
-        backend: Backend,
-        sink: Sink,
-        first_token: Callable[[], None],
-        on_tokens: Callable[[int], int],
-        *,
-        rank: int | None = None,
-        fresh: bool = False,
-        last: bool = False,
-    ) -> Awaitable[UpstreamResult]: ...
 
 
 class Relay:
@@ -119,7 +101,8 @@ class Relay:
             connection.send(head, response, body)
             if request.upload is not None:
                 await self._send_upload(request.upload, connection, response)
-            return unwrapped(await response.done)
+            outcome = await response.done
+            return outcome if isinstance(outcome, UpstreamResult) else unwrapped(outcome)
         except asyncio.CancelledError:
             if response.answered:
                 return unwrapped(response.done.result())  # the client disconnected with its whole response

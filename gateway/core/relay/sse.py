@@ -182,18 +182,6 @@ _USAGE = re.compile(rb'"usage"\s*:\s*(\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\})')
 _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 
 
-def read_usage(tail: bytes) -> Usage | None:
-    """The last usage in the end of a plain answer, where it mostly is one of the last fields of the whole."""
-    start = tail.rfind(b'"usage"')
-    if start < 0:
-        return None
-    try:
-        found = orjson.loads(b"{" + tail[start:])["usage"]
-    except orjson.JSONDecodeError:
-        found = None
-    return _usage(found if found and type(found) is dict else _last_usage(tail))
-
-
 def read_stream_usage(*pieces: bytes) -> Usage | None:
     """The usage in these pieces of a stream; later events count over earlier ones.
 
@@ -206,15 +194,15 @@ def read_stream_usage(*pieces: bytes) -> Usage | None:
                 continue
             document = _document_of(event)
             if document is None:
-                merged |= _last_usage(event)  # part of an event that was too long
+                merged |= last_usage(event)  # part of an event that was too long
                 continue
             for holder in (document, document.get("response"), document.get("message")):
                 if type(holder) is dict and type(found := holder.get("usage")) is dict:
                     merged |= found
-    return _usage(merged)
+    return Usage.of(merged)
 
 
-def _last_usage(piece: bytes) -> dict[str, Any]:
+def last_usage(piece: bytes) -> dict[str, Any]:
     """The last object in a piece that is named so; other values of that name are passed over."""
     place = len(piece)
     for _ in range(_MOST_TRIES):
@@ -230,22 +218,3 @@ def _last_usage(piece: bytes) -> dict[str, Any]:
         if found:
             return found
     return {}
-
-
-def _usage(found: dict[str, Any]) -> Usage | None:
-    """Understands OpenAI's names, of chat and of responses, and Anthropic's."""
-    if not found:
-        return None
-    prompt = _count(found["prompt_tokens"] if "prompt_tokens" in found else found.get("input_tokens"))
-    completion = _count(found["completion_tokens"] if "completion_tokens" in found else found.get("output_tokens"))
-    cached, details = found.get("cache_read_input_tokens"), found.get("prompt_tokens_details")
-    details = details or found.get("input_tokens_details")
-    if type(details) is dict:
-        cached = details.get("cached_tokens")
-    elif "prompt_tokens" not in found:  # Anthropic counts cached input apart
-        prompt += _count(cached) + _count(found.get("cache_creation_input_tokens"))
-    return Usage(prompt, completion, cached if type(cached) is int and cached >= 0 else None)
-
-
-def _count(value: Any) -> int:
-    return value if type(value) is int and value > 0 else 0

@@ -36,8 +36,8 @@ from gateway.core.relay.connection import BackendConnection, Receiver
 from gateway.core.relay.first_token import BEGINS_WITH_TEXT, Opening
 from gateway.core.relay.refusals import as_clients_read
 from gateway.core.relay.renaming import NameReplacer, RenamedEvents
-from gateway.core.relay.sse import ABORTED, EventStream, read_stream_usage, read_usage
-from gateway.core.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult
+from gateway.core.relay.sse import ABORTED, EventStream, last_usage, read_stream_usage
+from gateway.core.request import DONE_MARKER, InferenceRequest, Sink, UpstreamResult, Usage
 from gateway.core.resources import Holding, MemoryBudget
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
@@ -323,7 +323,7 @@ class UpstreamResponse(Receiver):
             sink.end()
             usage = read_usage(kept)
         elif status >= 400:
-            answer = UpstreamResult(status, None, self._output_seconds, kept, self._content_type, self._extra)
+            answer = UpstreamResult(status, None, self._output_seconds, kept, self._content_type, extra=self._extra)
             if error := _judge(answer):
                 self.done.set_result(error)
                 return
@@ -336,7 +336,8 @@ class UpstreamResponse(Receiver):
         else:
             if self._names is not None:
                 kept += self._names.rest()
-            self._note_opening(kept)
+            if self._request.on_opening is not None:
+                self._note_opening(kept)
             sink.send(status, self._content_type, self._extra, kept)
             usage = read_usage(kept[-_TAIL_BYTES:])
         self.answered = True
@@ -380,3 +381,15 @@ def _message(event: bytes) -> str:
     except (orjson.JSONDecodeError, KeyError, TypeError):
         said = "no reason given"
     return str(said)[:500]
+
+
+def read_usage(tail: bytes) -> Usage | None:
+    """The last usage in the end of a plain answer, where it mostly is one of the last fields of the whole."""
+    start = tail.rfind(b'"usage"')
+    if start < 0:
+        return None
+    try:
+        found = orjson.loads(b"{" + tail[start:])["usage"]
+    except orjson.JSONDecodeError:
+        found = None
+    return Usage.of(found if found and type(found) is dict else last_usage(tail))

@@ -1,7 +1,5 @@
-"""Predicted hits: how many of a prompt's tokens each engine has in its KV cache.
-
-The prediction joins the gateway's own record of placements, how accurate predictions from it were lately, and, of
-engines that report their blocks, what they hold exactly.
+"""What hits are predicted from (`policy.HitPredictor`): the gateway's own record of the engines' KV caches, and how
+accurate predictions from it were lately.
 
 The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks count as used
 from the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole:
@@ -13,8 +11,6 @@ it followed.
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from gateway.core.request import Demand
-from gateway.core.routing.engine import Engine
 from gateway.core.routing.kv_reservations import alike
 
 _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last key of its prompt
@@ -320,65 +316,3 @@ class EngineBlocks(Protocol):
 
     def placed(self, engine: int, keys: Sequence[int]) -> None:
         """A prompt with these blocks was sent to the engine."""
-
-
-class HitPredictor:
-    """Predicts from exactly known blocks where there are any, otherwise from the own record times its accuracy."""
-
-    def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: EngineBlocks | None = None) -> None:
-        self.index = index
-        self._hit_accuracy = hit_accuracy
-        self._exact = exact
-
-    def use(self, exact: EngineBlocks) -> None:
-        """Predict from these blocks where they are known."""
-        self._exact = exact
-
-    def depths(self, demand: Demand) -> list[int]:
-        """How much of the prompt each engine holds, by index: more is better, but not to scale."""
-        depths = self.index.depths(demand.keys)
-        if demand.token_keys and self._exact is not None:
-            for engine, depth in self._exact.depths(demand.token_keys).items():
-                if engine < len(depths):
-                    depths[engine] = depth
-        return depths
-
-    def predict(self, demand: Demand, engines: list[Engine]) -> list[int]:
-        """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
-        if not demand.reads_cache:
-            return [0] * len(engines)
-        depths = self.index.depths(demand.keys)
-        exact = self._exact.depths(demand.token_keys) if demand.token_keys and self._exact is not None else {}
-        if not exact and not any(depths):
-            return [0] * len(engines)
-        turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
-        answered = self.index.answered(demand.keys[turn - 1]) if turn_end else 0
-        lowered, hits = self._hit_accuracy.lowered, [0] * len(engines)
-        last_depth = shared = 0
-        for place in range(len(engines)):
-            engine = engines[place]
-            index = engine.index
-            if index in exact:
-                held = exact[index] * engine.block_tokens
-            elif depth := depths[index]:
-                has_answer = turn <= depth < turn_end and answered >> index & 1
-                if has_answer:
-                    depth = turn_end
-                if depth != last_depth:  # most engines hold the same
-                    last_depth, shared = depth, demand.tokens_shared(depth)
-                held = shared - 1 if has_answer else shared  # an answer's last token is never computed
-                if index in lowered:
-                    held = int(held * lowered[index])
-            else:
-                continue
-            if engine.caches_prefixes:
-                block = engine.block_tokens
-                hits[place] = (held if held < most else most) // block * block
-        return hits
-
-    def placed(self, demand: Demand, engine: Engine) -> None:
-        if demand.turn_end:
-            self.index.supersede_answer(engine.index, demand.keys[demand.turn - 1])
-        self.index.record(engine.index, demand.keys, demand.edges)
-        if demand.token_keys and self._exact is not None:
-            self._exact.placed(engine.index, demand.token_keys)

@@ -17,6 +17,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple
 
 from gateway.core.routing.adapters import AdapterSlots
+from gateway.core.routing.estimates import Calibration, CostModel
 from gateway.core.routing.kv_reservations import KvLedger, Reservation
 
 # Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
@@ -160,27 +161,6 @@ _SLOWDOWN: Final = 0.3  # weight of the decode slowdown, mine and theirs
 _INTERRUPTED_STEPS: Final = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
 LEAST_SHARE: Final = 0.001  # of recent time in prefill that counts
 MOST_SHARE: Final = 0.5  # the rate that is seen follows from this cost: more would feed back on itself
-
-
-@dataclass(frozen=True, slots=True)
-class CostModel:
-    """Constants of an engine's step time, in seconds; all but `b` are in proportion to it.
-
-    A step takes a + b x prefill tokens + e x their context + c x decoding sequences + d x context tokens.
-    `decode_weight`: 0 = TTFT alone, 1 = balanced, 5 = end to end.
-    """
-
-    b: float = 28e-6
-    decode_weight: float = 1.0
-    max_batched_tokens: int = 8192
-    a: float = field(init=False)
-    c: float = field(init=False)
-    d: float = field(init=False)
-    e: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        for name, ratio in (("a", 286), ("c", 0.5), ("d", 1.68e-3), ("e", 4.6e-5)):
-            object.__setattr__(self, name, ratio * self.b)
 
 
 @dataclass(slots=True, init=False)
@@ -352,6 +332,15 @@ class Engine:
         self.slowness, self._log_cost, self._paces = relative_cost**0.5, math.log(relative_cost), 0
         self.load.changed()
 
+    def streamed(self, calibration: Calibration, token_seconds: float, now: float) -> None:
+        """Learn from a stream how slow this engine is, compared with the mean of all streams of the model.
+
+        An engine of relative cost r takes r x (step + prefills of others in that time) for a token.
+        """
+        load_seconds = self.terms(calibration.model).step + token_seconds * self.load.prefill_share(now)
+        if token_seconds > 0 and load_seconds > 0:
+            self.on_pace(calibration.paced(math.log(token_seconds * self.slowness / load_seconds)))
+
     def on_pace(self, log_cost: float) -> None:
         """A stream showed this logarithm of its relative cost. Small differences are noise; steps void fewer costs."""
         self._paces += 1
@@ -385,12 +374,7 @@ class Engine:
 
 
 def placement_costs(
-    model: CostModel,
-    engines: list[Engine],
-    hits: list[int],
-    prompt_tokens: int,
-    output_tokens: float,
-    now: float,
+    model: CostModel, engines: list[Engine], hits: list[int], prompt_tokens: int, output_tokens: float, now: float
 ) -> tuple[list[float], list[float]]:
     """Marginal costs of a request on each engine, and the part that is its own prefill, in seconds.
 
@@ -455,7 +439,7 @@ class Shortlist:
 
     def _renew(self, at: int, load: EngineLoad, model: CostModel, now: float) -> None:
         engine = [self.engines[at]]
-        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now)
+        usual, _ = placement_costs(model, engine, [0], _USUAL_PROMPT_TOKENS, _USUAL_OUTPUT_TOKENS, now=now)
         del self._ranked[bisect_left(self._ranked, (self._costs[at], at))]
         insort(self._ranked, (usual[0], at))
         self._costs[at] = usual[0]

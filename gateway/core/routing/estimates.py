@@ -13,11 +13,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
-from math import log, log2
+from math import log2
 from typing import Any, Final
 
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.engine import CostModel, Engine
 
 _MAX_KNOWN: Final = 65536
 _FORGOTTEN: Final = 1024  # at once: finding the first one of a dict from which the first ones were removed is slow
@@ -149,6 +148,27 @@ _STEP: Final = 0.02  # relative change before the model follows: every change vo
 _BUDGET_FLOOR_SECONDS: Final = 0.02  # covers the network and tokenization
 
 
+@dataclass(frozen=True, slots=True)
+class CostModel:
+    """Constants of an engine's step time, in seconds; all but `b` are in proportion to it.
+
+    A step takes a + b x prefill tokens + e x their context + c x decoding sequences + d x context tokens.
+    `decode_weight`: 0 = TTFT alone, 1 = balanced, 5 = end to end.
+    """
+
+    b: float = 28e-6
+    decode_weight: float = 1.0
+    max_batched_tokens: int = 8192
+    a: float = field(init=False)
+    c: float = field(init=False)
+    d: float = field(init=False)
+    e: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name, ratio in (("a", 286), ("c", 0.5), ("d", 1.68e-3), ("e", 4.6e-5)):
+            object.__setattr__(self, name, ratio * self.b)
+
+
 class Calibrations:
     """Owner of what is learned of each model. `family` names the model whose engines a model runs on: an adapter's
     base, or the model that goes by several names."""
@@ -241,18 +261,11 @@ class Calibration:
         self._b, self._samples, self._mean_pace, self._paces = b, samples, mean_pace, paces
         self._approach()
 
-    def streamed(self, engine: Engine, token_seconds: float, now: float) -> None:
-        """Learn from a stream how slow its engine is, compared with the mean of all streams.
-
-        An engine of relative cost r takes r x (step + prefills of others in that time) for a token.
-        """
-        load_seconds = engine.terms(self.model).step + token_seconds * engine.load.prefill_share(now)
-        if token_seconds <= 0 or load_seconds <= 0:
-            return
-        pace = log(token_seconds * engine.slowness / load_seconds)
+    def paced(self, pace: float) -> float:
+        """Learn from the pace of a stream, a logarithm. Returns by how much it exceeds the mean of all streams."""
         self._paces += 1
         self._mean_pace += max(_LEAST_MEAN_WEIGHT, 1 / self._paces) * (pace - self._mean_pace)
-        engine.on_pace(pace - self._mean_pace)
+        return pace - self._mean_pace
 
     def at_most(self, uncached_tokens: int, predicted_seconds: float, seconds: float) -> None:
         """The same for a request whose first token was not seen: `seconds` is the time of its whole answer."""

@@ -6,13 +6,12 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitPredictor
+from gateway.core.routing.cache_view import EngineBlocks, HitAccuracy, PrefixIndex
 from gateway.core.routing.engine import (
     FEW_ENGINES,
-    CostModel,
     Engine,
     Parts,
     Shortlist,
@@ -20,7 +19,7 @@ from gateway.core.routing.engine import (
     cost_parts,
     placement_costs,
 )
-from gateway.core.routing.estimates import Estimates
+from gateway.core.routing.estimates import CostModel, Estimates
 
 
 class Options:
@@ -176,25 +175,6 @@ def as_header(verdicts: Sequence[EngineVerdict]) -> bytes:
     return ", ".join(entries).encode("ascii", "replace")
 
 
-def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
-    """The same for a JSON answer; times in milliseconds."""
-    return [
-        {
-            "backend": verdict.engine.name,
-            "rank": verdict.engine.rank,
-            "open": verdict.is_open,
-            "in_flight": verdict.engine.load.in_flight,
-            "hit_tokens": verdict.hit_tokens,
-            "cost": round(verdict.cost * 1000, 4) if verdict.parts is not None else verdict.cost,
-            "cost_parts_ms": {
-                name: round(seconds * 1000, 4)
-                for name, seconds in (verdict.parts._asdict() if verdict.parts is not None else {}).items()
-            },
-        }
-        for verdict in verdicts
-    ]
-
-
 _MAX_HINTS: Final = 65536
 _WORTH: Final = 0.2  # discount, as a share of the request's own prefill: less than another prefill ahead
 
@@ -216,6 +196,68 @@ class Affinity:
         self._last.move_to_end(hint)
         if len(self._last) > _MAX_HINTS:
             self._last.popitem(last=False)
+
+
+class HitPredictor:
+    """Predicts from exactly known blocks where there are any, otherwise from the own record times its accuracy."""
+
+    def __init__(self, index: PrefixIndex, hit_accuracy: HitAccuracy, exact: EngineBlocks | None = None) -> None:
+        self.index = index
+        self._hit_accuracy = hit_accuracy
+        self._exact = exact
+
+    def use(self, exact: EngineBlocks) -> None:
+        """Predict from these blocks where they are known."""
+        self._exact = exact
+
+    def depths(self, demand: Demand) -> list[int]:
+        """How much of the prompt each engine holds, by index: more is better, but not to scale."""
+        depths = self.index.depths(demand.keys)
+        if demand.token_keys and self._exact is not None:
+            for engine, depth in self._exact.depths(demand.token_keys).items():
+                if engine < len(depths):
+                    depths[engine] = depth
+        return depths
+
+    def predict(self, demand: Demand, engines: list[Engine]) -> list[int]:
+        """Hit tokens, for each engine. An engine finds whole blocks only, and always computes the last token."""
+        if not demand.reads_cache:
+            return [0] * len(engines)
+        depths = self.index.depths(demand.keys)
+        exact = self._exact.depths(demand.token_keys) if demand.token_keys and self._exact is not None else {}
+        if not exact and not any(depths):
+            return [0] * len(engines)
+        turn, turn_end, most = demand.turn, demand.turn_end, demand.prompt_tokens - 1
+        answered = self.index.answered(demand.keys[turn - 1]) if turn_end else 0
+        lowered, hits = self._hit_accuracy.lowered, [0] * len(engines)
+        last_depth = shared = 0
+        for place in range(len(engines)):
+            engine = engines[place]
+            index = engine.index
+            if index in exact:
+                held = exact[index] * engine.block_tokens
+            elif depth := depths[index]:
+                has_answer = turn <= depth < turn_end and answered >> index & 1
+                if has_answer:
+                    depth = turn_end
+                if depth != last_depth:  # most engines hold the same
+                    last_depth, shared = depth, demand.tokens_shared(depth)
+                held = shared - 1 if has_answer else shared  # an answer's last token is never computed
+                if index in lowered:
+                    held = int(held * lowered[index])
+            else:
+                continue
+            if engine.caches_prefixes:
+                block = engine.block_tokens
+                hits[place] = (held if held < most else most) // block * block
+        return hits
+
+    def placed(self, demand: Demand, engine: Engine) -> None:
+        if demand.turn_end:
+            self.index.supersede_answer(engine.index, demand.keys[demand.turn - 1])
+        self.index.record(engine.index, demand.keys, demand.edges)
+        if demand.token_keys and self._exact is not None:
+            self._exact.placed(engine.index, demand.token_keys)
 
 
 class PrefixPolicy(Policy):

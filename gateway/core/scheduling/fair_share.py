@@ -166,6 +166,7 @@ _ACTIVE_SECONDS: Final = 60.0
 _SUM_GOOD_FOR_SECONDS: Final = 1.0
 _BACKLOG_SECONDS: Final = 1.0  # after this, tenants that all have a backlog gain nothing from slots kept free
 _MOST_TENANTS: Final = 1024
+_MOST_MODELS: Final = 1024  # idle ones beyond are forgotten
 _MOST_APART_TOKENS: Final = 65536.0  # most credit or debt of a share, so that distant history does not count
 _BYTES_PER_TOKEN: Final = 4
 _NEVER = float("-inf")
@@ -200,11 +201,13 @@ class FairClock:
         else:
             start = self.start(share)
         share.end = start + tokens / share.weight
-        self._moved(share)
+        if share in self.waiting.entries:
+            self.waiting.moved(share)
 
     def correct(self, share: Share, more_tokens: float) -> None:
         share.end += more_tokens / share.weight
-        self._moved(share)
+        if share in self.waiting.entries:
+            self.waiting.moved(share)
 
     def weigh(self, share: Share, weight: float) -> None:
         share.weight = weight
@@ -378,6 +381,28 @@ class Tenants:
         for tenant in idle[: len(self._by_name) // 2]:
             del self._by_name[tenant.name]
         self._most_tenants = max(_MOST_TENANTS, 2 * len(self._by_name))  # else each new tenant would sort all again
+
+
+class TenantsOfModels:
+    """Owner of the tenants of each model that has had requests."""
+
+    def __init__(self) -> None:
+        self._by_model: dict[str, Tenants] = {}
+
+    def of(self, model: str) -> Tenants:
+        tenants = self._by_model.get(model)
+        if tenants is None:
+            if len(self._by_model) >= _MOST_MODELS:  # clients name models that do not exist, too
+                busy = {name: known for name, known in self._by_model.items() if known.waiting or known.in_flight}
+                self._by_model = busy
+            tenants = self._by_model[model] = Tenants()
+        return tenants
+
+    def known(self, model: str) -> Tenants | None:
+        return self._by_model.get(model)
+
+    def items(self) -> list[tuple[str, Tenants]]:
+        return list(self._by_model.items())
 
 
 def expected_tokens(demand: Demand, hit_tokens: int, output_tokens: float) -> float:

@@ -1,7 +1,6 @@
 """Leases on engines: a request waits in the queue, holds a lease, and releases it. The asyncio side of placement."""
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
@@ -11,7 +10,7 @@ from typing import Protocol
 from gateway.core.errors import DeadlineUnmeetable, GatewayError, NoBackend, WaitExpired, unwrapped
 from gateway.core.request import Demand
 from gateway.core.routing.policy import EngineVerdict
-from gateway.core.scheduling.scheduler import Lease, Scheduler
+from gateway.core.scheduling.scheduler import Broker, Lease, Scheduler
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 
 _LEAST_TICK_SECONDS = 0.001
@@ -72,22 +71,7 @@ class LowerQueue(Protocol):
         """When its next ticket may be bound by time alone; infinite = not before something changes."""
 
 
-class LeaseSource(ABC):
-    """Where a dispatcher gets its leases from."""
-
-    @abstractmethod
-    async def lease(
-        self,
-        demand: Demand,
-        avoid: frozenset[str] = frozenset(),
-        already_waited_seconds: float = 0.0,
-        send_keep_alive: Callable[[], None] | None = None,
-        holds: bool = True,
-    ) -> Lease:
-        """A slot on an engine, after waiting for one if necessary; see `LeaseBroker.lease`."""
-
-
-class LeaseBroker(LeaseSource):
+class LeaseBroker(Broker):
     """Hands out leases. Owns the waiting clients' futures. Tickets of `lower_queues` wait here, too."""
 
     def __init__(
@@ -179,12 +163,7 @@ class LeaseBroker(LeaseSource):
                 await self._changed.wait()
 
     async def wait(
-        self,
-        ticket: Ticket,
-        at_most_seconds: float,
-        send_keep_alive: Callable[[], None] | None,
-        *,
-        scans: bool = True,
+        self, ticket: Ticket, at_most_seconds: float, send_keep_alive: Callable[[], None] | None, *, scans: bool = True
     ) -> Lease:
         """The lease that a scan binds for a ticket. `scans`: there may be capacity for it now.
 

@@ -7,6 +7,7 @@ otherwise, while later requests overtake it.
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, ItemsView, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import compress, islice
@@ -119,6 +120,41 @@ class Lease(Reservation):
         self._release(self)
 
 
+class LeaseSource(ABC):
+    """Where a dispatcher gets its leases from."""
+
+    @abstractmethod
+    async def lease(
+        self,
+        demand: Demand,
+        avoid: frozenset[str] = frozenset(),
+        already_waited_seconds: float = 0.0,
+        send_keep_alive: Callable[[], None] | None = None,
+        holds: bool = True,
+    ) -> Lease:
+        """A slot on an engine, after waiting for one if necessary; see `LeaseBroker.lease`."""
+
+
+class Broker(LeaseSource):
+    """Where requests wait, as a dispatcher sees it."""
+
+    max_wait_seconds: float
+
+    @abstractmethod
+    def now(self) -> float: ...
+
+    @abstractmethod
+    def retry_after_seconds(self, model: str) -> float: ...
+
+    @abstractmethod
+    def explain(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
+        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
+
+    @abstractmethod
+    async def change(self, at_most_seconds: float) -> None:
+        """Wait until the fleet changes, or for this long."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """The engines that serve a model, and whether they have capacity, until the fleet changes."""
@@ -159,6 +195,7 @@ class Scheduler:
     ) -> None:
         self._policy = policy
         self._queue = queue
+        self._tenants = queue.tenants
         self._lengths = lengths
         self._calibrations = calibrations
         self._settings = settings
@@ -204,7 +241,7 @@ class Scheduler:
             return self._bind_light(demand, engines, now)
         if demand.sequences > 1:
             self.refuse_what_never_fits(demand, engines)
-        tenants, view = self._queue.tenants(demand.model), self._views[demand.model]
+        tenants, view = self._tenants.of(demand.model), self._views[demand.model]
         tenant = tenants.arrived(demand, now)
         if tenants.waiting:  # refuse early: refusals should be cheap
             self._queue.refuse_if_full(demand, now)
@@ -215,10 +252,11 @@ class Scheduler:
             options = self._policy.options(demand, engines, model, now)
         if not tenants.waiting:
             guarded = tenants.is_over_share(tenant, now, batch=demand.batch)
-            at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded)
+            at = choose(options, demand, view.capacity, now, self._policy.waits_for_best, guarded=guarded)
             if at is not None:
-                return self.bind(demand, options, at, tenants, tenant, now)
-        ticket = self._ticket(demand, now, avoid, min(options.prefill_seconds), max(options.hit_tokens), holds)
+                return self.bind(demand, options, at, tenants, tenant, now=now)
+        least_seconds, most_hit_tokens = min(options.prefill_seconds), max(options.hit_tokens)
+        ticket = self._ticket(demand, now, avoid, least_seconds, hit_tokens=most_hit_tokens, holds=holds)
         if demand.deadline_seconds is not None:
             self._queue.refuse_late(ticket, now)
         self._queue.join(ticket)
@@ -229,7 +267,7 @@ class Scheduler:
 
         None: the queue is full, or the deadline has passed. Wait estimates are not used: they say nothing of outages.
         """
-        self._queue.tenants(demand.model).arrived(demand, now)
+        self._tenants.of(demand.model).arrived(demand, now)
         ticket = self.uncached_ticket(demand, now, avoid)
         if ticket.late_seconds < now:
             return None
@@ -242,7 +280,8 @@ class Scheduler:
     def uncached_ticket(self, demand: Demand, now: float, avoid: frozenset[str]) -> Ticket:
         """A ticket for a request without a price on any engine: its whole prompt counts as uncached."""
         model = self._calibrations.of(demand.model).model
-        return self._ticket(demand, now, avoid, prefill_seconds(model, 1.0, demand.prompt_tokens, 0), 0, True)
+        seconds = prefill_seconds(model, 1.0, demand.prompt_tokens, 0)
+        return self._ticket(demand, now, avoid, seconds, hit_tokens=0, holds=True)
 
     def _ticket(
         self, demand: Demand, now: float, avoid: frozenset[str], prefill_seconds: float, hit_tokens: int, holds: bool
@@ -250,7 +289,7 @@ class Scheduler:
         output_tokens, _ = self._lengths.expected(demand.model, demand.tenant, demand.output_tokens)
         turn = self.turn(prefill_seconds, now)
         tokens = expected_tokens(demand, hit_tokens, demand.sequences * output_tokens)
-        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens, holds)
+        return Ticket(demand, now, avoid, prefill_seconds, turn, tokens=tokens, holds=holds)
 
     def turn(self, prefill_seconds: float, arrived_seconds: float) -> float:
         """By least prefill, aged; in order of arrival where requests do not wait for their best engine."""
@@ -279,16 +318,17 @@ class Scheduler:
         if not tickets:
             return False
         engines, capacity = self._views[model].engines, self._views[model].capacity
-        tenants, starving = self._queue.tenants(model), self._starving(model, now, eligible, granted)
+        tenants, starving = self._tenants.of(model), self._starving(model, now, eligible, granted)
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self._queue.serve(ticket, now, starving=ticket is starving)
-            lease = self.bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            tenant = tenants.of(ticket.demand)
+            lease = self.bind(ticket.demand, options, at, tenants, tenant, now=now, ticket=ticket)
             granted.append((ticket, lease))
 
         guards = tenants.guards(now, batch=tenants.waiting_batch > 0)
         is_open = capacity.are_open(engines, now)
-        scan = QueueScan(engines, self._policy, capacity, is_open, now, bind, tenants if guards else None)
+        scan = QueueScan(engines, self._policy, capacity, is_open, now, bind=bind, tenants=tenants if guards else None)
         scan.run(tickets, eligible, starving)
         if len(tickets) < end - start or True not in is_open:
             return False
@@ -390,8 +430,9 @@ class Scheduler:
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
         """A request that takes no slot goes to the engine with the least in flight."""
-        tenants, engine = self._queue.tenants(demand.model), min(engines, key=_in_flight)
-        return self.bind(demand, Options([engine], [0.0]), 0, tenants, tenants.of(demand), now, ticket)
+        tenants, engine = self._tenants.of(demand.model), min(engines, key=_in_flight)
+        options = Options([engine], [0.0])
+        return self.bind(demand, options, 0, tenants, tenants.of(demand), now=now, ticket=ticket)
 
     def view(self, model: str) -> ModelView | None:
         """None = no request for the model has come since the fleet changed, or no engine serves it."""
@@ -478,7 +519,7 @@ class Scheduler:
         first_token_seconds = lease.first_token_seconds
         if answered and lease.paced_tokens >= LEAST_PACED_TOKENS and first_token_seconds is not None:
             token_seconds = (now - first_token_seconds) / (lease.paced_tokens - 1)
-            lease.calibration.streamed(lease.engine, token_seconds, now)
+            lease.engine.streamed(lease.calibration, token_seconds, now)
         lease.engine.load.finish(lease, now)
         lease.engine.kv.release(lease)
         if lease.on_release is not None:

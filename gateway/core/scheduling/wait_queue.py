@@ -14,7 +14,7 @@ from typing import Final
 from gateway.core.errors import DeadlineUnmeetable, QueueFull
 from gateway.core.request import Demand
 from gateway.core.routing.engine import Engine
-from gateway.core.scheduling.fair_share import UNKNOWN_SECONDS, Backlog, FairClock, Tenant, Tenants
+from gateway.core.scheduling.fair_share import UNKNOWN_SECONDS, Backlog, FairClock, Tenant, Tenants, TenantsOfModels
 
 
 class Ticket:
@@ -298,13 +298,12 @@ def _contenders(clock: FairClock) -> Iterator[_Contender]:
         yield _Contender(start, weight, flow)
 
 
-_MOST_MODELS: Final = 1024  # idle ones beyond are forgotten
 _ENOUGH_SERVED: Final = 16  # requests that waited in this queue: with fewer its rate is unknown
 _DOUBT: Final = 2.0  # an expected wait refuses a request only if it is this many times too long
 
 
 class Queue:
-    """Owner of all waiting requests, and of each model's tenants. Requests that wait elsewhere count in its `backlog`,
+    """Owner of all waiting requests. Requests that wait elsewhere count in its `backlog`,
     too. Waits are expected from a model's queue, and from the rate at which its requests release their slots."""
 
     def __init__(self, max_requests: int, max_bytes: int) -> None:
@@ -312,7 +311,7 @@ class Queue:
         self.requests = 0
         self.size_bytes = 0
         self._queues: dict[str, ModelQueue] = {}
-        self._tenants: dict[str, Tenants] = {}
+        self.tenants = TenantsOfModels()
 
     def __len__(self) -> int:
         return self.requests
@@ -331,19 +330,6 @@ class Queue:
             for flow in queue.flows:
                 flow.reorder(turn_of)
 
-    def tenants(self, model: str) -> Tenants:
-        tenants = self._tenants.get(model)
-        if tenants is None:
-            if len(self._tenants) >= _MOST_MODELS:  # clients name models that do not exist, too
-                busy = {name: known for name, known in self._tenants.items() if known.waiting or known.in_flight}
-                self._tenants = busy
-            tenants = self._tenants[model] = Tenants()
-        return tenants
-
-    def all_tenants(self) -> list[tuple[str, Tenants]]:
-        """The tenants of each model that has had requests."""
-        return list(self._tenants.items())
-
     def waiting(self, model: str) -> int:
         queue = self._queues.get(model)
         return 0 if queue is None else len(queue)
@@ -360,7 +346,7 @@ class Queue:
         self.refuse_if_full(demand, ticket.arrived_seconds)
         queue = self._queues.get(demand.model)
         if queue is None:
-            queue = self._queues[demand.model] = ModelQueue(self.tenants(demand.model), ticket.arrived_seconds)
+            queue = self._queues[demand.model] = ModelQueue(self.tenants.of(demand.model), ticket.arrived_seconds)
         queue.join(ticket)
         self.requests += 1
         self.size_bytes += demand.size_bytes
@@ -371,7 +357,7 @@ class Queue:
 
         A tenant over its share of the queue may not take the last places while others were active lately.
         """
-        tenants = self.tenants(demand.model)
+        tenants = self.tenants.of(demand.model)
         if self.backlog.is_full_for(demand.size_bytes, guarded=tenants.waits_over_share(tenants.of(demand), now)):
             raise QueueFull(
                 f"The queue is full: all backends for model {demand.model!r} are busy and {self.backlog.requests}"
@@ -399,7 +385,7 @@ class Queue:
 
     def retry_after_seconds(self, model: str, now: float) -> float:
         """Expected time until a slot is free for a request behind all that wait."""
-        tenants = self._tenants.get(model)
+        tenants = self.tenants.known(model)
         return UNKNOWN_SECONDS if tenants is None else tenants.rate.seconds_for(self.waiting(model) + 1, now)
 
     def wait_seconds(self, demand: Demand, now: float, turn: float = inf) -> float | None:

@@ -12,7 +12,8 @@ from math import exp, inf
 from typing import Final
 
 from gateway.core.request import Demand
-from gateway.core.routing.engine import MEMORY_SECONDS, CostModel, Engine, prefill_seconds
+from gateway.core.routing.engine import MEMORY_SECONDS, Engine, prefill_seconds
+from gateway.core.routing.estimates import CostModel
 from gateway.core.scheduling.admission import Capacity
 from gateway.core.scheduling.scheduler import Lease
 

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 from gateway.core.request import Demand
-from gateway.core.scheduling.leases import LeaseBroker, LeaseSource
-from gateway.core.scheduling.scheduler import Lease
-from gateway.features.batches.offline import OfflineLine, OfflineQueue
+from gateway.core.scheduling.leases import LeaseBroker
+from gateway.core.scheduling.scheduler import Lease, LeaseSource
+from gateway.features.batches.offline import OfflineQueue
+from gateway.features.batches.pace import OfflineLine
 
 
 class LineLeases(LeaseSource):

@@ -9,7 +9,7 @@ which are not worth aborting.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,35 +25,12 @@ from gateway.core.scheduling.fair_share import Tenants
 from gateway.core.scheduling.scheduler import Lease, ModelView, Scheduler
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 from gateway.features.batches.idle_capacity import IdleCapacity, Prefills
-from gateway.features.batches.pace import Urgency, urgency
+from gateway.features.batches.pace import OfflineLine, Urgency, urgency
 
 _URGENT_SHARE: Final = 8  # one slot in 8 may be used by urgent lines as if they were interactive
 _URGENCY_SECONDS: Final = 0.25  # between two looks at lines that wait; one that comes is looked at, too
 _PAUSE_SECONDS: Final = 0.02
 _PAUSED_FOR: Final = 16  # interactive requests for which lines are paused at once
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class OfflineLine:
-    """What places a request of an offline batch, besides its demand, which has this.
-
-    `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
-    left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
-    `continues`: what is generated until then is kept.
-    """
-
-    expires_seconds: float
-    laxity_seconds: Callable[[float], float]
-    on_revoked: Callable[[], None]
-    continues: bool = False
-
-    def as_short_call(self) -> "OfflineLine":
-        """The same for a call that is not aborted when its lease is revoked: it ends soon by itself."""
-        return replace(self, on_revoked=_end_soon)
-
-
-def _end_soon() -> None:
-    """Nothing is to be done: it ends by itself."""
 
 
 def line_of(demand: Demand) -> OfflineLine:
@@ -250,14 +227,15 @@ class OfflineQueue:
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
             self.leave(ticket)
-            lease = scheduler.bind(ticket.demand, options, at, tenants, tenants.of(ticket.demand), now, ticket)
+            tenant = tenants.of(ticket.demand)
+            lease = scheduler.bind(ticket.demand, options, at, tenants, tenant, now=now, ticket=ticket)
             self._hold(lease, now)
             granted.append((ticket, lease))
 
         is_open = is_open or self._open_engines(model, view, now)
-        QueueScan(view.engines, scheduler.policy, self._idle_capacity(model, view), is_open, now, bind).run(
-            tickets, eligible
-        )
+        capacity = self._idle_capacity(model, view)
+        scan = QueueScan(view.engines, scheduler.policy, capacity, is_open, now, bind=bind)
+        scan.run(tickets, eligible)
         return granted
 
     def _open_engines(self, model: str, view: ModelView, now: float) -> list[bool]:
@@ -318,7 +296,8 @@ class OfflineQueue:
             if engines := [engine for engine in view.engines if self.leases(engine).held]:
                 waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
                 idle = self._idle_capacity(model, view)
-                chosen += Pause(engines, self._scheduler.policy, view.capacity, idle, self, now).run(waiting)
+                pause = Pause(engines, self._scheduler.policy, view.capacity, idle, offline=self, now=now)
+                chosen += pause.run(waiting)
         return chosen
 
     def tenants(self, model: str) -> Tenants:

@@ -1,5 +1,7 @@
 """How urgent an offline batch is: the time left in its window beyond what its lines need at the measured pace. Pure."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from math import exp, inf
 from typing import Final
@@ -57,3 +59,26 @@ class BatchPace:
         faded_seconds = _PACE_SECONDS * (1 - exp(-passed / _PACE_SECONDS))
         lines = self._done * exp((self._at - now) / _PACE_SECONDS)
         return left_seconds - self.left * faded_seconds / lines if lines else -inf
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OfflineLine:
+    """What places a request of an offline batch, besides its demand, which has this.
+
+    `expires_seconds`: the end of the batch's window, on the gateway's clock. `laxity_seconds`: by the time, how much is
+    left until then beyond the remaining work. `on_revoked`: the lease is revoked; the request has to be cancelled.
+    `continues`: what is generated until then is kept.
+    """
+
+    expires_seconds: float
+    laxity_seconds: Callable[[float], float]
+    on_revoked: Callable[[], None]
+    continues: bool = False
+
+    def as_short_call(self) -> "OfflineLine":
+        """The same for a call that is not aborted when its lease is revoked: it ends soon by itself."""
+        return replace(self, on_revoked=_end_soon)
+
+
+def _end_soon() -> None:
+    """Nothing is to be done: it ends by itself."""

@@ -21,8 +21,7 @@ from gateway.core.turns import Steps, at_once, in_turns
 from gateway.features.batches.batch import Owner
 from gateway.features.batches.continuation import can_continue, continued_fields, saves_work, streamed
 from gateway.features.batches.input import LineRequest
-from gateway.features.batches.offline import OfflineLine
-from gateway.features.batches.pace import BatchPace
+from gateway.features.batches.pace import BatchPace, OfflineLine
 from gateway.features.batches.partial import PartialAnswer
 from gateway.features.batches.sink import LineSink
 
@@ -158,13 +157,14 @@ class LineSender:
         stream = self._stream_of(endpoint, line, partial) if may_stream else None
         if stream is not None:
             try:
-                answer = await self._send(endpoint, streamed(line.body, line.document), owner, lines, holding, stream)
+                body = streamed(line.body, line.document)
+                answer = await self._send(endpoint, body, owner, lines, holding=holding, stream=stream)
                 if answer.status < 400:
                     return answer
             except _NotStreamed:
                 pass
             holding.release()
-        answer = await self._send(endpoint, line.body, owner, lines, holding, None)
+        answer = await self._send(endpoint, line.body, owner, lines, holding=holding, stream=None)
         if stream is not None and answer.status < 400:
             self._unstreamed.add(stream.document["model"])
         return answer
@@ -183,6 +183,7 @@ class LineSender:
         body: bytes,
         owner: Owner,
         lines: LinesInFlight,
+        *,
         holding: Holding,
         stream: _StreamedLine | None,
     ) -> LineAnswer:
@@ -194,7 +195,7 @@ class LineSender:
         try:
             holding.add(len(body) + _LINE_BYTES)
             incoming = self._incoming(endpoint, body, owner)
-            await self._fetch(incoming, route, record, sink, lines, stream)
+            await self._fetch(incoming, route, record, sink, lines=lines, stream=stream)
             status = sink.status
             whole = sink.whole()
             outcome = "completed" if status < 400 else "refused_by_backend"
@@ -242,6 +243,7 @@ class LineSender:
         route: Route,
         record: Record,
         sink: LineSink,
+        *,
         lines: LinesInFlight,
         stream: _StreamedLine | None,
     ) -> None:

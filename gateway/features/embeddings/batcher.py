@@ -195,7 +195,14 @@ class Batcher:
             reply.set_backend_headers(f"{backend}{queue_ms}{others}".encode())
 
     async def deliver(
-        self, reply: ClientTarget, record: Record, tokens: int, parts: Iterator[bytes], size_bytes: int, held_bytes: int
+        self,
+        reply: ClientTarget,
+        record: Record,
+        tokens: int,
+        parts: Iterator[bytes],
+        *,
+        size_bytes: int,
+        held_bytes: int,
     ) -> UpstreamResult:
         """Write the answer to a request. A long one takes `held_bytes` of memory while the client reads it."""
         record.counted(tokens)

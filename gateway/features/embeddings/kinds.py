@@ -242,7 +242,9 @@ class Coalescer:
         batcher.set_headers(reply, waiter, f"x-gateway-usage: {usage}\r\n")
         written = wire.vector_pieces(waiter.request.request_id, vectors, floats=floats)
         size_bytes, held_bytes = wire.size_of(vectors.data, floats=floats), wire.size_of(vectors.data, floats=False)
-        return await batcher.deliver(reply, record, vectors.prompt_tokens, written, size_bytes, held_bytes)
+        return await batcher.deliver(
+            reply, record, vectors.prompt_tokens, written, size_bytes=size_bytes, held_bytes=held_bytes
+        )
 
 
 _MOST_PIECES = 256  # of one request
@@ -388,4 +390,4 @@ class RerankSplitter:
         written = wire.score_pieces(waiter.request.request_id, waiter.pairs, scored, tokens)
         self._batcher.set_headers(reply, waiter, "x-gateway-usage: exact\r\n")
         size_bytes = sum(scores.size_bytes for scores in scored)  # which the waiter holds
-        return await self._batcher.deliver(reply, waiter.record, tokens, written, size_bytes, held_bytes=0)
+        return await self._batcher.deliver(reply, waiter.record, tokens, written, size_bytes=size_bytes, held_bytes=0)

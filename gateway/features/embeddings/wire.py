@@ -113,8 +113,16 @@ def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int,
         headers = b"x-request-id: %b\r\n%b" % (name.encode(), headers.partition(b"\r\n")[2])
     line = None if request.demand.offline is None else short_line([request.demand])
     demand = replace(request.demand, prompt_tokens=tokens, sequences=sequences, size_bytes=len(body), offline=line)
-    endpoint, kind = request.endpoint, request.kind
-    return InferenceRequest(endpoint, kind, request.method, request.target, demand, name, body=body, headers=headers)
+    return InferenceRequest(
+        request.endpoint,
+        request.kind,
+        method=request.method,
+        target=request.target,
+        demand=demand,
+        request_id=name,
+        body=body,
+        headers=headers,
+    )
 
 
 def _read(value: Any) -> tuple[list[str] | list[list[int]], bool, list[int]] | None:

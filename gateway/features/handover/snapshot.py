@@ -76,7 +76,7 @@ class Knowledge:
             sections[name] = read()
             await asyncio.sleep(0)
         served: dict[str, Any] = {}
-        for model, tenants in self.queue.all_tenants():
+        for model, tenants in self.queue.tenants.items():
             served[model] = tenants.served()
             await asyncio.sleep(0)
         records: dict[str, list[Run]] = {}
@@ -113,7 +113,7 @@ class Knowledge:
                 for keys, edges in _runs(sections["records"][key]):
                     self.cache_state.index.record(engine.index, keys, edges)
         for model, served in sections["served"].items():
-            self.queue.tenants(model).restore(served)
+            self.queue.tenants.of(model).restore(served)
         self.limits.restore(sections["accounts"], ago_seconds)
         self.limits.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
         if "usage" in sections:

@@ -35,9 +35,6 @@ class Serving(Protocol):
     @property
     def knowledge(self) -> Knowledge: ...
 
-    @property
-    def background(self) -> BackgroundResponses: ...
-
 
 class Handover:
     """This process as the successor of the one before it, and as the predecessor of the one after it."""
@@ -48,12 +45,14 @@ class Handover:
         sharing: SlotSharing,
         predecessor: Predecessor,
         *,
+        background: BackgroundResponses,
         successor: Successor | None,
         stop: asyncio.Event,
     ) -> None:
         self._stop = stop
         self._gateway = gateway
         self._sharing = sharing
+        self._background = background
         self._predecessor = predecessor  # this process as that of the one after it
         self._successor = successor  # this process as that of the one before it
         self._before_has_ended = asyncio.Event()
@@ -126,8 +125,8 @@ class Handover:
             await server.give_away(self._predecessor.give_client)
             with suppress(TimeoutError):
                 async with asyncio.timeout(server.config.drain_timeout_seconds):
-                    await self._gateway.background.all_over()  # they hold slots that this process was lent
-            await self._gateway.background.stop()  # so that what the rest has cost is passed on
+                    await self._background.all_over()  # they hold slots that this process was lent
+            await self._background.stop()  # so that what the rest has cost is passed on
             await self.wait_for_before()
             with suppress(TimeoutError):
                 self._gateway.core.finished.settle()

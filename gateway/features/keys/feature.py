@@ -54,6 +54,9 @@ class KeysFeature(Feature):
     def add_gauges(self, metrics: Metrics) -> None:
         self.usage.add_gauges(metrics)
 
+    def read_ahead(self, config: Config) -> None:
+        self.client_keys.read_ahead(config.auth)
+
     def apply(self, config: Config) -> None:
         self.client_keys.apply(config.auth)
         self.refresh()

@@ -25,7 +25,6 @@ from gateway.core.front.read import RequestReader
 from gateway.core.front.routes import find_route
 from gateway.core.observe.metrics import Breathe, Labels, Metrics
 from gateway.core.request import Demand, Kind
-from gateway.core.routing.policy import as_document
 from gateway.core.scheduling.fair_share import Tenant, Tenants
 from gateway.core.scheduling.scheduler import Scheduler
 from gateway.core.scheduling.wait_queue import Queue, TenantQueue
@@ -34,6 +33,7 @@ from gateway.core.turns import in_turns
 from gateway.features.exact.endpoints import plan
 from gateway.features.exact.mode import ExactMode
 from gateway.features.operate.admin_http import as_json, body_of
+from gateway.features.page.decisions import as_document
 
 _MOST_LABELS = 100  # tenant names in metrics; those of keys first
 _STATES = ("up", "down", "ejected", "unknown", "draining")
@@ -341,7 +341,7 @@ class QueueView:
         return tenant
 
     async def _model(self, model: str, offline: tuple[int, int], now: float) -> dict[str, Any]:
-        queue, tenants = self._queue.of_model(model), self._queue.tenants(model)
+        queue, tenants = self._queue.of_model(model), self._queue.tenants.of(model)
         flows = {(flow.tenant.name, flow.batch): flow for flow in queue.flows} if queue is not None else {}
         shown = sorted(tenants, key=lambda one: (one.waiting, one.in_flight, one.seen_seconds), reverse=True)
         between = tenants.rate.between_seconds(now)

@@ -12,8 +12,7 @@ from gateway.core.front.handler import Handler
 from gateway.core.front.read import RequestReader
 from gateway.core.front.server import Server
 from gateway.core.listeners import Listeners
-from gateway.core.observe.log import EventLog
-from gateway.core.observe.recent import RecentRequests
+from gateway.core.observe.log import EventLog, RecentRequests
 from gateway.core.resources import process_use
 from gateway.core.routing.policy import NotedPolicy
 from gateway.feature import Feature
@@ -25,6 +24,7 @@ from gateway.features.operate.admin import AdminPages, MetricsPages, Overview, Q
 from gateway.features.operate.admin_http import OperatorPort
 from gateway.features.operate.control import Control
 from gateway.features.operate.gauges import add_gauges
+from gateway.features.operate.ports import OperatorPorts
 from gateway.features.operate.reload import Reloads
 from gateway.features.page.broadcast import Broadcast
 from gateway.features.page.decisions import Decisions
@@ -37,7 +37,7 @@ from gateway.features.responses.feature import ResponsesFeature
 _LOOK_SECONDS = 5.0
 
 
-class Operators:
+class Operators(OperatorPorts):
     """Reads the owners of state; changes what operators order."""
 
     def __init__(
@@ -77,8 +77,8 @@ class Operators:
         self.control = Control(core.membership, self.overview.backend, reloads)
         self._admin_pages = AdminPages(self.overview.document, self.overview.route, self.queue_view.document)
         self._metrics_pages = MetricsPages(core.metrics.snapshot, handler.check_ready)
-        self.admin_port = OperatorPort("server.admin", config.server.admin, STATIC.keys())
-        self.metrics_port = OperatorPort("server.metrics", config.server.metrics)
+        self.admin_port: OperatorPort = OperatorPort("server.admin", config.server.admin, STATIC.keys())
+        self.metrics_port: OperatorPort = OperatorPort("server.metrics", config.server.metrics)
         self.knowledge = Knowledge(
             fleet=fleet,
             membership=core.membership,
@@ -133,7 +133,9 @@ class Operators:
             clock=clock,
             offset_seconds=core.offset_seconds,
         )
-        self.dashboard = Broadcast(LiveView(self.dashboard_sources), self._watched, core.supervisor, clock=clock)
+        self.dashboard: Broadcast = Broadcast(
+            LiveView(self.dashboard_sources), self._watched, core.supervisor, clock=clock
+        )
         config, port = lambda: core.config, lambda: self._server.port
         self._dashboard_pages = DashboardPages(
             self.dashboard, self._decisions, config, port=port, preview=reloads.preview
@@ -162,18 +164,15 @@ class Operators:
         self.queue_view.update([key.name for key in self._core.keys])
 
     def apply(self, config: Config, reader: RequestReader) -> None:
-        """Take over another configuration; `reader`: of dry runs."""
         self.overview.apply(config, reader)
         self.admin_port.apply(config.server.admin)
         self.metrics_port.apply(config.server.metrics)
 
     def reloaded(self) -> None:
-        """All of another configuration is in force."""
         self.timeline.reloaded()
 
     @asynccontextmanager
     async def listening(self, listeners: Listeners, routes: Sequence[web.RouteDef] = ()) -> AsyncIterator[int | None]:
-        """Serve both ports while the block runs; yields the admin port."""
         async with AsyncExitStack() as stack:
             stack.enter_context(self._core.supervisor.looking("timeline", self.timeline.look, _LOOK_SECONDS))
             enter = stack.enter_async_context

@@ -6,7 +6,7 @@ alone, and so only for a limited number of engines a second: in a large fleet, s
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from math import inf, isfinite
 from typing import Any, Final
@@ -16,7 +16,7 @@ from gateway.core.front.reply import ClientResponse, RequestDispatcher
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, InferenceRequest, UpstreamResult
 from gateway.core.routing.engine import Engine
-from gateway.core.routing.policy import EngineVerdict, Options, as_document
+from gateway.core.routing.policy import EngineVerdict, Options
 
 MOST_DECISIONS: Final = 1000
 ENGINES_PER_SECOND: Final = 512
@@ -132,3 +132,22 @@ class Decisions:
     def _drop(self, decision: Decision | None) -> None:
         if decision is not None:
             self._by_demand.pop(id(decision.demand), None)
+
+
+def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
+    """What the engines would mean for a request, for a JSON answer; times in milliseconds."""
+    return [
+        {
+            "backend": verdict.engine.name,
+            "rank": verdict.engine.rank,
+            "open": verdict.is_open,
+            "in_flight": verdict.engine.load.in_flight,
+            "hit_tokens": verdict.hit_tokens,
+            "cost": round(verdict.cost * 1000, 4) if verdict.parts is not None else verdict.cost,
+            "cost_parts_ms": {
+                name: round(seconds * 1000, 4)
+                for name, seconds in (verdict.parts._asdict() if verdict.parts is not None else {}).items()
+            },
+        }
+        for verdict in verdicts
+    ]

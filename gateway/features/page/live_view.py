@@ -13,8 +13,8 @@ from typing import Any, Final
 from gateway.config import Config
 from gateway.core.backends.backend import Backend
 from gateway.core.backends.fleet import Fleet
+from gateway.core.observe.log import RecentRequests
 from gateway.core.observe.metrics import Metrics
-from gateway.core.observe.recent import RecentRequests
 from gateway.core.request import Demand
 from gateway.core.resources import ProcessUse
 from gateway.core.routing.policy import EngineVerdict

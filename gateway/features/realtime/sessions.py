@@ -230,9 +230,9 @@ class RealtimeSessions:
         return InferenceRequest(
             route.endpoint,
             Kind.GENERATE,
-            b"GET",
-            route.target,
-            Demand(
+            method=b"GET",
+            target=route.target,
+            demand=Demand(
                 model,
                 tenant=tenant,
                 weight=weight,
@@ -240,7 +240,7 @@ class RealtimeSessions:
                 deadline_seconds=deadline_seconds,
                 hint=seed(client, session) if session else 0,
             ),
-            reply.request_id,
+            request_id=reply.request_id,
             headers=upstream_headers(incoming, reply.request_id),
             dispatcher=REALTIME,
             tunnel=tunnel,

@@ -31,7 +31,7 @@ from gateway.core.errors import (
     unwrapped,
 )
 from gateway.core.relay.relay import Relay
-from gateway.core.relay.sse import read_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import Demand, InferenceRequest, Sink, Tunnel, UpstreamResult, Usage
 from gateway.core.turns import SLICE_BYTES, Intake
 from gateway.features.realtime.websocket import FrameScanner, accept_of, first_frame_bytes

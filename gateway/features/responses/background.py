@@ -14,11 +14,11 @@ import structlog
 
 from gateway.config import UpstreamConfig
 from gateway.core.backends.backend import Backend
+from gateway.core.dispatch import Send
 from gateway.core.errors import GatewayError
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
-from gateway.core.relay.relay import Send
-from gateway.core.relay.sse import read_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import BackgroundRun, Demand, InferenceRequest, Kind, UpstreamResult, Usage
 from gateway.core.scheduling.leases import KeptLease, LeaseBroker
 from gateway.core.scheduling.scheduler import Lease
@@ -162,7 +162,15 @@ class BackgroundResponses:
         name = response.next_question()
         demand = Demand(model, sequences=0, pinned=response.backend.name)
         headers = b"x-request-id: %b\r\n" % name.encode()
-        question = InferenceRequest(asked.endpoint, Kind.LIGHT, b"GET", target, demand, name, headers=headers)
+        question = InferenceRequest(
+            asked.endpoint,
+            Kind.LIGHT,
+            method=b"GET",
+            target=target,
+            demand=demand,
+            request_id=name,
+            headers=headers,
+        )
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 await self._send(question, response.backend, answer, _ignore, _any_tokens)

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from gateway.core.front.handler import TraceSource
-from gateway.core.observe.record import Record, Trace
-from gateway.core.routing.policy import EngineVerdict
+from gateway.core.observe.record import Record, Trace, Verdict
 
 _PARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?", re.DOTALL)
 _NO_TRACE, _NO_SPAN = b"0" * 32, b"0" * 16
@@ -36,7 +35,7 @@ class Price(NamedTuple):
     is_open: bool
 
 
-def _prices(verdicts: Sequence[EngineVerdict]) -> list[Price]:
+def _prices(verdicts: Sequence[Verdict]) -> list[Price]:
     """What the best engines would cost; times in milliseconds."""
     scales = [(verdict, 1000 if verdict.parts is not None else 1) for verdict in verdicts[:_MOST_PRICES]]
     return [Price(each.name, each.cost * scale, each.hit_tokens, each.is_open) for each, scale in scales]
@@ -82,7 +81,7 @@ class RequestTrace(Trace):
         """The `traceparent` of the next attempt, whose span is the parent of the engine's."""
         return b"00-%b-%b-01" % (self.trace_id, self._next_span_id)
 
-    def asks(self, verdicts: Sequence[EngineVerdict]) -> None:
+    def asks(self, verdicts: Sequence[Verdict]) -> None:
         self.attempts.append(Attempt(self._next_span_id, self._clock(), _prices(verdicts)))
 
     def placed(self, backend: str, waited_seconds: float, hit_tokens: int) -> None:

@@ -100,9 +100,9 @@ class Uploads:
         return InferenceRequest(
             route.endpoint,
             route.kind,
-            incoming.method,
-            route.target,
-            Demand(
+            method=incoming.method,
+            target=route.target,
+            demand=Demand(
                 model,
                 tenant=tenant,
                 weight=weight,
@@ -111,7 +111,7 @@ class Uploads:
                 size_bytes=upload.held_bytes,
                 streams=form.streams,
             ),
-            reply.request_id,
+            request_id=reply.request_id,
             upload=form,
             worked_bytes=_UNKNOWN_BYTES if length is None else int(length),
             content_type=content_type_of(boundary),

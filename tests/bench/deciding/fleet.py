@@ -6,10 +6,10 @@ from itertools import cycle
 from random import Random
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibrations, CostModel, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, HitPredictor, PrefixPolicy
 from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue
 from tests.bench.deciding.traffic import MODEL, asks

@@ -16,13 +16,14 @@ from typing import Protocol
 
 from gateway.core.feedback import Learning
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibrations, CostModel, Estimates, OutputLengths
+from gateway.core.routing.policy import Affinity, HitPredictor, PrefixPolicy
 from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue, Ticket
-from gateway.features.batches.offline import OfflineLine, OfflineQueue
+from gateway.features.batches.offline import OfflineQueue
+from gateway.features.batches.pace import OfflineLine
 from loadtest.engine import scheduler as simulated
 from loadtest.engine.kv_cache import SequenceState
 from loadtest.engine.step_time import PRESETS, Preset

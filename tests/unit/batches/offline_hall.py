@@ -9,7 +9,8 @@ from gateway.core.scheduling.leases import LeaseBroker
 from gateway.core.scheduling.scheduler import Lease
 from gateway.core.scheduling.wait_queue import Ticket
 from gateway.features.batches.line_leases import LineLeases
-from gateway.features.batches.offline import OfflineLine, OfflineQueue
+from gateway.features.batches.offline import OfflineQueue
+from gateway.features.batches.pace import OfflineLine
 from tests.unit.scheduling.builders import Hall, hall
 from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS
 

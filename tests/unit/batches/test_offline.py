@@ -11,8 +11,8 @@ from gateway.core.request import Demand
 from gateway.core.routing.engine import prefill_seconds
 from gateway.core.scheduling.scheduler import Lease
 from gateway.core.scheduling.wait_queue import Ticket
-from gateway.features.batches.offline import OfflineLine, victims
-from gateway.features.batches.pace import BatchPace, Urgency, urgency
+from gateway.features.batches.offline import victims
+from gateway.features.batches.pace import BatchPace, OfflineLine, Urgency, urgency
 from tests.unit.batches.offline_hall import DAY_SECONDS, OfflineHall, a_line, offline_hall
 from tests.unit.scheduling.builders import ask
 

@@ -4,7 +4,7 @@ import asyncio
 
 from gateway.core.request import Demand
 from gateway.features.batches.line_leases import LineLeases
-from gateway.features.batches.offline import OfflineLine
+from gateway.features.batches.pace import OfflineLine
 from tests.unit.batches.offline_hall import DAY_SECONDS, offline_hall
 from tests.unit.scheduling.builders import ask
 from tests.unit.scheduling.test_leases import MAX_WAIT_SECONDS

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.request import Demand
-from gateway.core.routing.engine import CostModel, OtherLoad
+from gateway.core.routing.engine import OtherLoad
+from gateway.core.routing.estimates import CostModel
 from gateway.core.routing.kv_reservations import Reservation
 from gateway.features.coordination.exchange import LIFE_SECONDS, MOST_PEERS
 from gateway.features.coordination.updates import FORMAT, Chains, NamedEngine, SentLoad, Update, encode, hash_of

@@ -9,7 +9,7 @@ import orjson
 
 from gateway.core.errors import BackendError, GatewayError
 from gateway.core.observe.record import Record
-from gateway.core.relay.sse import read_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.features.embeddings.kinds import RerankSplitter
 from gateway.features.embeddings.wire import pairs_of

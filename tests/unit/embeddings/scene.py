@@ -20,11 +20,10 @@ from gateway.core.dispatch import Dispatcher, RetryBudget
 from gateway.core.errors import BackendError, GatewayError
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
-from gateway.core.relay.sse import read_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import Demand, InferenceRequest, Kind, Sink, UpstreamResult
 from gateway.core.resources import MemoryBudget
-from gateway.core.routing.engine import CostModel
-from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.estimates import Calibrations, CostModel, OutputLengths
 from gateway.core.routing.policy import LeastLoadedPolicy
 from gateway.core.scheduling.leases import LeaseBroker
 from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings

@@ -8,8 +8,9 @@ import pytest
 
 from gateway.core.backends.backend import Backend
 from gateway.core.request import Demand, InferenceRequest, Sink, UpstreamResult
-from gateway.core.routing.engine import CostModel
-from gateway.features.batches.offline import OfflineLine, line_of
+from gateway.core.routing.estimates import CostModel
+from gateway.features.batches.offline import line_of
+from gateway.features.batches.pace import OfflineLine
 from tests.unit.embeddings.scene import Scene, Sent, tokens, vectors_in
 from tests.unit.scheduling.virtual_time import run, turns
 

@@ -12,9 +12,10 @@ from gateway.core.backends.settings import BackendConfig
 from gateway.core.feedback import Learning
 from gateway.core.front.read import MEDIA_TOKENS
 from gateway.core.request import Demand, Usage
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
 from gateway.core.routing.engine import Engine
 from gateway.core.routing.estimates import Estimates
+from gateway.core.routing.policy import HitPredictor
 from gateway.core.routing.prompt_blocks import LONGEST_BYTES
 from tests.unit.front.readers import request_reader
 from tests.unit.front.wires import Sent

@@ -15,8 +15,8 @@ from gateway.core.backends.fleet import Fleet
 from gateway.core.backends.health import ProbeResult
 from gateway.core.backends.settings import BackendConfig
 from gateway.core.request import Demand
-from gateway.core.routing.engine import CostModel, EngineUse
-from gateway.core.routing.estimates import Calibrations, OutputLengths
+from gateway.core.routing.engine import EngineUse
+from gateway.core.routing.estimates import Calibrations, CostModel, OutputLengths
 from gateway.core.routing.policy import LeastLoadedPolicy
 from gateway.core.scheduling.scheduler import Lease, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue, Ticket

@@ -82,7 +82,7 @@ def experienced(*prompts: tuple[int, ...]) -> Gateway:
         made.core.cache_state.hit_accuracy.observed(engine.index, 1000, 300)
         made.core.calibrations.learning("m").first_token(1000, 0.1, 0.2)
         engine.on_pace(0.7)
-        tenants = made.core.queue.tenants("m")
+        tenants = made.core.queue.tenants.of("m")
         tenants.bound(tenants.arrived(asked, 100.0), asked, 1, 500.0, at_once=True)
         made.knowledge.stored.restore([(f"resp_{number}", Place("a:1", "m", ("alice", f"t{number}")))])
     made.knowledge.limits.by_name["alice"].charge(50)

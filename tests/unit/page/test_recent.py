@@ -2,7 +2,7 @@
 
 import orjson
 
-from gateway.core.observe.recent import MOST_RECENT, RecentRequests
+from gateway.core.observe.log import MOST_RECENT, RecentRequests
 from tests.unit.page.builders import record
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.relay.sse import read_stream_usage, read_usage
+from gateway.core.relay.sse import read_stream_usage
+from gateway.core.relay.upstream import read_usage
 from gateway.core.request import Demand, UpstreamResult, Usage
 
 COUNTS = st.integers(0, 10**9)

@@ -6,7 +6,8 @@ from typing import NamedTuple
 from hypothesis import strategies as st
 
 from gateway.core.request import Demand
-from gateway.core.routing.engine import CostModel, Engine
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import CostModel
 from gateway.core.routing.kv_reservations import KvLedger, Reservation
 from gateway.core.routing.policy import Policy
 

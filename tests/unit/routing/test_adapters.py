@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from gateway.core.request import Demand
 from gateway.core.routing.adapters import LOAD_SECONDS, WAIT_SECONDS, AdapterSlots
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine, Shortlist
-from gateway.core.routing.estimates import Estimates
-from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine, Shortlist
+from gateway.core.routing.estimates import CostModel, Estimates
+from gateway.core.routing.policy import Affinity, HitPredictor, PrefixPolicy
 
 NAMES = frozenset("abc")
 

@@ -1,10 +1,10 @@
 import pytest
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
 from gateway.core.routing.engine import Engine
 from gateway.core.routing.estimates import Estimates
-from gateway.core.routing.policy import Affinity, PrefixPolicy
+from gateway.core.routing.policy import Affinity, HitPredictor, PrefixPolicy
 from tests.unit.routing.crowds import options_of, work
 
 KEYS, EDGES = (1, 2), (1600, 16_000)

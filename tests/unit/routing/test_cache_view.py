@@ -3,8 +3,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
 from gateway.core.routing.engine import Engine
+from gateway.core.routing.policy import HitPredictor
 from gateway.features.exact.caches import KnownBlocks
 from gateway.features.exact.index import ExactIndex
 

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.routing.engine import CostModel, Engine, prefill_seconds
-from gateway.core.routing.estimates import Calibration, Calibrations
+from gateway.core.routing.engine import Engine, prefill_seconds
+from gateway.core.routing.estimates import Calibration, Calibrations, CostModel
 from tests.unit.routing.crowds import work
 
 START = 28e-6
@@ -110,8 +110,8 @@ def test_the_relative_costs_of_engines_show_in_their_streams_whatever_their_load
     step = {engine: engine.terms(calibration.model).step for engine in (fast, slow)}
     for _ in range(100):
         share = fast.load.prefill_share(60.0)
-        calibration.streamed(fast, step[fast] / (1 - share), 60.0)
-        calibration.streamed(slow, 3 * step[slow], 60.0)
+        fast.streamed(calibration, step[fast] / (1 - share), 60.0)
+        slow.streamed(calibration, 3 * step[slow], 60.0)
     assert slow.relative_cost / fast.relative_cost == pytest.approx(3.0, rel=0.15)
 
 
@@ -119,7 +119,7 @@ def test_the_relative_costs_of_engines_show_in_their_streams_whatever_their_load
 def test_a_stream_without_a_pace_is_ignored(token_seconds: float) -> None:
     engine = Engine(0, "a")
     for _ in range(50):
-        Calibration(CostModel()).streamed(engine, token_seconds, 0.0)
+        engine.streamed(Calibration(CostModel()), token_seconds, 0.0)
     assert engine.relative_cost == 1.0
 
 

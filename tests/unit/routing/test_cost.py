@@ -2,15 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.core.routing.engine import (
-    CostModel,
-    Engine,
-    EngineLoad,
-    Terms,
-    cost_parts,
-    placement_costs,
-    prefill_seconds,
-)
+from gateway.core.routing.engine import Engine, EngineLoad, Terms, cost_parts, placement_costs, prefill_seconds
+from gateway.core.routing.estimates import CostModel
 from tests.unit.routing.crowds import work
 
 MODEL = CostModel()

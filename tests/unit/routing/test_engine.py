@@ -2,7 +2,8 @@ import math
 
 import pytest
 
-from gateway.core.routing.engine import CostModel, Engine, EngineLoad, EngineUse, OtherLoad, Terms
+from gateway.core.routing.engine import Engine, EngineLoad, EngineUse, OtherLoad, Terms
+from gateway.core.routing.estimates import CostModel
 from tests.unit.routing.crowds import work
 
 MODEL = CostModel()

@@ -1,7 +1,8 @@
 import pytest
 
 from gateway.core.routing.engine import Engine, Parts
-from gateway.core.routing.policy import EngineVerdict, as_document, as_header
+from gateway.core.routing.policy import EngineVerdict, as_header
+from gateway.features.page.decisions import as_document
 from tests.unit.routing.crowds import work
 
 PARTS = Parts(ahead=0.01, prefill=0.0205, cache=0.0, stall=0.0, steps=0.008, slowdown=0.0, slot=0.0, memory=1.5)

@@ -1,10 +1,18 @@
 import pytest
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine, prefill_seconds
-from gateway.core.routing.estimates import Estimates
-from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Options, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine, prefill_seconds
+from gateway.core.routing.estimates import CostModel, Estimates
+from gateway.core.routing.policy import (
+    Affinity,
+    HitPredictor,
+    LeastLoadedPolicy,
+    Options,
+    Policy,
+    PrefixPolicy,
+    RoundRobinPolicy,
+)
 from tests.unit.routing.crowds import options_of, work
 
 KEYS = tuple(range(1, 6))  # 2 KiB of prompt, at 4 bytes a token

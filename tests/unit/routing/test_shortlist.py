@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import FEW_ENGINES, CostModel, Engine, Shortlist
-from gateway.core.routing.estimates import Estimates
-from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Options, PrefixPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import FEW_ENGINES, Engine, Shortlist
+from gateway.core.routing.estimates import CostModel, Estimates
+from gateway.core.routing.policy import Affinity, HitPredictor, LeastLoadedPolicy, Options, PrefixPolicy
 from tests.unit.routing.crowds import work
 
 MANY, LEAST = 80, 16

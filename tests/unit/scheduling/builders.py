@@ -4,10 +4,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gateway.core.request import Demand
-from gateway.core.routing.cache_view import HitAccuracy, HitPredictor, PrefixIndex
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibrations, Estimates, OutputLengths
-from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.routing.cache_view import HitAccuracy, PrefixIndex
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibrations, CostModel, Estimates, OutputLengths
+from gateway.core.routing.policy import (
+    Affinity,
+    HitPredictor,
+    LeastLoadedPolicy,
+    Policy,
+    PrefixPolicy,
+    RoundRobinPolicy,
+)
 from gateway.core.scheduling.scheduler import Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 

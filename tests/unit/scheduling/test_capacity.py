@@ -1,8 +1,8 @@
 import pytest
 
 from gateway.core.request import Demand
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibration, CostModel, OutputLengths
 from gateway.core.scheduling.admission import Capacity, slots_of
 from tests.unit.routing.crowds import reserve, work
 

@@ -24,7 +24,7 @@ class LineMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = Queue(1000, 10**9)
-        self.tenants = self.queue.tenants("m")
+        self.tenants = self.queue.tenants.of("m")
         self.now = 100.0
         self.turns = count()
         self.waiting: list[Ticket] = []

@@ -6,8 +6,8 @@ from math import inf
 import pytest
 
 from gateway.core.request import Demand
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibration, CostModel, OutputLengths
 from gateway.core.routing.kv_reservations import Reservation
 from gateway.core.routing.policy import Options, Policy
 from gateway.core.scheduling.admission import Capacity, QueueScan

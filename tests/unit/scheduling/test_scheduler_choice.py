@@ -1,7 +1,7 @@
 import pytest
 
-from gateway.core.routing.engine import CostModel, Engine
-from gateway.core.routing.estimates import Calibration, OutputLengths
+from gateway.core.routing.engine import Engine
+from gateway.core.routing.estimates import Calibration, CostModel, OutputLengths
 from gateway.core.routing.policy import Options
 from gateway.core.scheduling.admission import Capacity, choose
 from tests.unit.routing.crowds import work

@@ -42,9 +42,9 @@ def test_bursts_do_not_raise_the_rate() -> None:
 def test_each_model_has_a_rate_of_its_own() -> None:
     queue = Queue(10, 1000)
     for now in range(20):
-        queue.tenants("slow").rate.left(float(now))
+        queue.tenants.of("slow").rate.left(float(now))
         for _ in range(10):
-            queue.tenants("fast").rate.left(float(now))
+            queue.tenants.of("fast").rate.left(float(now))
     assert queue.retry_after_seconds("slow", 19.0) == pytest.approx(1.0)
     assert queue.retry_after_seconds("fast", 19.0) == pytest.approx(0.1, rel=0.1)
     assert queue.retry_after_seconds("unknown", 19.0) == 1.0

@@ -37,7 +37,7 @@ def test_the_wait_follows_from_the_requests_ahead_and_their_service_rate() -> No
     line = Moving()
     assert line.wait("a") == pytest.approx(31, rel=0.05)
     assert line.wait("b") == pytest.approx(2, rel=0.05)
-    assert line.here.queue.tenants("m").rate.between_seconds(line.here.now) == pytest.approx(1.0, rel=0.1)
+    assert line.here.queue.tenants.of("m").rate.between_seconds(line.here.now) == pytest.approx(1.0, rel=0.1)
 
 
 def test_while_few_have_waited_the_wait_is_unknown_and_no_request_is_refused() -> None:

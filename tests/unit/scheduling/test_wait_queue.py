@@ -104,20 +104,20 @@ def test_one_models_queue_does_not_show_in_anothers() -> None:
 
 def test_names_that_clients_make_up_are_not_kept() -> None:
     queue = Queue(MAX_REQUESTS, MAX_BYTES)
-    waiting, busy = ticket("waiting"), queue.tenants("busy")
+    waiting, busy = ticket("waiting"), queue.tenants.of("busy")
     queue.join(waiting)
     busy.in_flight = 1
     for number in range(5000):
-        queue.tenants(f"made up {number}")
-    assert len(queue._tenants) <= 1024
-    assert queue.tenants("waiting").waiting == 1
-    assert queue.tenants("busy") is busy
+        queue.tenants.of(f"made up {number}")
+    assert len(queue.tenants.items()) <= 1024
+    assert queue.tenants.of("waiting").waiting == 1
+    assert queue.tenants.of("busy") is busy
 
 
 def test_a_full_queue_refuses_before_any_request_joins_it() -> None:
     queue = Queue(1, MAX_BYTES)
     for now in range(3):
-        queue.tenants("m").rate.left(1.5 * now)
+        queue.tenants.of("m").rate.left(1.5 * now)
     queue.refuse_if_full(Demand("m"), 3.0)
     queue.join(ticket())
     with pytest.raises(QueueFull) as refused:
@@ -131,7 +131,7 @@ def test_the_last_places_are_kept_from_a_tenant_with_more_than_its_share_while_a
 
     def join(tenant: str, size_bytes: int = 10) -> None:
         wish = Demand("m", tenant=tenant, size_bytes=size_bytes)
-        queue.tenants("m").arrived(wish, 1.0)
+        queue.tenants.of("m").arrived(wish, 1.0)
         queue.join(builders.ticket(wish, 1.0))
 
     join("b")
@@ -150,6 +150,6 @@ def test_a_single_tenant_may_fill_the_queue() -> None:
     queue = Queue(32, 1000)
     for _ in range(32):
         wish = Demand("m", tenant="a")
-        queue.tenants("m").arrived(wish, 1.0)
+        queue.tenants.of("m").arrived(wish, 1.0)
         queue.join(builders.ticket(wish, 1.0))
     assert len(queue) == 32
