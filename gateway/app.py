@@ -20,7 +20,7 @@ from gateway.core.front.routes import RouteTable
 from gateway.core.front.server import Server
 from gateway.core.listeners import NOT_BOUND, Listeners
 from gateway.core.observe.log import EventLog, unix_seconds
-from gateway.core.turns import Steps, at_once
+from gateway.core.turns import Steps, at_once, in_turns
 from gateway.feature import Feature
 from gateway.features.handover.snapshot import Knowledge
 from gateway.features.operate.ports import OperatorPorts
@@ -63,12 +63,10 @@ class Gateway:
             log_out=log_out,
             index=index,
         )
+        self._entries = features
         self.features: dict[str, Feature] = {}
-        for entry in features:
-            if entry.is_on(config):
-                feature = self.features[entry.name] = entry.found()(core)
-                core.connect(feature)
-        off = [each.off_paths.items() for each in features if each.name not in self.features]
+        self._running_features = AsyncExitStack()
+        self._build(config)
         core.read_with(self._new_reader(config))
         self.handler = Handler(
             config,
@@ -83,12 +81,12 @@ class Gateway:
             traces=self._traces(),
             sources=core.sources,
             apis=core.apis,
-            routes=RouteTable(core.routes, dict(each for paths in off for each in paths)),
+            routes=self._routes(),
         )
         core.on_keys.append(self._use_keys)
         self._use_keys()
         self.server = Server(config.server, self.handler, clock, memory=core.memory, supervisor=core.supervisor)
-        self.reloads = Reloads(config, self._read, self.apply_in_steps)
+        self.reloads = Reloads(config, self._read, self.reload)
         operators: Callable[..., OperatorPorts] = imported(OPERATORS)
         self.operators = operators(
             core,
@@ -153,12 +151,38 @@ class Gateway:
             chain.from_iterable(each.batch_consumers() for each in features),
         )
 
+    def _build(self, config: Config) -> list[Feature]:
+        """Build the features that a configuration switches on. Those that it switches off stay, and do nothing."""
+        built = list[Feature]()
+        for entry in self._entries:
+            if entry.name not in self.features and entry.is_on(config):
+                feature = self.features[entry.name] = entry.found()(self.core)
+                self.core.connect(feature)
+                built.append(feature)
+        return built
+
+    def _routes(self) -> RouteTable:
+        off = [each.off_paths for each in self._entries if each.name not in self.features]
+        return RouteTable(self.core.routes, {path: why for paths in off for path, why in paths.items()})
+
     def _read(self) -> Config:
-        """The configuration anew, in a thread. Raises ConfigError."""
+        """The configuration anew, in a thread, where new features are imported. Raises ConfigError."""
         config = self._load()
+        for entry in self._entries:
+            if entry.is_on(config):
+                entry.found()
         for feature in self.features.values():
             feature.read_ahead(config)
         return config
+
+    async def reload(self, config: Config) -> None:
+        """Take over another configuration, a little at a time, and run the features that it switches on."""
+        if built := self._build(config):
+            self.handler.apply_routes(self._routes())
+        await in_turns(self.apply_in_steps(config))
+        for feature in built:
+            await self._running_features.enter_async_context(feature.running())
+            await self._running_features.enter_async_context(feature.serving())
 
     def apply(self, config: Config) -> None:
         at_once(self.apply_in_steps(config))
@@ -203,6 +227,7 @@ class Gateway:
             await enter(self.core.running())
             for feature in self.features.values():
                 await enter(feature.running())
+            await enter(self._running_features)
             stack.callback(self.core.finished.settle)  # the last records, while features still take them
             if ready is not None:
                 await ready()

@@ -116,6 +116,10 @@ class Feature:
     def admin_routes(self) -> Iterable[web.RouteDef]:
         return ()
 
+    def origins(self) -> Iterable[str]:
+        """The names of the sources of backends that it has at present."""
+        return ()
+
     def add_gauges(self, metrics: Metrics) -> None:
         """Register metrics besides those of requests."""
 

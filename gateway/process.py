@@ -21,7 +21,7 @@ from gateway.core.observe.log import EventLog
 from gateway.core.resources import fitted, raise_limit
 from gateway.core.supervisor import running
 from gateway.core.threads import breather
-from gateway.features.discovery.sources import several_addresses
+from gateway.features.discovery.several_addresses import several_addresses
 from gateway.features.handover.channel import address_of
 from gateway.features.handover.conversation import Predecessor, Successor, take_over
 from gateway.features.handover.ports import Ports

@@ -21,6 +21,7 @@ from gateway.features.batches import errors as batches
 from gateway.features.batches.settings import BatchesConfig
 from gateway.features.coordination.settings import CoordinationConfig
 from gateway.features.operate.reload import NEEDS_RESTART
+from gateway.features.tracing.settings import TracingConfig
 from gateway.features.workers.parent import Workers
 from gateway.features.workers.place import WorkerPlace
 from tests.integration.api_calls import KEEPS, OTHER_CALLS, SDK_CALLS, Call
@@ -161,7 +162,8 @@ def metrics() -> str:
     """Every metric of the admin port."""
     several = CoordinationConfig(url="redis://127.0.0.1:6379")
     backends, batches = (BackendConfig(url="http://127.0.0.1:8000"),), BatchesConfig(path="batches")
-    gateway = Gateway(Config(backends=backends, coordination=several, batches=batches), None)
+    tracing = TracingConfig(endpoint="http://127.0.0.1:4318")
+    gateway = Gateway(Config(backends=backends, coordination=several, batches=batches, tracing=tracing), None)
     rows = [
         (
             f"`{metric.name}`",
@@ -184,7 +186,7 @@ def metrics() -> str:
         "Served by `GET /metrics` on the admin port, in Prometheus or OpenMetrics format. Every name ends in its unit."
         " The label `model` is a model that a backend serves, `unknown`, or `other` beyond 1,000 models. With"
         " `server.workers`, all have the label `worker`, too, and the last two are there. Those of batches need"
-        " `batches.path`."
+        " `batches.path`, and that of traces `tracing.endpoint`."
     )
     return page("Metrics", intro, table(("Name", "Type", "Labels", "Meaning"), [*rows, *process, *parent]))
 

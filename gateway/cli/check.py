@@ -13,7 +13,7 @@ from gateway.core.backends.probe import SEVERAL, Answers, survey
 from gateway.core.resources import MemoryBudget
 from gateway.features.discovery.follow import configured_sources
 from gateway.features.discovery.listings import DiscoveryError, first_listing
-from gateway.features.discovery.sources import several_addresses
+from gateway.features.discovery.several_addresses import several_addresses
 from gateway.features.exact import endpoints
 from gateway.features.exact.endpoints import why_unreachable
 

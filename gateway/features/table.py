@@ -36,7 +36,7 @@ class FeatureEntry:
 
 
 def _always(_: Config) -> bool:
-    """It is on, or a reload may switch it on."""
+    """It has routes, or pages of the admin port, which no reload can add."""
     return True
 
 
@@ -50,8 +50,12 @@ FEATURES = (
     FeatureEntry("uploads", "gateway.features.uploads.feature:UploadsFeature", _always),
     FeatureEntry("realtime", "gateway.features.realtime.feature:RealtimeFeature", _always),
     FeatureEntry("insights", "gateway.features.insights.feature:InsightsFeature", _always),
-    FeatureEntry("tracing", "gateway.features.tracing.feature:TracingFeature", _always),
-    FeatureEntry("discovery", "gateway.features.discovery.feature:DiscoveryFeature", _always),
+    FeatureEntry(
+        "tracing", "gateway.features.tracing.feature:TracingFeature", lambda config: bool(config.tracing.endpoint)
+    ),
+    FeatureEntry(
+        "discovery", "gateway.features.discovery.feature:DiscoveryFeature", lambda config: config.discovery.is_on
+    ),
     FeatureEntry(
         "coordination",
         "gateway.features.coordination.feature:CoordinationFeature",

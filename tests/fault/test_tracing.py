@@ -243,12 +243,13 @@ async def test_a_reload_begins_and_ends_tracing(backend: ScriptedBackend) -> Non
         gateway = under_test.gateway
         await under_test.ask()
         assert backend.ledger[-1].header(b"traceparent") is None
+        assert "tracing" not in gateway.features
         settings = settings_of(receiver)
         config = gateway.core.config
-        gateway.apply(config.model_copy(update={"tracing": config.tracing.model_validate(settings)}))
+        await gateway.reload(config.model_copy(update={"tracing": config.tracing.model_validate(settings)}))
         await under_test.ask()
         await received(under_test, receiver)
-        gateway.apply(config.model_copy(update={"tracing": config.tracing.model_validate({})}))
+        await gateway.reload(config.model_copy(update={"tracing": config.tracing.model_validate({})}))
         await under_test.ask(None, b"traceparent: " + SAMPLED)
         assert backend.ledger[-1].header(b"traceparent") == SAMPLED
     assert len([span for span in receiver.spans if span.kind == SERVER]) == 1

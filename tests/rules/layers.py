@@ -177,6 +177,7 @@ EDGES = {
     "discovery.follow",
     "discovery.kubernetes",
     "discovery.listings",
+    "discovery.several_addresses",
     "discovery.sources",
     "dispatch",
     "embeddings.batcher",

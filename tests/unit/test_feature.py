@@ -55,14 +55,39 @@ async def test_while_it_is_off_its_paths_say_so() -> None:
         assert answer.error["message"].endswith("greetings are off; set models.aliases.")
 
 
-def test_while_it_is_off_nothing_of_it_is_imported() -> None:
-    program = (
-        "import sys; from tests.unit.test_feature import GREETINGS, SETTINGS; from gateway.app import Gateway;"
-        "from gateway.config.file import parse; from gateway.features.table import FEATURES;"
-        "Gateway(parse(SETTINGS), None, features=[*FEATURES, GREETINGS]);"
-        "assert 'tests.unit.greetings.feature' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+async def test_a_reload_switches_it_on() -> None:
+    gateway = Gateway(parse(SETTINGS), None, features=(*FEATURES, GREETINGS))
+    async with gateway.running():
+        await gateway.reload(parse({**SETTINGS, "models": {"aliases": {"gpt": "m"}}}))
+        answer = await ask(gateway.server.port, b"/v1/greeting/you")
+        assert answer.json == {"greeting": "Hello, you.", "key": "ann", "ended": 0}
+
+
+OFF = [each.name for each in FEATURES if not each.is_on(parse(SETTINGS))]
+FACES = {"settings", "several_addresses"}  # of a feature that is off: what the configuration and its check need
+PROGRAM = """
+import asyncio, sys
+import gateway.__main__, gateway.process
+from gateway.app import Gateway
+from gateway.config.file import parse
+from gateway.features.table import FEATURES
+from tests.unit.test_feature import FACES, GREETINGS, OFF, SETTINGS
+
+async def build():
+    Gateway(parse(SETTINGS), None, features=[*FEATURES, GREETINGS])
+
+asyncio.run(build())
+rooms = tuple(f"gateway.features.{name}." for name in OFF)
+found = [name for name in sys.modules if name.startswith(rooms) and name.rpartition(".")[2] not in FACES]
+assert not found, found
+assert "tests.unit.greetings.feature" not in sys.modules
+assert not {"sqlite3", "opentelemetry", "redis", "dns", "kubernetes_asyncio"} & sys.modules.keys()
+"""
+
+
+def test_of_a_feature_that_is_off_nothing_is_imported() -> None:
+    assert OFF == ["tracing", "discovery", "coordination", "batches"]
+    subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, check=True)
 
 
 def test_the_page_shows_this_feature() -> None:

@@ -205,6 +205,10 @@ class Handler(RequestHandler):
         more |= {USER_AGENT} if "user_agent" in logged else set()
         self.known_headers = KNOWN_HEADERS | more
 
+    def apply_routes(self, routes: RouteTable) -> None:
+        """Take over the endpoints of more features."""
+        self.routes = routes
+
     def apply_keys(self, check: KeyCheck | None) -> None:
         """Take over other API keys. None = no request needs one."""
         self.check_key = check

@@ -104,3 +104,7 @@ class DiscoveryConfig(Section):
         if len(set(entries)) < len(entries):
             raise ValueError("two entries are the same; remove one of them")
         return entries
+
+    @property
+    def is_on(self) -> bool:
+        return bool(self.file or self.dns or self.kubernetes)

@@ -1,13 +1,9 @@
-"""Sources that are asked again and again: a watched file, a name in DNS; a warning about names that are no source."""
+"""Sources that are polled: a watched file, and a name in DNS."""
 
-import asyncio
 import os
-import socket
-from collections import Counter
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -30,28 +26,6 @@ _MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, whatever the
 _TIMEOUT_SECONDS = 5.0
 _MADE_AT_ONCE = 128
 _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
-
-
-async def several_addresses(backends: Iterable[BackendConfig]) -> list[str]:
-    """A warning for each URL whose host has several addresses, which count as one backend."""
-
-    async def addresses(backend: BackendConfig) -> int:
-        parts, loop = urlsplit(backend.url), asyncio.get_running_loop()
-        try:
-            found = await loop.getaddrinfo(parts.hostname, parts.port, type=socket.SOCK_STREAM)
-        except OSError:
-            return 0  # its probes fail, and say why
-        families = Counter(family for family, *_ in found)
-        return max(families.values(), default=0)
-
-    listed = [*backends]
-    counts = await asyncio.gather(*map(addresses, listed))
-    return [
-        f"{backend.url} has {count} addresses, but counts as one backend, with one cap and one prefix record."
-        " Use discovery.dns or discovery.kubernetes, so that each address is a backend."
-        for backend, count in zip(listed, counts, strict=True)
-        if count > 1
-    ]
 
 
 class WatchedFile:

@@ -16,7 +16,6 @@ from gateway.core.observe.log import EventLog, RecentRequests
 from gateway.core.resources import process_use
 from gateway.core.routing.policy import NotedPolicy
 from gateway.feature import Feature
-from gateway.features.discovery.feature import DiscoveryFeature
 from gateway.features.exact.feature import ExactFeature
 from gateway.features.handover.snapshot import Knowledge
 from gateway.features.keys.feature import KeysFeature
@@ -53,11 +52,10 @@ class Operators(OperatorPorts):
     ) -> None:
         self._core, self._features, self._server, self._log = core, features, server, log
         config, fleet, clock, queue, cache_state = core.config, core.fleet, core.clock, core.queue, core.cache_state
-        exact, keys, responses, discovery = (features[name] for name in ("exact", "keys", "responses", "discovery"))
+        exact, keys, responses = (features[name] for name in ("exact", "keys", "responses"))
         assert isinstance(exact, ExactFeature)
         assert isinstance(keys, KeysFeature)
         assert isinstance(responses, ResponsesFeature)
-        assert isinstance(discovery, DiscoveryFeature)
         self.overview = Overview(
             config,
             fleet=fleet,
@@ -82,7 +80,7 @@ class Operators(OperatorPorts):
         self.knowledge = Knowledge(
             fleet=fleet,
             membership=core.membership,
-            sources=lambda: discovery.discovery.names,
+            sources=lambda: [name for feature in features.values() for name in feature.origins()],
             cache_state=cache_state,
             calibrations=core.calibrations,
             queue=queue,

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +11,6 @@ import structlog
 
 from gateway.config import Config, ConfigError, Listen, masked
 from gateway.core.threads import Threads
-from gateway.core.turns import Steps, in_turns
 from gateway.features.coordination.settings import CoordinationConfig
 from gateway.files import version_of
 
@@ -133,10 +132,9 @@ def yielding() -> Iterator[None]:
 
 
 class Reloads:
-    """Owner of the configuration that is in effect. `load` reads it anew, in a thread; `apply` makes the gateway follow
-    it."""
+    """Owner of the configuration that is in effect. `load` reads it anew, in a thread; `apply` has it take effect."""
 
-    def __init__(self, config: Config, load: Callable[[], Config], apply: Callable[[Config], Steps[None]]) -> None:
+    def __init__(self, config: Config, load: Callable[[], Config], apply: Callable[[Config], Awaitable[None]]) -> None:
         self.config = config
         self._load = load
         self._apply = apply
@@ -148,7 +146,7 @@ class Reloads:
         async with self._one_at_a_time:
             new, changes = await self._threads.run(self._read)
             if changes["changed"]:
-                await in_turns(self._apply(new))
+                await self._apply(new)
                 self.config = new
             return changes
 

@@ -14,7 +14,7 @@ from gateway.features.tracing.tracing import Tracing
 
 
 class TracingFeature(Feature):
-    """Built where tracing may be configured by a reload, too: without an endpoint nothing is traced."""
+    """Traces a share of the requests. After a reload without an endpoint, none is traced."""
 
     def __init__(self, core: Core) -> None:
         fleet = core.fleet

@@ -8,18 +8,17 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import structlog
 
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record
 from gateway.core.supervisor import LogThrottle
+from gateway.features.tracing.otlp import GrpcReceiver, HttpReceiver, NotTaken, OtlpReceiver, OtlpSettings
 from gateway.features.tracing.settings import TracingConfig
+from gateway.features.tracing.spans import Spans
 from gateway.features.tracing.trace import Finished, RequestTrace, Tracer
-
-if TYPE_CHECKING:
-    from gateway.features.tracing.otlp import OtlpReceiver
 
 MAX_HELD_TRACES = 4096
 EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
@@ -91,8 +90,6 @@ class Tracing:
             self._thread.start()
 
     def __enter__(self) -> Self:
-        if self._config.endpoint:
-            self._exporter = self._made(self._config)  # its imports take half a second, which no request should notice
         self._runs = True
         return self
 
@@ -156,8 +153,6 @@ class Exporter:
     def __init__(
         self, config: TracingConfig, version: str, pause: Callable[[float], bool], *, clock: Callable[[], float]
     ) -> None:
-        from gateway.features.tracing.spans import Spans
-
         self.config = config
         self._pause, self._clock = pause, clock
         self._spans = Spans(config.service_name, version, os.urandom)
@@ -165,8 +160,6 @@ class Exporter:
 
     def export(self, traces: list[Finished]) -> str:
         """Send the spans of these requests; gives the reason if the receiver did not take them."""
-        from gateway.features.tracing.otlp import NotTaken
-
         encoded = self._spans.export(traces, self._breathe, _BREATH_TRACES)
         until = self._clock() + self._receiver.timeout_seconds
         backoff_seconds = 1.0
@@ -190,8 +183,6 @@ class Exporter:
         self._receiver.close()
 
 
-def _receiver(config: TracingConfig, version: str) -> "OtlpReceiver":
-    from gateway.features.tracing.otlp import GrpcReceiver, HttpReceiver, OtlpSettings
-
+def _receiver(config: TracingConfig, version: str) -> OtlpReceiver:
     settings = OtlpSettings.of(os.environ, user_agent=f"vllm-batching-gateway/{version}")
     return (GrpcReceiver if config.protocol == "grpc" else HttpReceiver)(config.url, settings)

@@ -16,7 +16,8 @@ from gateway.core.backends.settings import BackendConfig, DiscoveredBackend
 from gateway.features.discovery.follow import configured_sources
 from gateway.features.discovery.listings import DiscoveryError, first_listing
 from gateway.features.discovery.settings import DnsDiscovery
-from gateway.features.discovery.sources import DnsName, WatchedFile, several_addresses
+from gateway.features.discovery.several_addresses import several_addresses
+from gateway.features.discovery.sources import DnsName, WatchedFile
 from tests.dns import NameServer
 
 

@@ -8,7 +8,6 @@ import pytest
 
 from gateway.config import Config, ConfigError
 from gateway.config.file import parse
-from gateway.core.turns import Steps
 from gateway.features.operate.reload import NEEDS_RESTART, FileWatch, Reloads, applicable, differences
 from tests.certificates import certificate
 
@@ -103,9 +102,8 @@ def test_a_reload_applies_once_and_lists_what_it_could_not() -> None:
     async def main() -> None:
         read, followed = [config(server={"max_body_bytes": 7, "port": 1})], list[Config]()
 
-        def apply(config: Config) -> Steps[None]:
+        async def apply(config: Config) -> None:
             assert reloads.config is not config
-            yield
             followed.append(config)
 
         reloads = Reloads(config(), lambda: read[0], apply)
@@ -124,9 +122,8 @@ def test_a_configuration_that_is_wrong_changes_nothing() -> None:
     async def main() -> None:
         followed = list[Config]()
 
-        def apply(config: Config) -> Steps[None]:
+        async def apply(config: Config) -> None:
             followed.append(config)
-            yield
 
         with pytest.raises(ConfigError, match="backends: is missing"):
             await Reloads(config(), load, apply).reload()

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from dataclasses import replace
 from random import Random
 from typing import Any
 from unittest.mock import patch
@@ -14,6 +15,7 @@ from gateway.app import Gateway
 from gateway.config import Config, Section
 from gateway.config.file import parse
 from gateway.features.operate.reload import NEEDS_RESTART, applicable, differences
+from gateway.features.table import FEATURES
 from tests.unit.holdings import Holdings
 
 # Values of every key: the first is the default.
@@ -163,9 +165,13 @@ def config_of(values: dict[str, Any], backends: Any = ()) -> Config:
     return parse(document)
 
 
+# One that a reload switches off is still there, and one that it switches on is the last: here all are from the start.
+BUILT = [replace(each, is_on=lambda _: True) if each.name in ("tracing", "discovery") else each for each in FEATURES]
+
+
 def gateway_of(config: Config) -> Gateway:
     with patch("secrets.token_bytes", lambda size: bytes(size)):
-        gateway = Gateway(config, io.BytesIO(), clock=lambda: 1.0, random=Random(1))
+        gateway = Gateway(config, io.BytesIO(), clock=lambda: 1.0, random=Random(1), features=BUILT)
     gateway.features["exact"].mode.build()  # which otherwise is there once it was needed
     return gateway
 
