@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class OfflineTerms(Protocol):
-    """How a line of an offline batch waits. Batches make it, and their queue alone knows the rest of it.
+    """The terms of a waiting line of an offline batch. Batches create it; only their queue knows the rest.
 
     `expires_seconds`: the end of the batch's window, on the gateway's clock.
     """
@@ -142,7 +142,7 @@ class Demand:
         self.offline = offline
 
     def wait_offline(self, terms: OfflineTerms) -> None:
-        """It waits as an offline line. The one change of a demand, before it is placed: copies are slow to make."""
+        """Mark it as an offline line. The only change of a demand, before its placement: copies are slow."""
         self.offline = terms
 
     def tokens_of(self, blocks: int) -> int:
@@ -187,7 +187,7 @@ class Usage:
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self | None:
-        """Understands OpenAI's names, of chat and of responses, and Anthropic's. None = nothing was found."""
+        """Reads OpenAI's names, of chat and of responses, and Anthropic's. None = none was found."""
         if not found:
             return None
         is_chat = "prompt_tokens" in found
@@ -216,7 +216,7 @@ class BodyStream(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     def close(self) -> None:
-        """Discard the rest, which is not needed."""
+        """Discard the rest of the body, unread."""
 
 
 class BackgroundRun:
@@ -244,7 +244,7 @@ class ModelChoice:
 
     `alias`: the client's name for the model, used in its answer; empty = the client named the model itself.
     `fallbacks`: models that may replace it, in order; `remade` is the request for one of these. `fell_back_from`: the
-    model that the request's model has replaced.
+    replaced model.
     """
 
     alias: str = ""
@@ -361,7 +361,7 @@ class Sink(Protocol):
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of an answer whose length is not known."""
+        """The head of an answer of unknown length."""
 
     def set_backend_headers(self, lines: bytes) -> None:
         """Header lines about the attempt, which replace the lines of an earlier attempt."""

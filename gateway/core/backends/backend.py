@@ -131,7 +131,7 @@ class RestartEvidence:
         self._changes: deque[float] = deque(maxlen=3)  # when another process answered, the last few times
 
     def is_restart(self, before: float | None, start: float | None, now: float) -> bool:
-        """Whether a process that differs from the one before has replaced it; both by their start, None = unknown."""
+        """Whether a new process has replaced the last one; both by their start, None = unknown."""
         changes = self._changes
         if changes and now - changes[-1] > _SETTLED_SECONDS:
             self.several = False
@@ -235,11 +235,11 @@ class Backend:
             self.start_slowly(now_seconds)
 
     def start_slowly(self, since_seconds: float | None) -> None:
-        """Begin a slow start, if the configuration wants any; None = end it."""
+        """Begin a slow start, if configured; None = end it."""
         self.slow_since_seconds = since_seconds if self.slow_start_seconds > 0 else None
 
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
-        """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
+        """Keep the last reading of /metrics, which may change the limit; None = no recent one."""
         self.telemetry = None
         if telemetry:
             sent = sum(engine.placed for engine in self.all_engines)

@@ -146,7 +146,7 @@ class Fleet:
         self._rebuild(must_notify=True)
 
     def expect(self, models: Collection[str]) -> None:
-        """Models that the configuration names: a backend that has listed nothing yet may have them."""
+        """Models in the configuration: before its first list, a backend may have them."""
         self._expected_models = models
 
     def expect_adapters(self, adapters: Mapping[str, str]) -> None:
@@ -205,7 +205,7 @@ class Fleet:
         return "" if backend is None else backend.config.url
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
-        """The backends that may be given a request for this model now; None = no backend ever listed it."""
+        """The backends that may get a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)
 
     def candidates(self, model: str) -> list[Engine] | None:
@@ -275,7 +275,7 @@ class Fleet:
         return model if any(card.parent for card in cards) else None
 
     def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
-        """A request was answered; `tenant`: whose it was, if that is known."""
+        """A request was answered; `tenant`: its tenant, if known."""
         health = backend.health
         doubted = health.refused or health.late
         health.succeeded(self._clock(), tenant)

@@ -62,7 +62,7 @@ class Membership:
         return listing[0] if listing else BY_HAND
 
     def zone(self, name: str) -> str:
-        """Where a backend runs, by the first source that lists it; empty = not known."""
+        """The zone of a backend, by the first source that lists it; empty = unknown."""
         return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
 
     def reconcile(self, source: str, listed: Iterable[Wanted]) -> Steps[FleetChanges]:
@@ -128,7 +128,7 @@ class Membership:
         return backend
 
     def drain(self, name: str) -> Backend:
-        """Send a backend nothing new. Raises BackendNotFound."""
+        """Send a backend no new requests. Raises BackendNotFound."""
         backend = self.find(name)
         self._drained.add(name)
         self._apply()

@@ -117,7 +117,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._intake = Intake()
-        self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
+        self._holding = Holding(host.memory)  # bytes from this client that are still needed
         self._body = Body(self._holding)  # being parsed
         self.on_body = self._body.receive  # called by the parser
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -165,7 +165,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self.look_idle()
 
     def look_idle(self) -> None:
-        """Give the connection away now, if that is to be done, and nothing of it is in this process."""
+        """Give the connection away, if requested and if none of its bytes are in this process."""
         transport = self._transport
         if self._give is None or transport is None or transport.is_closing() or self._deaf or not self.idle:
             return
@@ -311,7 +311,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
     def _take_whole(self, data: memoryview) -> bool:
         """Take a complete request in one piece, without unusual parts, without the parser.
 
-        False = the parser has to read it; it also refuses requests.
+        False = the parser has to read it, or to refuse it.
         """
         handler = self._host.handler
         whole = whole_request(data, handler.known_headers)

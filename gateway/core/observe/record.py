@@ -68,7 +68,7 @@ class Record:
     outcome: str = ""
     status: int = 0
     attempts: int = 0
-    executions: int = 0  # attempts that failed, and that a backend may have executed
+    executions: int = 0  # failed attempts that a backend may have executed
     streams: bool = False
     batch: bool = False
     is_placed: bool = False  # a backend has it now
@@ -85,7 +85,7 @@ class Record:
     engine_index: int = 0
     usage: Usage | None = None
     alias: str = ""  # the client's name for the model, if it is another
-    fell_back_from: str = ""  # the model whose place another one took
+    fell_back_from: str = ""  # the replaced model
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
     trace: Trace | None = None  # None = it is not traced
     requested: Demand | None = None  # None = it was refused before it was read

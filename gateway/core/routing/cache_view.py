@@ -54,7 +54,7 @@ class _Record:
         self.blocks = self.used_bytes = self.capacity_bytes = 0
 
     def use(self, keys: tuple[int, ...], edges: tuple[int, ...]) -> int:
-        """A prompt's blocks are held from now on and used last. Returns how many of them were held before."""
+        """Hold a prompt's blocks as the last used ones. Returns the number of blocks held before."""
         runs, ring, depth, count = self.runs, self.ring, 0, len(keys)
         found: list[_Run] = []
         while depth < count and (run := runs.get(keys[depth])) is not None:
@@ -179,7 +179,7 @@ class PrefixIndex:
             self._drop(backend, record.evict(held_bytes, self._share, record.blocks))
 
     def depths(self, keys: tuple[int, ...]) -> list[int]:
-        """For each backend, how many of the leading blocks it holds."""
+        """The number of leading blocks that each backend holds."""
         depths, count = [0] * len(self._records), len(keys)
         if count and (first := self._holders.get(keys[0], 0)):
             if whole := self._holders.get(keys[-1], 0):
@@ -206,7 +206,7 @@ class PrefixIndex:
         return [backend for backend in range(mask.bit_length()) if mask >> backend & 1]
 
     def answered(self, prompt_key: int) -> int:
-        """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
+        """Bit mask of the backends that hold an answer to the prompt with this last key."""
         return self._holders.get(prompt_key ^ _ANSWER, 0)
 
     def record(self, backend: int, keys: tuple[int, ...], edges: tuple[int, ...]) -> None:
@@ -226,7 +226,7 @@ class PrefixIndex:
         return self._records[backend].latest(most)
 
     def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
-        """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
+        """The backend has answered the prompt with this last key; the answer's tokens are cached behind it."""
         if self._holders.get(prompt_key, 0) >> backend & 1:  # else the prompt was evicted, and so were its successors
             self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
 
@@ -241,7 +241,7 @@ class PrefixIndex:
         self.shrink(backend, 0)
 
     def _drop(self, backend: int, keys: list[int]) -> None:
-        """The backend holds these blocks no more. Two may have the same hash, so one may be gone already."""
+        """Note that the backend lost these blocks. Two may have the same hash, so one may be gone already."""
         holders, others = self._holders, ~(1 << backend)
         for key in keys:
             mask = holders.get(key, 0)

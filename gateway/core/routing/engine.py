@@ -20,7 +20,7 @@ from gateway.core.routing.adapters import AdapterSlots
 from gateway.core.routing.estimates import Calibration, CostModel
 from gateway.core.routing.kv_reservations import KvLedger, Reservation
 
-# Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
+# Averaging time of the prefill share: about the duration of an answer.
 MEMORY_SECONDS: Final = 10.0
 _LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. Requests behind it wait visibly long
 
@@ -160,7 +160,7 @@ _BOUNDLESS_TOKENS: Final = 1e15  # free KV tokens if the size of the KV cache is
 _SLOWDOWN: Final = 0.3  # weight of the decode slowdown, mine and theirs
 _INTERRUPTED_STEPS: Final = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
 LEAST_SHARE: Final = 0.001  # of recent time in prefill that counts
-MOST_SHARE: Final = 0.5  # the rate that is seen follows from this cost: more would feed back on itself
+MOST_SHARE: Final = 0.5  # the observed rate depends on this cost: more would feed back on itself
 
 
 @dataclass(slots=True, init=False)
@@ -284,7 +284,7 @@ class Engine:
     def share(self, part: EngineUse | None) -> None:
         """Use at most this part of it, because another process uses the rest; None = all of it.
 
-        Who has all slots, or all of the KV cache, leaves the other process nothing.
+        A part with all slots, or all of the KV cache, leaves nothing to the other process.
         """
         self._part = part
         self._fit()
@@ -446,7 +446,7 @@ class Shortlist:
         self._changes[at] = load.changes  # after pricing, which may change it
 
     def of(self, depths: list[int]) -> list[Engine]:
-        """`depths`: how much of the prompt each engine holds, by the engine's index."""
+        """`depths`: the part of the prompt that each engine holds, by the engine's index."""
         engines, limit = self.engines, self._ranked[_LEAST_LOADED - 1][0]
         equal = bisect_left(self._ranked, (limit, len(engines)))
         least = [engines[at] for at in sorted([at for _, at in self._ranked[:equal]])]
@@ -471,7 +471,7 @@ class Parts(NamedTuple):
 
 
 def cost_parts(terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, ahead: float) -> Parts:
-    """A cost taken apart, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
+    """The parts of a cost, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
     lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
     return Parts(
         ahead=ahead,

@@ -41,7 +41,7 @@ class PeakForecast:
         lasting = sorted(growths, reverse=True)
         self.base_tokens = base_tokens
         self._left = [-request.left_steps for request in lasting]
-        # Of all that still run at each one's end.
+        # Sums over the sequences that still run at the end of each.
         self._present = list(accumulate([request.present_tokens for request in lasting], initial=base_tokens))
         self._growth = list(accumulate([request.growth_tokens for request in lasting], initial=0))
         at_ends = [
@@ -228,9 +228,9 @@ class KvLedger:
         self._forecast = None
 
     def on_tokens(self, reservation: Reservation, tokens: int) -> int:
-        """More tokens of the output came. A reservation that is used up grows by a tenth or more.
+        """More output tokens arrived. A used-up reservation grows by a tenth or more.
 
-        Returns how many more may come before the next call.
+        Returns the number of tokens until the next call.
         """
         reservation.streamed_tokens += tokens
         reserved = reservation.output_tokens

@@ -27,8 +27,8 @@ from gateway.core.scheduling.wait_queue import Queue, Ticket
 
 
 class Lease(Reservation):
-    """A request bound to an engine, with all that it holds until it is released. In the gateway, a `with` block that
-    ends at the last byte releases it."""
+    """A request bound to an engine, with its resources until the release. In the gateway, a `with` block that ends at
+    the last byte releases it."""
 
     __slots__ = (
         "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "client_was_slow", "engine",
@@ -86,7 +86,7 @@ class Lease(Reservation):
     def on_tokens(self, tokens: int) -> int:
         """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
 
-        Returns how many more may come before the next report.
+        Returns the number of tokens until the next report.
         """
         if not self.released:
             self.engine.load.on_tokens(tokens)
@@ -425,7 +425,7 @@ class Scheduler:
         return tickets, eligible
 
     def leave(self, ticket: Ticket) -> bool:
-        """A request waits no longer; False if it did not wait."""
+        """Remove a waiting request; False if it did not wait."""
         return self._queue.leave(ticket)
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:

@@ -49,7 +49,7 @@ class ReplicaBlocks:
         self.poor: set[str] = set()  # peers that lack a part that the proposed change gives up
         self.lacked: set[str] = set()  # engines of which a peer lacks a part
         self.has_changed = False  # the last change of the table changed this replica's blocks
-        self.is_failing = False  # the last call failed
+        self.is_failing = False  # a call failed, and no change was applied since
         self._new_version = new_version
         self._count, self._order = expected_replicas, [replica]  # divisor and order of even parts
         self._renewed_seconds: float | None = None
@@ -62,7 +62,7 @@ class ReplicaBlocks:
         self._era = ""  # the era of `_memory`
         self._seen_era, self._era_since = "", 0.0
         self._silent: dict[str, tuple[int, float]] = {}  # by replica: number of its record, and since when
-        self._proven: set[str] = set()  # replicas that were present or renewed their records
+        self._proven: set[str] = set()  # replicas whose records count
         self._strangers: set[str] = set()  # all other replicas, and those with unreadable records
 
     @property
@@ -227,10 +227,10 @@ class ReplicaBlocks:
     ) -> EngineUse:
         """The block to write; notes the peers with a surplus or a lack. `others`: each with whether it is silent.
 
-        All replicas compute the same targets from the same table, so they converge without negotiating: one write
-        shrinks a block to its target, and the next writes of the others grow into the free part. The sum stays within
-        the cap because a block grows only into capacity that no record holds, and the table accepts a change only to
-        the version that was read.
+        All replicas compute the targets of all by the same rule from the same table, so they converge without
+        negotiating: one write shrinks a block to its target, and the next writes of the others grow into the free part.
+        The sum stays within the cap because a block grows only into capacity that no other record holds, and a change
+        applies only to the version of the table that was read.
         """
         rows: list[tuple[float, str, EngineRecord]] = [(-age_seconds, self.replica, _record(before, wish))]
         whole, taken, fixed = [*wish.whole], NONE, NONE

@@ -46,10 +46,10 @@ _WHOLE_BYTES = 1048576  # of an answer that is written in one piece
 
 @dataclass(eq=False, repr=False)
 class Batcher:
-    """Owner of the pieces that wait for a batch, and of the batches in flight.
+    """Owner of the pieces waiting for a batch, and of the batches in flight.
 
-    `backlog` counts all that waits, here or elsewhere; `crowded` the requests that wait for a model's backends.
-    `retry_after` is the time in seconds after which a refused request may come again.
+    `backlog` counts everything that waits, here or elsewhere; `crowded`: requests that wait for a model's backends;
+    `retry_after`: the seconds until a refused request may be retried.
     """
 
     fleet: Fleet
@@ -77,7 +77,7 @@ class Batcher:
         self.fleet.on_limit.append(self._forget_engines)
 
     def apply(self, config: EmbeddingsConfig, max_wait_seconds: float, *, response_headers: bool) -> None:
-        """Take over other settings. Requests that wait keep their time limit."""
+        """Take over other settings. Waiting requests keep their time limit."""
         self.max_wait_seconds, self.response_headers = max_wait_seconds, response_headers
         if config != self.config:
             self.config = config
@@ -303,9 +303,9 @@ class Batcher:
             batch.pieces[0].owner.finish(refusal)
 
     async def _isolate(self, batch: SentBatch) -> None:
-        """Find the pieces that spoil a refused batch by halves, and answer the others.
+        """Find the bad pieces of a rejected batch by bisection, and answer the others.
 
-        With one such piece, that takes a request for each halving, and one for all that were not in any of these.
+        One bad piece costs a request for each halving, and one for all pieces outside these halves.
         """
         bad, rest, finds_first = [batch.pieces], list[Piece](), True
         while bad:

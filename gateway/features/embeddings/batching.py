@@ -185,7 +185,7 @@ class _TenantShare(Share):
 
 
 class FairQueue:
-    """Owner of the pieces that wait: in order within a tenant, in fair turns between tenants.
+    """Owner of the waiting pieces: in order within a tenant, in fair turns between tenants.
 
     Turns are the scheduler's: start-time fair queueing by tokens and weight. They are counted only while several
     tenants wait, because a single tenant needs none. Pieces are in ordered dicts, because taking from the front of a
@@ -280,7 +280,7 @@ class FairQueue:
 
 _RATE_SECONDS = 0.1  # over which arrivals are averaged
 _LOOK_SECONDS = 0.001
-_EARLY_SECONDS = 0.0005  # by which a timer may come
+_EARLY_SECONDS = 0.0005  # by which a timer may be early
 _TRUST_GAIN = 0.5
 _TRUST_REGROWS = 0.01
 

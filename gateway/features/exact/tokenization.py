@@ -261,12 +261,12 @@ class Tokenization:
         return self._verdict(model, backend).state == "verified"
 
     def verdicts(self, backend: str) -> dict[str, dict[str, Any]]:
-        """For operators: how this backend compares, by model."""
+        """For operators: the verdicts on this backend, by model."""
         models = self._models.values()
         return {model.name: model.verdicts[backend].as_dict() for model in models if backend in model.verdicts}
 
     def look_again(self) -> None:
-        """Compare with backends that were not compared yet, if there are any."""
+        """Compare with new backends, if there are any."""
         self._look.set()
 
     def forget(self, backend: Backend) -> None:
@@ -304,7 +304,7 @@ class Tokenization:
             self._process.end()
 
     async def _compare(self) -> None:
-        """Load tokenizers and compare backends where it was not done yet; return when it is time to do it again."""
+        """Load missing tokenizers and compare new backends; return when it is time to do it again."""
         self._look.clear()
         done = all([await self._compare_all(model) for model in self._models.values()])
         with suppress(TimeoutError):

@@ -61,7 +61,7 @@ class Corpus:
     digest: npt.NDArray[np.uint64]  # by content
 
     def matched(self) -> Ints:
-        """For each sample, the bytes that it begins with as an older one does."""
+        """For each sample, the bytes of its longest prefix shared with an older one."""
         first = np.full(int(self.node.max(initial=-1)) + 1, len(self.samples), np.int64)
         np.minimum.at(first, self.node, self.owner)
         old = first[self.node] < self.owner
@@ -156,7 +156,7 @@ class Family:
     members: Ints
     _: KW_ONLY
     branches: Ints
-    first_row: Ints  # where the member leaves the common way
+    first_row: Ints  # where the member leaves the shared prefix
     core_end: Ints
     core_bytes: Ints
     saving_bytes: Ints
@@ -174,7 +174,7 @@ class _Branching:
 
 
 def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Family]:
-    """Every family. `hit_bytes`: of each sample, how much of it was found in a cache."""
+    """Every family. `hit_bytes`: the bytes of each sample that were found in a cache."""
     claimed = np.zeros(len(corpus.samples), np.bool_)
     families = []
     left = _MOST_PIECES
@@ -331,7 +331,7 @@ def core_flags(corpus: Corpus, core: Ints, rows: Ints, places: Ints) -> npt.NDAr
 
 
 def _ends(corpus: Corpus, rows: Ints, places: Ints, in_core: npt.NDArray[np.bool_], core_bytes: Ints) -> Ints:
-    """For each member, the row where its core ends: nearly all of it is covered, and something else comes."""
+    """For each member, the row where its core ends: nearly all of it is covered, and other text follows."""
     covered = np.cumsum(np.where(in_core, corpus.size[rows], 0)) - (np.cumsum(core_bytes) - core_bytes)[places]
     over = (covered >= _COVERED * core_bytes[places]) & ~in_core
     ends = corpus.rows[corpus.owner[rows[np.flatnonzero(np.diff(places, prepend=-1))]] + 1]

@@ -20,12 +20,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 OTHERS = 0  # in place of an application: all that have no row of their own
 Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
 Holders = Callable[[int], Iterable[str]]
-_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
+_LEAST_SECONDS = 60.0  # of traffic, for hourly rates
 
 
 @dataclass(slots=True)
 class Sample:
-    """One prompt. `weight` is how many requests it stands for; token counts are estimates until it `has_usage`."""
+    """One prompt. `weight`: the number of requests it represents; token counts are estimates until it `has_usage`."""
 
     text: bytes
     model: str
@@ -50,9 +50,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReportLimits:
-    """How much is kept: samples, `burst` as they come and then `per_second`; and tables of counts.
+    """Limits of the kept data: samples, first all of `burst`, then `per_second`; and tables of counts.
 
-    `taken` is after how many requests the share that is looked at closely halves.
+    `taken`: the number of requests after which the closely examined share halves.
     """
 
     per_second: float = 1.0
@@ -78,7 +78,7 @@ class Samples:
         self._seen = 0  # requests since the last sample
         self._kept: deque[Sample] = deque()
         self._bytes = 0
-        self._open: dict[int, Sample] = {}  # that are being answered, by identity of their keys
+        self._open: dict[int, Sample] = {}  # of requests in flight, by identity of their keys
 
     def __repr__(self) -> str:
         return f"<Samples {len(self._kept)}, {self._bytes} bytes, {len(self._open)} open>"
@@ -294,7 +294,7 @@ class PrefixReport:
             self._look_closely(epoch, record, demand)
 
     def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
-        """All of these last seconds; not changed afterwards."""
+        """All data of the last `window_seconds`; not changed afterwards."""
         longest = self._limits.epochs * self._limits.epoch_seconds
         since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
         samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()

@@ -210,7 +210,7 @@ class ApiKeys:
     def __init__(self, keys: Sequence[KeyConfig], unix_seconds: Callable[[], float]) -> None:
         self._unix_seconds = unix_seconds
         self._by_digest: dict[bytes, KeyConfig] = {}
-        self._expiry: dict[bytes, float] = {}  # by digest; empty = no key expires, and none is asked whether it has
+        self._expiry: dict[bytes, float] = {}  # by digest; empty = no key expires, and none is checked
         for key in keys:
             for digest, until in key.digests.items():
                 self._by_digest[digest] = key

@@ -204,7 +204,7 @@ class Overview:
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:
-        """Where a request with this body would go now. Nothing is sent and nothing is remembered.
+        """A dry run of the placement of a request with this body: nothing is sent or recorded.
 
         `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """

@@ -42,7 +42,7 @@ class PlanError(Exception):
 
 
 def text_part(document: Document) -> dict[str, Any]:
-    """The part that makes text, with the outer fields where it has none of its own."""
+    """The text section, completed by the outer fields."""
     inner = next((document[name] for name in _TEXT_PARTS if isinstance(document.get(name), dict)), None)
     if inner is None:
         return _with_defaults(dict(document))
@@ -78,7 +78,7 @@ def listed(fields: Document, name: str) -> list[Any]:
 
 
 def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
-    """These fields, all of them. Raises PlanError that names all that are missing."""
+    """The values of all these fields. Raises PlanError with the names of the missing ones."""
     found = [number(fields, *names) for names in wanted]
     if missing := [names[0] for names, value in zip(wanted, found, strict=True) if value is None]:
         options = " ".join(f"--set {name}=N" for name in missing)
@@ -202,7 +202,7 @@ class Quantization:
     """Bits of one weight of a linear layer, scales included; embeddings and the output layer stay as they are."""
 
     name: str
-    bits: float | None  # None: nothing is known of this method, weights are counted as if unpacked
+    bits: float | None  # None: an unknown method, whose weights are counted as if unpacked
     experts_only: bool = False
     _: KW_ONLY
     kv_cache_fp8: bool = False

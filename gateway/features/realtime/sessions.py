@@ -161,7 +161,7 @@ class ClientTunnel(Tunnel):
         self._frames.scan(data)
         return self._reply.write(data)
 
-    # Of a sink that nobody uses here.
+    # Methods of a sink that sessions do not use.
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
 

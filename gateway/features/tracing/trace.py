@@ -160,7 +160,7 @@ class Tracer(TraceSource):
         return self.begin(headers, method, path)
 
     def _make_ids(self) -> None:
-        """One call to the kernel makes many; an id of its own costs as much as all else of a request's decision."""
+        """Makes many ids with one call of the kernel: a call for each would double the cost of a request's decision."""
         self._begin = _LINE + hexlify(self._random_bytes(_ID_BYTES))
         random = self._random_bytes(2 * _ID_BYTES * _TRACES_AT_ONCE)
         self._ids = hexlify(random, b"-", _ID_BYTES) + b"-"
@@ -192,5 +192,5 @@ def _is_unsampled(given: bytes) -> bool:
 
 
 def _is_valid(version: bytes, trace_id: bytes, span_id: bytes, more: bytes | None) -> bool:
-    """Whether a `traceparent` is one; later versions may have more parts."""
+    """Whether a `traceparent` is valid; later versions may have more parts."""
     return version != b"ff" and (version != b"00" or more is None) and trace_id != _NO_TRACE and span_id != _NO_SPAN
