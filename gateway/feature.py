@@ -1,8 +1,8 @@
-# ruff: noqa: ARG002 - defaults use nothing of what they are given
-"""The seam between the core and its features: what a feature can give. All of it is optional.
+# ruff: noqa: ARG002 - the defaults ignore their arguments
+"""The interface between the core and its features: everything a feature can provide, all of it optional.
 
 The core never imports a feature. `features/table.py` lists them; the composition root builds those that the
-configuration uses, and puts what they give where the core asks for it. docs/adding-a-feature.md has an example.
+configuration uses, and passes their parts to the core. docs/adding-a-feature.md has an example.
 """
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
@@ -28,10 +28,10 @@ class TokenCounter(Protocol):
         """Whether this model has a tokenizer, so that `count` may be called."""
 
     def counts_alike(self, model: str, backend: str) -> bool:
-        """Whether this backend was verified to count the tokens of embedded texts alike."""
+        """Whether this backend was verified to count the tokens of embedded texts as this tokenizer does."""
 
     async def count(self, model: str, texts: list[str], size_bytes: int, *, special: bool) -> list[int] | str:
-        """The tokens of each text, or why they are not known."""
+        """The tokens of each text, or the reason why they are unknown."""
 
 
 class Prompts(TokenCounter, Protocol):
@@ -49,7 +49,7 @@ class Prompts(TokenCounter, Protocol):
 
 
 class Exclusive(Protocol):
-    """What only one process may have open at a time."""
+    """A resource that only one process may have open at a time."""
 
     async def open(self) -> None: ...
 
@@ -57,7 +57,7 @@ class Exclusive(Protocol):
 
 
 class Feature:
-    """One feature of a gateway. Each method is called once, by the composition root, but for those of a reload."""
+    """One feature of a gateway. The composition root calls each method once, and the methods of a reload repeatedly."""
 
     # The client port.
 
@@ -66,49 +66,49 @@ class Feature:
         return {}
 
     def apis(self) -> Mapping[str, LocalApi]:
-        """What answers requests without a backend, by `Route.answered_by`."""
+        """Handlers of requests that need no backend, by `Route.answered_by`."""
         return {}
 
     def sources(self) -> Mapping[str, RequestSource]:
-        """What reads requests whose body is no JSON, by `Route.source`."""
+        """Readers of requests with a body other than JSON, by `Route.source`."""
         return {}
 
     def dispatchers(self) -> Mapping[str, RequestDispatcher]:
-        """What sends requests in another way than one by one, by `InferenceRequest.dispatcher`."""
+        """Dispatchers that do not send requests one by one, by `InferenceRequest.dispatcher`."""
         return {}
 
     def works(self, config: Config) -> Mapping[str, WorkReader]:
-        """What reads the bodies of requests for these dispatchers, by endpoint."""
+        """Readers of request bodies for these dispatchers, by endpoint."""
         return {}
 
     def names(self, config: Config) -> ModelNames | None:
-        """The models that names of clients stand for; None = as the core knows them."""
+        """Resolves clients' model names; None = the core's own rules."""
         return None
 
     def prompts(self) -> Prompts | None:
-        """What knows the tokens of prompts."""
+        """The source of token keys of prompts."""
         return None
 
     def store(self) -> ResponseStore | None:
-        """What knows where responses are stored."""
+        """The record of backends that store responses."""
         return None
 
     def samples(self) -> PromptSamples | None:
-        """What samples prompts; None = nothing does at present."""
+        """The sampler of prompts; None = sampling is off."""
         return None
 
     def traces(self) -> TraceSource | None:
-        """What decides which requests are traced; None = none is at present."""
+        """Decides which requests are traced; None = tracing is off."""
         return None
 
-    # Requests that ended. Asked again after each reload, and when keys change.
+    # Consumers of records. Read again after each reload, and when keys change.
 
     def consumers(self) -> Iterable[Callable[[Record], None]]:
-        """Each of these gets every record, one by one; none at present = none is read."""
+        """Consumers that get every record, one by one; empty = none at present."""
         return ()
 
     def batch_consumers(self) -> Iterable[Callable[[list[Record]], None]]:
-        """Each gets the records of many requests at a time."""
+        """Consumers that get the records of many requests at a time."""
         return ()
 
     # Operators.
@@ -121,27 +121,27 @@ class Feature:
         return ()
 
     def add_gauges(self, metrics: Metrics) -> None:
-        """Register metrics besides those of requests."""
+        """Register metrics other than the metrics of requests."""
 
     # The life of the process.
 
     def exclusive(self) -> Exclusive | None:
-        """What a process that takes over opens once this one has stopped it."""
+        """The resource that a successor opens once this process has closed it."""
         return None
 
     def read_ahead(self, config: Config) -> None:
-        """In a thread: read the files of a configuration that will be applied. Raises ConfigError."""
+        """In a thread: read the files of a configuration before it is applied. Raises ConfigError."""
 
     def apply(self, config: Config) -> None:
         """Take over another configuration. Requests in flight are not disturbed."""
 
     def read_with(self, config: Config, reader: RequestReader) -> None:
-        """Read requests by this configuration from now on; called at the start, too."""
+        """Read requests by this configuration from now on; also called at the start."""
 
     def running(self) -> AbstractAsyncContextManager[Any]:
-        """The block within which the gateway runs, from before its backends are asked."""
+        """The block within which the gateway runs, entered before the first probes."""
         return nullcontext()
 
     def serving(self) -> AbstractAsyncContextManager[Any]:
-        """The block within which the gateway serves, from after a process before it has given way."""
+        """The block within which the gateway serves, entered after its predecessor has given way."""
         return nullcontext()

@@ -1,4 +1,4 @@
-"""A client request as a value: what the gateway acts on, and the bytes that it forwards."""
+"""A client request as a value: its properties for the gateway, and the bytes to forward."""
 
 from collections.abc import AsyncIterator, Callable, Generator
 from dataclasses import KW_ONLY, dataclass
@@ -7,15 +7,15 @@ from typing import Any, Final, Protocol, Self
 from urllib.parse import quote
 
 DONE_MARKER: Final = b"data: [DONE]"  # the last event of OpenAI's streams
-SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of more than one
+SEVERAL_TENANTS = "(several)"  # the tenant of a request with inputs of several tenants
 _IN_HEADERS = " !#$&'()*+,/:;=?@[]^_`{|}~"  # of a model's name, with letters, digits, - and .; not %
-_MOST_TOKENS_PER_BYTE = 4  # a byte makes one at most, but some tokenizers spell a letter out before they count
+_MOST_TOKENS_PER_BYTE = 4  # a byte makes at most one, but some tokenizers spell a letter out before they count
 _UNKNOWN_CONTEXT_TOKENS = 1048576  # of a model whose backend does not state it
-_MOST_TEMPLATE_TOKENS = 4096  # of one prompt: what a chat template or an instruction adds
+_MOST_TEMPLATE_TOKENS = 4096  # of one prompt: added by a chat template or an instruction
 
 
 class Kind(StrEnum):
-    """What an endpoint does with an engine; decides how a request is counted and routed."""
+    """The use of an engine by an endpoint; decides how a request is counted and routed."""
 
     GENERATE = "generate"  # prefill and decode: needs slots and KV cache, and benefits from a cached prefix
     POOL = "pool"  # embeddings, scores: one engine sequence an input, no decode
@@ -24,7 +24,7 @@ class Kind(StrEnum):
 
 
 class OfflineTerms(Protocol):
-    """How a line of an offline batch waits. Batches make it, and their queue alone knows the rest of it.
+    """The terms of a waiting line of an offline batch. Batches create it; only their queue knows the rest.
 
     `expires_seconds`: the end of the batch's window, on the gateway's clock.
     """
@@ -33,13 +33,13 @@ class OfflineTerms(Protocol):
     def expires_seconds(self) -> float: ...
 
     def as_short_call(self) -> "OfflineTerms":
-        """Those of a call that is not aborted when its lease is revoked: it ends soon by itself."""
+        """The terms of a call that is not aborted when its lease is revoked, because it is short."""
 
 
 @dataclass(slots=True, init=False)
 class Demand:
-    """What the scheduler needs of a request: small values only. Never changed after its construction; not frozen, and
-    with its constructor written out, because a compiled one costs a quarter.
+    """The properties of a request for the scheduler: small values only. Never changed after its construction; not
+    frozen, and with its constructor written out, because a compiled one costs a quarter.
 
     `keys`: the chained hashes of the prompt's prefix blocks. `edges`: the prompt's size up to the end of each block, in
     the unit of `prompt_size` (bytes; tokens in a replay). `ends`: the number of blocks up to the end of each message;
@@ -47,8 +47,8 @@ class Demand:
     the conversation; 0 = it has none. `anchor_tokens`: the tokens of the first `anchor_size` of the prompt, as reported
     by an engine; 0 = not known. `learnable_bytes`: the size if bytes per token can be learned from it, else 0.
     `token_keys`: the keys of the engine's own blocks, where the prompt's tokens are known. `reads_cache`: false where
-    the engine must compute every prompt token. `pinned`: the only backend that can answer, because it stores what is
-    requested. `rank`: the engine of a backend that the client selects. `hint`: a hash of the client's session or cache
+    the engine must compute every prompt token. `pinned`: the only backend that can answer, because it stores the
+    response. `rank`: the engine of a backend that the client selects. `hint`: a hash of the client's session or cache
     key; 0 = none. `tenant`: shares the queue with other tenants in proportion to `weight`. `batch`: served after
     interactive requests. `deadline_seconds`: when the answer must have begun, on the gateway's clock.
     `generated_tokens`: at the end of the prompt, generated before as the beginning of this answer. `offline`: the
@@ -142,7 +142,7 @@ class Demand:
         self.offline = offline
 
     def wait_offline(self, terms: OfflineTerms) -> None:
-        """It waits as an offline line. The one change of a demand, before it is placed: copies are slow to make."""
+        """Mark it as an offline line. The only change of a demand, before its placement: copies are slow."""
         self.offline = terms
 
     def tokens_of(self, blocks: int) -> int:
@@ -187,7 +187,7 @@ class Usage:
 
     @classmethod
     def of(cls, found: dict[str, Any]) -> Self | None:
-        """Understands OpenAI's names, of chat and of responses, and Anthropic's. None = nothing was found."""
+        """Reads OpenAI's names, of chat and of responses, and Anthropic's. None = none was found."""
         if not found:
             return None
         is_chat = "prompt_tokens" in found
@@ -216,13 +216,13 @@ class BodyStream(Protocol):
     def __aiter__(self) -> AsyncIterator[bytes]: ...
 
     def close(self) -> None:
-        """Discard the rest, which is not needed."""
+        """Discard the rest of the body, unread."""
 
 
 class BackgroundRun:
-    """What becomes of a request with `background: true`, which its engine goes on with after the answer.
+    """The state of a request with `background: true`, which its engine continues after the answer.
 
-    `response_id`: empty until the engine has given one. `ended`: the answer had the whole response.
+    `response_id`: empty until the engine has assigned one. `ended`: the answer had the whole response.
     """
 
     __slots__ = ("ended", "response_id")
@@ -240,11 +240,11 @@ class BackgroundRun:
 
 @dataclass(slots=True)
 class ModelChoice:
-    """How a request came to its model, where the configuration has a say in that.
+    """The origin of a request's model, if it is not simply the client's choice.
 
-    `alias`: the client's name for the model, which its answer has; empty = the client named the model itself.
-    `fallbacks`: models that may take its place, in order; `remade` is the request for one of these.
-    `fell_back_from`: the model whose place the request's model has taken.
+    `alias`: the client's name for the model, used in its answer; empty = the client named the model itself.
+    `fallbacks`: models that may replace it, in order; `remade` is the request for one of these. `fell_back_from`: the
+    replaced model.
     """
 
     alias: str = ""
@@ -269,8 +269,8 @@ def _header_value(name: str) -> bytes:
 class InferenceRequest:
     """A valid request, ready to be placed and sent; never changed after its construction.
 
-    `body` is what the backend gets; `target` is from a constant table, never the client's path.
-    `headers` are ready-made header lines (each ends in CRLF) that go to the backend.
+    `body` is sent to the backend; `target` is from a constant table, never the client's path. `headers` are complete
+    header lines for the backend, each ending in CRLF.
     """
 
     endpoint: str
@@ -291,10 +291,10 @@ class InferenceRequest:
     explains: bool  # the client requests an explanation of the placement
     document: dict[str, Any] | None  # the parsed body, until the prompt is tokenized
     salt: str  # of the prompt's KV cache blocks
-    dispatcher: str  # the name of the one that answers it, where that is not the plain one
-    work: Any  # what that one has read of it
+    dispatcher: str  # by name; empty = the plain dispatcher
+    work: Any  # the dispatcher's own data about it
     background: BackgroundRun | None  # the engine goes on after the answer
-    model_choice: ModelChoice | None  # None = the client named the model, and no other may take its place
+    model_choice: ModelChoice | None  # None = the client named the model, and it has no fallback
     tunnel: "Tunnel | None"  # a WebSocket session
 
     def __init__(
@@ -361,13 +361,13 @@ class Sink(Protocol):
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of an answer whose length is not known."""
+        """The head of an answer of unknown length."""
 
     def set_backend_headers(self, lines: bytes) -> None:
-        """Header lines about the attempt, which replace those of an earlier one."""
+        """Header lines about the attempt, which replace the lines of an earlier attempt."""
 
     def comment(self, blank_line: bool = True) -> None:
-        """Keep-alive between two events of a stream. `blank_line`: not if they have ids, it would be an event, too."""
+        """Keep-alive between two events of a stream. `blank_line`: not if they have ids, where it would be an event."""
 
     def write(self, data: bytes, framed: bool = False) -> bool:
         """Body bytes; `framed`: in chunks, as the body is sent. True = its buffer is full."""
@@ -384,10 +384,10 @@ class Tunnel(Sink, Protocol):
     is_greeted: bool
 
     def open(self, receive: Callable[[bytes], None]) -> None:
-        """Complete the upgrade, if that is still to be done, and pass the client's bytes on from now on."""
+        """Complete the upgrade, if still to be done, and pass the client's bytes on from now on."""
 
     def checked(self, data: bytes) -> bytes:
-        """What the backend gets of bytes of the client. Raises a GatewayError if they end the session."""
+        """The bytes to forward for bytes of the client. Raises a GatewayError if they end the session."""
 
     def pause_reading(self) -> None:
         """Backpressure: read nothing from the client until `resume_reading`."""
@@ -395,7 +395,7 @@ class Tunnel(Sink, Protocol):
     def resume_reading(self) -> None: ...
 
     def spend(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """The session has used so many tokens so far. Raises QuotaExceeded if its API key has none left."""
+        """The session's use so far. Raises QuotaExceeded if its API key has no tokens left."""
 
 
 @dataclass(slots=True, init=False)
@@ -429,9 +429,9 @@ class UpstreamResult:
         self.client_was_slow = client_was_slow
 
     def limit_usage(self, demand: Demand, context_tokens: int | None) -> bool:
-        """Limit the reported usage to what the request can have used. True = it was possible as it was.
+        """Limit the reported usage to the possible use of the request. True = the report was possible.
 
-        `context_tokens`: the model's limit for prompt and answer of one sequence; None = not known.
+        `context_tokens`: the model's limit for prompt and answer of one sequence; None = unknown.
         """
         usage = self.usage
         if usage is None:

@@ -1,4 +1,4 @@
-"""One vLLM server: its address, what is known of it, its concurrency limit, and the size of its KV cache."""
+"""One vLLM server: its address, its facts, its concurrency limit, and the size of its KV cache."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -39,8 +39,8 @@ class Origin:
 
 
 class EngineNumbers:
-    """The numbers of engines, from 0 on. Other parts keep a bit for each, so those of engines that left are used again,
-    once nothing late can come from them."""
+    """The numbers of engines, from 0 on. Other parts keep a bit for each, so numbers of engines that left are reused,
+    after late messages from them have become impossible."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -57,11 +57,11 @@ class EngineNumbers:
         self._freed.append((self._clock(), number))
 
 
-_LEAST_USAGE = 0.05  # of the cache, to say something about its size
+_LEAST_USAGE = 0.05  # of the cache, as evidence of its size
 _LEAST_SAMPLES = 5
 _FADE = 0.9  # of the weight of earlier samples, at each
-_CONTRADICTS = 1.25  # times the reported size; prompts are measured with less error than that
-_MOVES = 0.05  # smaller changes of the size are not worth what follows from them
+_CONTRADICTS = 1.25  # times the reported size; prompts are measured with a smaller error
+_MOVES = 0.05  # smaller changes of the size are not worth their consequences
 
 
 class KvCacheSize:
@@ -70,7 +70,7 @@ class KvCacheSize:
     Reported sizes can be too small: a product of blocks and block size for a model that mixes attention kinds, or a
     wrong label. Then the gateway reserves a fraction of the cache. The engine's usage contradicts such a size:
     sequences that certainly hold so many tokens fill only this share of the cache. The opposite is no evidence, because
-    other traffic, and what the gateway does not count, use the cache too. So a size is only ever raised.
+    other traffic and uncounted data also use the cache. So a size is only ever raised.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class KvCacheSize:
 
 
 def held_tokens(engines: Iterable[Engine]) -> int:
-    """KV tokens that requests in flight certainly hold: shared prefixes once, and of answers what has been streamed."""
+    """KV tokens that requests in flight certainly hold: shared prefixes once, and the streamed part of answers."""
     held = 0
     for engine in engines:
         held += engine.kv.taken_tokens
@@ -124,14 +124,14 @@ _SETTLED_SECONDS = 600.0  # with one process: the others are gone
 
 
 class RestartEvidence:
-    """What is known of the processes at one URL. With several of them, none of their changes is a restart."""
+    """The evidence about processes at one URL. With several of them, none of their changes is a restart."""
 
     def __init__(self) -> None:
         self.several = False
         self._changes: deque[float] = deque(maxlen=3)  # when another process answered, the last few times
 
     def is_restart(self, before: float | None, start: float | None, now: float) -> bool:
-        """Whether a process that differs from the one before has replaced it; both by their start, None = unknown."""
+        """Whether a new process has replaced the last one; both by their start, None = unknown."""
         changes = self._changes
         if changes and now - changes[-1] > _SETTLED_SECONDS:
             self.several = False
@@ -174,7 +174,7 @@ class Backend:
         self.context_tokens: dict[str, int | None] = {}  # most in one sequence, by listed model
         self.missing: set[str] = set()  # models reported as missing since their list was read
         self._whole = Engine(index, config.name, slowness=config.relative_cost**0.5)
-        self._ranks: list[Engine] = []  # every one that it ever ran: engine numbers are permanent
+        self._ranks: list[Engine] = []  # all that it ever ran: engine numbers are permanent
         self.engines: tuple[Engine, ...] = (self._whole,)
         self.learn(Facts())
 
@@ -204,7 +204,7 @@ class Backend:
         return "" if self.facts.models else "it has listed no models"
 
     def reconfigure(self, config: BackendConfig) -> None:
-        """Follow other settings of the same server. What was learned of it stays, but a relative cost that changed."""
+        """Take over other settings of the same server. Learned state stays; a new relative cost replaces it."""
         if config.relative_cost != self.config.relative_cost:
             for engine in self.all_engines:
                 engine.start_at(config.relative_cost)
@@ -235,11 +235,11 @@ class Backend:
             self.start_slowly(now_seconds)
 
     def start_slowly(self, since_seconds: float | None) -> None:
-        """Begin a slow start, if the configuration wants any; None = end it."""
+        """Begin a slow start, if configured; None = end it."""
         self.slow_since_seconds = since_seconds if self.slow_start_seconds > 0 else None
 
     def measured(self, telemetry: Telemetry | None) -> LimitChange | None:
-        """Keep the last reading of /metrics, which may change the limit; None = there is none that is recent."""
+        """Keep the last reading of /metrics, which may change the limit; None = no recent one."""
         self.telemetry = None
         if telemetry:
             sent = sum(engine.placed for engine in self.all_engines)
@@ -279,7 +279,7 @@ class Backend:
 
     @property
     def cap(self) -> int:
-        """Most sequences at once: configured, reported by the engine, or learned."""
+        """The most concurrent sequences: configured, reported by the engine, or learned."""
         return self.limiter.upper
 
     def limit(self, now_seconds: float) -> int:

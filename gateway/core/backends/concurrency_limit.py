@@ -1,11 +1,11 @@
 """The adaptive limit of sequences in flight on a backend: it grows while in use, and falls at signs of overload. Pure.
 
-Its inputs are samples of the engine's metrics and the pace of completed streams. KV cache needs are predicted
-elsewhere (`routing.kv_reservations`); this is the feedback for what cannot be predicted.
+Its inputs are samples of the engine's metrics and the pace of completed streams. `routing.kv_reservations` predicts KV
+cache needs; this is the feedback for everything unpredictable.
 
-Metrics may mislead, so they must fit what an engine can do. It preempts only with a full KV cache. Requests wait only
-while others run, and with room in the KV cache a lower limit lessens what waits, not what runs: otherwise as many as
-are shown there do not wait. Requests behind a long prefill wait for that, whatever the limit.
+Metrics may mislead, so they must be plausible for an engine. It preempts only with a full KV cache. Requests wait only
+while others run, and with room in the KV cache a lower limit reduces the waiting requests, not the running ones;
+otherwise the shown requests do not really wait. Requests behind a long prefill wait for that, whatever the limit.
 """
 
 import math
@@ -16,23 +16,23 @@ from gateway.core.backends.facts import Telemetry
 
 DEFAULT_MAX_NUM_SEQS = 256  # vLLM's own default on most GPUs
 
-_FALL = 0.9  # of what ran, if that was too much
-_LEAST_FALL = 0.95  # of what ran, if streams are only a little too slow
+_FALL = 0.9  # of the running sequences, if these were too many
+_LEAST_FALL = 0.95  # of the running sequences, if streams are only a little too slow
 _GROWTH = 8  # a step is an eighth of the limit at most
-_APPROACH = 4  # below a level that was too much, a quarter of the way
+_APPROACH = 4  # below a level that was too high, a quarter of the way
 _HOLD_SECONDS = 5.0  # at such a level before passing it: outputs go on growing for a while
-_FULL = 8  # the limit is in use when no more than an eighth of it is free: the last slots are kept for some, and
-_FEW = 4  # a request may want several at once. Of fewer slots than these all must be taken.
+_FULL = 8  # the limit is in use when at most an eighth of it is free: the last slots are kept for some, and
+_FEW = 4  # a request may need several together. Of fewer slots than these all must be taken.
 _KV_FULL = 0.9  # of the KV cache: growing now would preempt as soon as the answers grow
-_PREEMPTED = 0.2  # of the sequences that run, in recent time: fewer preemptions cost less than fewer sequences
+_PREEMPTED = 0.2  # of the running sequences, in recent time: fewer preemptions cost less than fewer sequences
 _RECENT_SECONDS = 30.0  # time constant of their sum
-_WAITING = 2  # so many may wait inside the engine without harm, and one more for each 64 in flight
+_WAITING = 2  # harmless number of requests waiting inside the engine, and one more for each 64 in flight
 _ASSUMED_STEP_SECONDS = 0.05  # until streams have shown the pace
 _LATE_SECONDS = 10.0  # most lag of metrics: after this a fall counts as effective
-_FOREIGN_FLOOR = 32  # this part of the upper bound is left beside the traffic of others
+_FOREIGN_FLOOR = 32  # this part of the upper bound remains in the presence of others' traffic
 _ENOUGH_STREAMS = 8  # to judge their pace
 _UNHEARD_SECONDS = 30.0  # after too slow streams, the limit waits at least this long for others before it grows
-_UNHEARD_LIVES = 2.0  # and as long as that many streams take
+_UNHEARD_LIVES = 2.0  # and at least this many stream durations
 _RISE, _SINK = 0.2, 0.05  # weights of slower and faster streams: the mean of an upper part
 
 
@@ -58,7 +58,7 @@ class LimitChange:
 
 
 class Limiter:
-    """The limit of one backend, between 1 and `upper`. One that is not adaptive stays at `upper`."""
+    """The limit of one backend, between 1 and `upper`; without `adaptive` always `upper`."""
 
     def __init__(self, *, adaptive: bool = True, itl_objective_seconds: float | None = None) -> None:
         self._adaptive = adaptive
@@ -71,17 +71,17 @@ class Limiter:
         self._settled_seconds: float | None = -math.inf  # since when the last fall has had its effect; None = not yet
         self._drained_seconds: float | None = None  # since when no more are in flight than the limit
         self._foreign = 0  # sequences of others, at the last fall
-        self._ceiling: int | None = None  # a level that was too much, to be approached slowly
-        self._probe = 1  # by how much the ceiling is passed next
+        self._ceiling: int | None = None  # a level that was too high, to be approached slowly
+        self._probe = 1  # the next step beyond the ceiling
         self._preempted = 0.0  # recently
-        self._not_waiting = 0  # of those shown as waiting
-        self._before: tuple[int, _Evidence] | None = None  # a fall for waiting requests: the limit, and what was there
-        self.pace_seconds = 0.0  # for a token of the slower of recent streams; 0 = unknown
+        self._not_waiting = 0  # of the sequences shown as waiting
+        self._before: tuple[int, _Evidence] | None = None  # before a fall for waiting requests: limit and evidence
+        self.pace_seconds = 0.0  # per token, of the slower recent streams; 0 = unknown
         self._life_seconds = 0.0  # of a stream
         self._streams = 0
 
     def apply(self, *, adaptive: bool, itl_objective_seconds: float | None) -> None:
-        """Take over other settings. What was learned stays, but for the limit of one that is not adaptive any more."""
+        """Take over other settings. Learned state stays; without `adaptive` the limit returns to `upper`."""
         self._adaptive = adaptive
         self._objective = itl_objective_seconds or math.inf
         if not adaptive:
@@ -97,12 +97,12 @@ class Limiter:
         self.limit = start if untouched else min(self.limit, start)
 
     def start_from(self, limit: int, upper: int) -> None:
-        """Go on from what another process has learned, within the known bound."""
+        """Continue from the limit learned by another process, within the known bound."""
         self.upper = upper if self._known_upper is None else self._known_upper
         self.limit = min(limit, self.upper)
 
     def restarted(self, now: float) -> LimitChange | None:
-        """Another process answers: forget what was learned."""
+        """Another process answers: discard the learned state."""
         self._last, self._ceiling, self._probe, self._before = None, None, 1, None
         self._preempted, self._not_waiting = 0.0, 0
         self._settled_seconds = now
@@ -124,7 +124,7 @@ class Limiter:
             self.pace_seconds = pace + (_RISE if tpot_seconds > pace else _SINK) * (tpot_seconds - pace)
 
     def observe(self, sample: Telemetry | None) -> LimitChange | None:
-        """Take a sample (None = none for a while). Effects of what was sent before the last fall change nothing."""
+        """Take a sample (None = none for a while). Effects of requests sent before the last fall change nothing."""
         last, self._last = self._last, sample
         if sample is not None and sample.running == 0:
             self._not_waiting = sample.waiting
@@ -149,7 +149,7 @@ class Limiter:
         return self._fall(evidence, signs) if signs else self._grow(evidence)
 
     def _settle(self, sample: Telemetry) -> None:
-        """Whether what was sent before the fall has ended, by the own count and by the engine's."""
+        """Note when the requests sent before the fall have ended, by the gateway's count and by the engine's."""
         if sample.in_flight > self.limit:
             return
         if self._drained_seconds is None:
@@ -159,7 +159,7 @@ class Limiter:
             self._settled_seconds = sample.at_seconds
 
     def _for_nothing(self, evidence: "_Evidence") -> int | None:
-        """The limit before a fall that lessened what runs, and not what waits, of an engine with room for more."""
+        """The limit before a fall that reduced running rather than waiting requests of an engine with free KV cache."""
         if self._before is None or evidence.kv_usage > _KV_FULL:
             return None
         limit, before = self._before
@@ -182,7 +182,7 @@ class Limiter:
 
     def _fall(self, evidence: "_Evidence", signs: dict[LimitReason, float]) -> LimitChange | None:
         floor = max(1, self.upper // _FOREIGN_FLOOR) if evidence.foreign > evidence.tolerated else 1
-        # What waits is a number: a limit far above what is in flight need not be halved again and again.
+        # Waiting requests are a number: a limit far above the sequences in flight need not be halved again and again.
         level = min(self.limit, evidence.in_flight) if LimitReason.WAITING in signs else self.limit
         after = min(self.limit - 1, max(math.ceil(level / 2), math.ceil(min(signs.values()))))
         after = min(self.limit, max(floor, after))
@@ -206,7 +206,7 @@ class Limiter:
             return None
         after = limit + self._step(evidence.at_seconds)
         if self._known_upper is not None or limit < self.upper:
-            after = min(self.upper, after)  # beyond a learned one, only what has run counts
+            after = min(self.upper, after)  # beyond a learned bound, only sequences that ran count
         self.upper = max(self.upper, after)
         return self._change_to(after, LimitReason.ROOM, evidence.at_seconds)
 

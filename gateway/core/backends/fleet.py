@@ -1,8 +1,8 @@
-"""The fleet: the one owner of the backends' state, and of which backend may serve which model now.
+"""The fleet: the only owner of the backends' state, and of the current backends of each model.
 
-`reconcile` changes which backends there are. One that is not wanted any more gets no new requests, and leaves when
-nothing is in flight there. Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence
-comes from the relay (requests) and from the probe (/health, /v1/models, /metrics).
+`reconcile` changes the set of backends. A removed one gets no new requests, and leaves when its last request has ended.
+Reads are lookups in a snapshot that is replaced whenever evidence changes it. Evidence comes from the relay (requests)
+and from the probe (/health, /v1/models, /metrics).
 """
 
 import math
@@ -24,13 +24,13 @@ from gateway.core.supervisor import Supervisor
 
 Clock = Callable[[], float]
 _MOST_REASONS = 3  # in one message
-_FORGOTTEN = 16  # backends at once, so that requests do not wait for it
+_FORGOTTEN = 16  # backends a call, so that requests do not wait for it
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A backend that the fleet should have. `draining`: why it gets no new requests; empty = it gets them. `zone`:
-    where it runs, as far as its source knows."""
+    """A backend that the fleet should have. `draining`: why it gets no new requests; empty = it gets them. `zone`: its
+    location, if its source knows it."""
 
     config: BackendConfig
     draining: str = ""
@@ -39,7 +39,7 @@ class Wanted:
 
 @dataclass(slots=True)
 class FleetChanges:
-    """Names of backends, by what happened to them. `replaced`: another server takes the name."""
+    """Names of backends by change. `replaced`: another server takes the name."""
 
     _: KW_ONLY
     added: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class FleetChanges:
     changed: list[str] = field(default_factory=list)
 
     def merged(self, later: "FleetChanges") -> "FleetChanges":
-        """These changes, and those after them."""
+        """These changes, followed by the later ones."""
         return FleetChanges(
             added=self.added + later.added,
             removed=self.removed + later.removed,
@@ -58,11 +58,10 @@ class FleetChanges:
 
 
 def eligible(backends: Sequence[Backend], max_ejected: float) -> tuple[Backend, ...]:
-    """The backends of a model that may get requests; never those that drain, sleep, or are certainly gone.
+    """The backends of a model that may get requests; never draining, sleeping or certainly gone ones.
 
-    Backends that answer probes in time are preferred. Ejections beyond the share `max_ejected` are not carried out;
-    those that end first are spared first. If no backend is left, all that are not gone are used: probes alone must not
-    stop the traffic.
+    Backends that answer probes in time are preferred. The share `max_ejected` limits ejections; the earliest to end are
+    lifted first. If no backend is left, all that are not gone are used: probes alone must not stop the traffic.
     """
     backends = [backend for backend in backends if not (backend.draining or backend.sleep_state)]
     present = [backend for backend in backends if not backend.health.gone]
@@ -88,11 +87,11 @@ class Fleet:
         supervisor: Supervisor | None = None,
     ) -> None:
         self.backends: tuple[Backend, ...] = ()
-        self.leaving: tuple[Backend, ...] = ()  # not wanted any more, with requests in flight
+        self.leaving: tuple[Backend, ...] = ()  # removed, with requests in flight
         self.by_name: dict[str, Backend] = {}
         self.on_change: list[Callable[[], None]] = []
-        self.on_facts: list[Callable[[], None]] = []  # what backends there are, or what they report; after `on_change`
-        self.on_leave: list[Callable[[Backend], None]] = []  # nothing is in flight there any more
+        self.on_facts: list[Callable[[], None]] = []  # a change of the backends or of their reports; after `on_change`
+        self.on_leave: list[Callable[[Backend], None]] = []  # its last request has ended
         self.on_restart: list[Callable[[Backend], None]] = []
         self.on_sleep: list[Callable[[Backend], None]] = []  # its KV cache is lost
         self.on_probe_wanted: list[Callable[[Backend], None]] = []  # this backend should be probed soon
@@ -138,7 +137,7 @@ class Fleet:
         return changes
 
     def apply_settings(self, health: HealthConfig, admission: AdmissionConfig) -> None:
-        """Take over other settings of health and limits. What is known of the backends stays."""
+        """Take over other settings of health and limits. Learned state stays."""
         if (health, admission) == (self._health, self._admission):
             return
         self._health, self._admission = health, admission
@@ -147,7 +146,7 @@ class Fleet:
         self._rebuild(must_notify=True)
 
     def expect(self, models: Collection[str]) -> None:
-        """Models that the configuration names: a backend that has listed nothing yet may have them."""
+        """Models in the configuration: before its first list, a backend may have them."""
         self._expected_models = models
 
     def expect_adapters(self, adapters: Mapping[str, str]) -> None:
@@ -167,7 +166,7 @@ class Fleet:
         )
 
     def let_go(self) -> None:
-        """Forget backends that leave, where nothing is in flight any more, a few at a time. To be called often."""
+        """Forget a few leaving backends whose last request has ended. To be called often."""
         for backend in [each for each in self.leaving if not each.in_flight][:_FORGOTTEN]:
             self.leaving = tuple(each for each in self.leaving if each is not backend)
             self._notify("backend_leave", self.on_leave, backend)
@@ -197,7 +196,7 @@ class Fleet:
 
     @property
     def is_known(self) -> bool:
-        """Whether every backend has said what it serves, or cannot be reached."""
+        """Whether every backend has listed its models, or is unreachable."""
         return all(each.health.state == "down" or (each.health.ever_up and each.facts.models) for each in self.backends)
 
     def url_of(self, name: str) -> str:
@@ -206,15 +205,14 @@ class Fleet:
         return "" if backend is None else backend.config.url
 
     def serving(self, model: str) -> tuple[Backend, ...] | None:
-        """The backends that may be given a request for this model now; None = no backend ever listed it."""
+        """The backends that may get a request for this model now; None = no backend ever listed it."""
         return self._serving.get(model)
 
     def candidates(self, model: str) -> list[Engine] | None:
-        """The engines of these; None if the model does not exist.
+        """The engines of these backends; None if the model does not exist.
 
-        A model exists if a backend listed it last. While backends have listed nothing yet, one of them may have it: any
-        model until its first probe has ended and while no model at all is known, later only one that was listed before
-        or is expected.
+        A model exists if it is in a backend's last list. Before a backend's first list, it may have any model while its
+        first probe runs and no model at all is known; afterwards only a model that was listed before or is expected.
         """
         if serving := self._serving.get(model):
             return [engine for backend in serving for engine in backend.engines]
@@ -277,7 +275,7 @@ class Fleet:
         return model if any(card.parent for card in cards) else None
 
     def succeeded(self, backend: Backend, tenant: str | None = None) -> None:
-        """A request was answered; `tenant`: whose it was, if that is known."""
+        """A request was answered; `tenant`: its tenant, if known."""
         health = backend.health
         doubted = health.refused or health.late
         health.succeeded(self._clock(), tenant)
@@ -302,7 +300,7 @@ class Fleet:
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def _peers(self, backend: Backend) -> list[Blame]:
-        """Those of the other backends of the same models."""
+        """The blame of other backends that serve a model of this one."""
         models = backend.context_tokens.keys()
         others = [other for other in self.backends if other is not backend]
         return [other.health.blame for other in others if not models.isdisjoint(other.context_tokens)]
@@ -315,8 +313,8 @@ class Fleet:
             self._notify("backend_doubt", self.on_probe_wanted, backend)
 
     def list_read(self, backend: Backend, missing: frozenset[str]) -> None:
-        """The backend has listed its models again (`learned` gets the list). `missing`: models that were reported as
-        missing when it was asked: its list says nothing of those that were reported meanwhile."""
+        """The backend has listed its models again (`learned` gets the list). `missing`: models already reported as
+        missing when it was asked; the list says nothing about later reports."""
         if missing:
             backend.missing.difference_update(missing)
             self._rejudge(backend)
@@ -350,7 +348,7 @@ class Fleet:
             self._rebuild(must_notify=sizes != _sizes(backend), models=models)
 
     def measured(self, backend: Backend, telemetry: Telemetry | None) -> None:
-        """The backend's load was read; None = what was known is too old to be used."""
+        """The backend's load was read; None = the last sample is too old."""
         old, knows_start = backend.telemetry, backend.facts.process_start_seconds is not None
         is_back = old and telemetry and telemetry.prefix_queries_tokens < old.prefix_queries_tokens
         if is_back and not knows_start and self._is_restart(backend, None, None):
@@ -364,7 +362,7 @@ class Fleet:
             self._rebuild(must_notify=True, models=())
 
     def _is_restart(self, backend: Backend, before: float | None, start: float | None) -> bool:
-        """Whether another process has replaced the one before. If it is one of several, no slow start goes on."""
+        """Whether another process has replaced the last one. With several processes, no slow start goes on."""
         if not (is_restart := backend.restarts.is_restart(before, start, self._clock())):
             backend.start_slowly(None)
             self._limit_changed(backend)
@@ -407,7 +405,7 @@ class Fleet:
         self._rejudge(backend)
 
     def _restarted(self, backend: Backend, models: Iterable[str]) -> None:
-        """Another process answers; `models`: those that the old one and this one list."""
+        """Another process answers; `models`: models that either process lists."""
         if change := backend.restarted(self._clock()):
             self._limit_changed(backend, change)
         self._notify("backend_restart", self.on_restart, backend)  # before on_change, which may place requests
@@ -442,7 +440,7 @@ class Fleet:
             having = [each for each in listed if model not in each.missing] or listed
             serving = eligible(having, self._health.max_ejected)
             if serving and all(backend.slow_since_seconds is not None for backend in serving):
-                for backend in serving:  # no other could take what they are spared
+                for backend in serving:  # no other backend could take the load that they are spared
                     backend.start_slowly(None)
                     backend.resize_engines(self._clock(), self._numbers.take)
             if serving != self._serving.get(model):
@@ -464,14 +462,14 @@ class Fleet:
         self._notify("backend_limit", self.on_limit, backend, change)
 
     def _notify(self, task: str, listeners: Sequence[Callable[..., None]], *news: object) -> None:
-        """What a listener raises reaches neither the others nor the request in which the fleet changed."""
+        """An error in a listener reaches neither other listeners nor the request in which the fleet changed."""
         for listener in listeners:
             with self._supervisor.guard(task):
                 listener(*news)
 
 
 def _sizes(backend: Backend) -> tuple[object, ...]:
-    """What listeners read of a backend when the fleet notifies them."""
+    """The state of a backend that listeners read."""
     facts = backend.facts
     engines = facts.engines, facts.block_size_tokens, facts.prefix_caching, facts.kv_event_sources
     return backend.cap, backend.kv_cache_tokens, *engines, facts.models

@@ -1,6 +1,6 @@
-"""Which backends the fleet should have: those of the configuration and of discovery, changed by hand. Pure.
+"""The set of backends that the fleet should have: from the configuration and discovery, changed by hand. Pure.
 
-Changes by hand stand until they are taken back by hand: a source that is read again does not undo them.
+Changes by hand stand until they are taken back by hand; reading a source again does not undo them.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -18,7 +18,7 @@ _CHANGED_AT_ONCE = 32  # backends; all of the fleet's listeners look at all back
 
 
 class Membership:
-    """Owner of what the sources list and of what was changed by hand. Every change is applied to the fleet at once."""
+    """Owner of the sources' lists and of the changes by hand. Every change is applied to the fleet immediately."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -29,11 +29,11 @@ class Membership:
 
     @property
     def removed(self) -> list[str]:
-        """Names that a source lists, and that were removed by hand."""
+        """Names that a source lists and an operator removed."""
         return sorted(self._removed)
 
     def state(self) -> dict[str, Any]:
-        """The changes by hand, and what discovery has found; `restore` takes them."""
+        """The changes by hand and the discovered backends, for `restore`."""
         return {
             "added": [_dumped(Wanted(config)) for config in self._added.values()],
             "removed": sorted(self._removed),
@@ -46,7 +46,7 @@ class Membership:
         }
 
     def restore(self, state: dict[str, Any], sources: Collection[str]) -> None:
-        """Change by hand what another process has changed, and begin with what these sources listed there."""
+        """Repeat another process's changes by hand, and start from its lists of these sources."""
         for source in sources:
             found = [_loaded(each) for each in state["found"].get(source, ())]
             self._sources[source] = {each.config.name: each for each in found}
@@ -62,13 +62,13 @@ class Membership:
         return listing[0] if listing else BY_HAND
 
     def zone(self, name: str) -> str:
-        """Where a backend runs, by the first source that lists it; empty = not known."""
+        """The zone of a backend, by the first source that lists it; empty = unknown."""
         return next((listed[name].zone for listed in self._sources.values() if name in listed), "")
 
     def reconcile(self, source: str, listed: Iterable[Wanted]) -> Steps[FleetChanges]:
-        """A source lists exactly these backends now. A backend that was added by hand is the source's once listed.
+        """Replace the list of a source. A backend that was added by hand belongs to the source once listed.
 
-        Each step changes a few, the new ones first. One that leaves goes before that with the one that has its URL.
+        Each step changes a few backends, new ones first; a removed backend leaves earlier if a new one has its URL.
         """
         target, changes = {each.config.name: each for each in listed}, FleetChanges()
         while True:
@@ -87,7 +87,7 @@ class Membership:
             yield
 
     def keep_sources(self, names: Iterable[str]) -> None:
-        """There are no other sources any more than these and the configuration: what others listed leaves."""
+        """Keep only these sources and the configuration; backends of other sources leave."""
         kept = {_FILE, *names}
         if gone := self._sources.keys() - kept:
             self._sources = {name: listed for name, listed in self._sources.items() if name not in gone}
@@ -100,7 +100,7 @@ class Membership:
         return self._apply()
 
     def add(self, config: BackendConfig) -> Backend:
-        """Add a backend; of one that a source lists, take the removal back. Raises BackendExists."""
+        """Add a backend, or take back its removal if a source lists it. Raises BackendExists."""
         known = {backend.name: backend.config for backend in self._fleet.backends}
         listed = {name: each.config for names in self._sources.values() for name, each in names.items()}
         for other in (known | listed).values():
@@ -128,7 +128,7 @@ class Membership:
         return backend
 
     def drain(self, name: str) -> Backend:
-        """Send a backend nothing new. Raises BackendNotFound."""
+        """Send a backend no new requests. Raises BackendNotFound."""
         backend = self.find(name)
         self._drained.add(name)
         self._apply()
@@ -152,12 +152,12 @@ class Membership:
     def _apply(self) -> FleetChanges:
         wanted = self._wanted()
         changes = self._fleet.reconcile(wanted)
-        self._drained &= wanted.keys()  # one that comes back later is another
+        self._drained &= wanted.keys()  # a later backend of this name is another
         return changes
 
     def _wanted(self) -> Mapping[str, Wanted]:
-        """By name. Of several that list a name or a URL the first counts, and what was added by hand before a URL's
-        others: two backends for one server would have two caps."""
+        """By name. For a name or URL listed several times, the first source counts, and a backend added by hand
+        precedes others with its URL: two backends for one server would have two caps."""
         wanted: dict[str, Wanted] = {}
         taken = {config.url for config in self._added.values()}
         for listed in self._sources.values():

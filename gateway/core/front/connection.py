@@ -1,11 +1,11 @@
 """A client's HTTP/1.1 connection: bytes to requests, one at a time, with a bound on everything a client chooses.
 
-llhttp (through httptools) parses the messages and rejects malformed ones. What the gateway does not use is dropped
-here: no client header, path or framing reaches a backend unchanged. The realtime API has another protocol, WebSocket:
-its bytes go through a tunnel. Other upgrades (HTTP/2) are ignored; a second parser reads the body that llhttp leaves.
+llhttp (through httptools) parses the messages and rejects malformed ones. Unused parts are dropped here: no client
+header, path or framing reaches a backend unchanged. The realtime API has another protocol, WebSocket: its bytes go
+through a tunnel. Other upgrades (HTTP/2) are ignored; a second parser reads the body that llhttp leaves.
 
 Few answers begin in one turn of the event loop. Requests that arrive together are read and placed when their answers
-begin: all of them at once would stop the event loop, and with it every stream, for as long as that takes.
+begin: handling all of them in one turn would stop the event loop, and with it every stream, for as long as that takes.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class Beginner(Protocol):
 
 
 class Beginnings:
-    """Counts the answers that begin, and puts off those that are due beyond `AT_ONCE`."""
+    """Counts the beginning answers, and postpones answers beyond `AT_ONCE`."""
 
     def __init__(self) -> None:
         self._beginning = 0
@@ -56,7 +56,7 @@ class Beginnings:
     def begun(self) -> None:
         """An answer that might begin has done so, or never will.
 
-        Those that were put off ask again, in order.
+        The postponed connections ask again, in order.
         """
         self._beginning -= 1
         while self._put_off and self._beginning < AT_ONCE:
@@ -66,7 +66,7 @@ class Beginnings:
 _MAX_LINE_BYTES = 8190
 _MAX_HEAD_BYTES = 65536
 _LARGE_BODY_BYTES = 65536  # rejected at the end of its head if the memory budget is used up
-_SLICE_BYTES = 2048  # parsed at once
+_SLICE_BYTES = 2048  # parsed in one step
 _LINGER_SECONDS = 2.0
 _WRITE_BUFFER_BYTES = 4096  # plus one slice of a read from a backend, or one long event
 _TCP_INFO = getattr(socket, "TCP_INFO", None)  # its first byte is the connection's state; Linux has it
@@ -117,7 +117,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._intake = Intake()
-        self._holding = Holding(host.memory)  # all that this client has sent and that is still needed
+        self._holding = Holding(host.memory)  # bytes from this client that are still needed
         self._body = Body(self._holding)  # being parsed
         self.on_body = self._body.receive  # called by the parser
         self._parser: Any = httptools.HttpRequestParser(self)
@@ -165,7 +165,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         self.look_idle()
 
     def look_idle(self) -> None:
-        """Give the connection away now, if that is to be done, and nothing of it is in this process."""
+        """Give the connection away, if requested and if none of its bytes are in this process."""
         transport = self._transport
         if self._give is None or transport is None or transport.is_closing() or self._deaf or not self.idle:
             return
@@ -183,7 +183,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         transport.abort()
 
     def open_tunnel(self, receive: Callable[[bytes], None]) -> None:
-        """Pass on what the client sends after its request for another protocol."""
+        """Pass on the client's bytes after its request for another protocol."""
         self._tunnel = receive
         self.read_more(True)
 
@@ -205,13 +205,13 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once, and discard buffered data."""
+        """Close immediately, and discard buffered data."""
         self._drop_pending()
         if self._transport is not None:
             self._transport.abort()
 
     def _drop_pending(self) -> None:
-        """Parse and begin nothing more: drop what has arrived for that, and give its memory back."""
+        """Parse and begin nothing more: drop the received bytes, and give their memory back."""
         self._deaf = True
         self._body.drop()
         self._holding.shrink(len(self._stash))
@@ -254,7 +254,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             return False
         return bool(peer.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 1)[0] != _TCP_ESTABLISHED)
 
-    # What asyncio calls.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -264,7 +264,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:  # noqa: ARG002
-        """The client disconnected: its request is cancelled, which drops what that holds."""
+        """The client disconnected: its request is cancelled and releases its resources."""
         self._transport = None
         self.blocked = False
         incoming, self._incoming = self._incoming, HttpRequest()
@@ -306,12 +306,12 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         else:
             self.data_received(data)
             if nbytes == len(self._host.read_buffer) and self._body.left_bytes <= 0:
-                self._intake.pause()  # more may come at once, of what costs more than a body of known length
+                self._intake.pause()  # more may arrive, at a higher cost than a body of known length
 
     def _take_whole(self, data: memoryview) -> bool:
-        """Take a request that came in one piece, with nothing unusual about it, without the parser.
+        """Take a complete request in one piece, without unusual parts, without the parser.
 
-        False = it is the parser's, and so is what must be refused.
+        False = the parser has to read it, or to refuse it.
         """
         handler = self._host.handler
         whole = whole_request(data, handler.known_headers)
@@ -357,7 +357,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
                 self._parser = body_parser(self, self._incoming.headers)
                 self._parse(data[upgrade.args[0] :])
                 return
-            self._deaf = True  # the request itself is complete; what follows would be another protocol
+            self._deaf = True  # the request itself is complete; later bytes would be another protocol
             if self._incoming.upgrade(len(data) - upgrade.args[0]):
                 self.read_more(False)  # until the other protocol begins
         except httptools.HttpParserCallbackError as error:
@@ -383,7 +383,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
         else:
             self._intake.hold()
 
-    # What the parser calls.
+    # Callbacks of the parser.
 
     def on_message_begin(self) -> None:
         self._incoming = HttpRequest()
@@ -405,7 +405,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
             raise HeadersTooLarge(f"The request exceeds the limit of {MAX_HEADERS} headers and trailers.")
 
     def on_headers_complete(self) -> None:
-        """The end of the head: refuse what can be refused before the body is read."""
+        """The end of the head: refuse bad requests before the body is read."""
         incoming, parser, handler = self._incoming, self._parser, self._host.handler
         incoming.take_head(
             parser.get_method(), self._path, parser.get_http_version(), self._headers, handler.known_headers
@@ -439,7 +439,7 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
     # Answering.
 
     def _refuse(self, error: GatewayError) -> None:
-        """Answer the request being parsed with an error, after those before it, and parse nothing more."""
+        """Answer the request being parsed with an error, after the answers before it, and parse nothing more."""
         if self._deaf:
             return
         self._deaf = True
@@ -520,6 +520,6 @@ class ClientConnection(Wire, asyncio.BufferedProtocol):
 
 
 def _refusal(error: Exception) -> GatewayError:
-    """The error for what ended a callback of the parser, whose traceback has the caller's frame."""
+    """The error for the exception in a callback of the parser, whose traceback has the caller's frame."""
     cause = error.__context__
     return cause if isinstance(cause, GatewayError) else InvalidRequest(f"Malformed request: {error}.")

@@ -9,7 +9,7 @@ from gateway.core.supervisor import Supervisor
 
 
 class Verdict(Protocol):
-    """What one engine would mean for a request. `parts`: of the cost; None = the policy's costs are not in seconds."""
+    """One engine's suitability for a request. `parts`: of the cost; None = the policy's costs are not in seconds."""
 
     @property
     def name(self) -> str: ...
@@ -28,11 +28,11 @@ class Verdict(Protocol):
 
 
 class Trace(ABC):
-    """What a traced request notes of its attempts."""
+    """Notes the attempts of a traced request."""
 
     @abstractmethod
     def asks(self, verdicts: Sequence[Verdict]) -> None:
-        """An attempt begins: an engine is to be found for it. `verdicts`: what each engine would mean, best first."""
+        """An attempt begins its search for an engine. `verdicts`: one for each engine, best first."""
 
     @abstractmethod
     def placed(self, backend: str, waited_seconds: float, hit_tokens: int) -> None:
@@ -51,10 +51,10 @@ class Trace(ABC):
 
 
 class Record:
-    """What happened to one request. Times are seconds of the loop's clock; None = did not happen.
+    """The history of one request. Times are seconds of the loop's clock; None = did not happen.
 
     Written only by its methods, in the order of the request's life. Defaults are class attributes: creating a record
-    costs only what is set.
+    costs only the values that are set.
     """
 
     model: str = ""
@@ -68,7 +68,7 @@ class Record:
     outcome: str = ""
     status: int = 0
     attempts: int = 0
-    executions: int = 0  # attempts that failed, and that a backend may have executed
+    executions: int = 0  # failed attempts that a backend may have executed
     streams: bool = False
     batch: bool = False
     is_placed: bool = False  # a backend has it now
@@ -85,7 +85,7 @@ class Record:
     engine_index: int = 0
     usage: Usage | None = None
     alias: str = ""  # the client's name for the model, if it is another
-    fell_back_from: str = ""  # the model whose place another one took
+    fell_back_from: str = ""  # the replaced model
     client_was_slow: bool = False  # backpressure: the client read its response more slowly than it came
     trace: Trace | None = None  # None = it is not traced
     requested: Demand | None = None  # None = it was refused before it was read
@@ -125,7 +125,7 @@ class Record:
         self.batch = demand.batch
 
     def renamed(self, alias: str, fell_back_from: str) -> None:
-        """The request's model is not the one that the client named."""
+        """The gateway replaced the model that the client named."""
         self.alias, self.fell_back_from = alias, fell_back_from
 
     def waited(self, seconds: float) -> None:
@@ -169,7 +169,7 @@ class Record:
         self.client_was_slow = client_was_slow
 
     def merge(self, part: "Record", waited_seconds: float) -> None:
-        """Add one of the pieces that the request was sent in, which waited this long before its own record began."""
+        """Add one of the request's pieces, which waited this long before its own record began."""
         self.backend = self.backend or part.backend
         self.attempts = max(self.attempts, part.attempts)
         self.queue_seconds = max(self.queue_seconds, waited_seconds + part.queue_seconds)
@@ -182,11 +182,11 @@ class Record:
         self.queue_seconds = queue_seconds
 
     def counted(self, prompt_tokens: int, completion_tokens: int = 0) -> None:
-        """What it used, where no report of its own says so: a part of a batch, or an estimate."""
+        """The use of a request without a usage report: a part of a batch, or an estimate."""
         self.prompt_tokens, self.completion_tokens = prompt_tokens, completion_tokens
 
     def spent(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """What a session has used so far; none is a number, too."""
+        """The use of a session so far, which may be zero."""
         self.counted(prompt_tokens, completion_tokens)
         self.is_session = True
 
@@ -235,11 +235,11 @@ class RecordBatcher:
         self._consumers.extend(consumers)
 
     def consume_all(self, *consumers: _BatchConsumer) -> None:
-        """These get all the records that there are."""
+        """These get all records, in lists."""
         self._batch_consumers.extend(consumers)
 
     def consume_at_present(self, consumers: Iterable[_Consumer], batch_consumers: Iterable[_BatchConsumer]) -> None:
-        """These get records, too, instead of those that were given before, which get what there is."""
+        """Replace the consumers of the last call; these first get the records collected until now."""
         self.settle()
         self._present = [*consumers], [*batch_consumers]
 

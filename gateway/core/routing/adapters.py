@@ -1,8 +1,8 @@
-"""The LoRA adapters in the slots of one engine's GPU, as far as the gateway knows, and what a missing one costs. Pure.
+"""The gateway's view of the LoRA adapters in one engine's GPU slots, and the cost of a missing adapter. Pure.
 
-An engine loads an adapter when a request for it comes, in place of the one that was used least recently. It reports the
-adapters of the requests that it runs, not what its slots hold; so what was sent there counts, too. While other adapters
-use all slots, a request waits until one of them is idle.
+An engine loads the adapter of an arriving request in place of the least recently used one. It reports the adapters of
+running requests, not the contents of its slots; so adapters of sent requests count as well. While other adapters use
+all slots, a request waits until one of them is idle.
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ WAIT_SECONDS: Final = 5.0  # until a slot in use is free: about half an answer
 
 
 class AdapterSlots:
-    """The adapters of one engine. `names`: those that it lists; `most`: slots on its GPU, None = not known."""
+    """The adapters of one engine. `names`: its listed adapters; `most`: slots on its GPU, None = unknown."""
 
     __slots__ = ("_loaded", "_running", "most", "names")
 
@@ -31,7 +31,7 @@ class AdapterSlots:
         return list(self._loaded)
 
     def update(self, names: frozenset[str]) -> None:
-        """Take over what the engine lists now. An adapter that it lists no more has left its slot."""
+        """Take over the engine's list. An adapter that is missing from it has left its slot."""
         if names != self.names:
             self.names = names
             self._loaded = {name: None for name in self._loaded if name in names}
@@ -44,7 +44,7 @@ class AdapterSlots:
             self._evict()
 
     def report(self, running: frozenset[str], most: int | None) -> None:
-        """The engine runs requests for these adapters, and has so many slots."""
+        """The engine reported its running adapters and its number of slots."""
         self.most, self._running = most, running & self.names
         for name in sorted(self._running):
             self._loaded.setdefault(name, None)
@@ -56,14 +56,14 @@ class AdapterSlots:
         self._running = frozenset()
 
     def seconds(self, model: str) -> float:
-        """What a request for this model waits for its adapter."""
+        """The seconds that a request for this model waits for its adapter."""
         if model not in self.names or model in self._loaded:
             return 0.0
         is_taken = self.most is not None and len(self._running) >= self.most
         return LOAD_SECONDS + WAIT_SECONDS if is_taken else LOAD_SECONDS
 
     def _evict(self) -> None:
-        """Give up the least recently used ones beyond the slots, but not the last; those of running requests last."""
+        """Evict the least recently used adapters beyond the slots, running ones last; never the newest."""
         most = self.most
         if most is None:
             return

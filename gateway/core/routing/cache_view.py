@@ -1,11 +1,10 @@
-"""What hits are predicted from (`policy.HitPredictor`): the gateway's own record of the engines' KV caches, and how
-accurate predictions from it were lately.
+"""The sources of hit predictions (`policy.HitPredictor`): the gateway's own record of the engines' KV caches, and the
+recent accuracy of predictions from it.
 
 The own record of a backend is an LRU of block keys, as large as the backend's KV cache. A prompt's blocks count as used
 from the last to the first, so a block is always at least as recent as its successors, and eviction never leaves a hole:
-the set of backends can only shrink along a chain. Look-ups rely on that and search by bisection. Blocks that were last
-used together are a run: using a prompt again costs O(its runs). An answer is one more block, known by the prompt that
-it followed.
+the set of backends can only shrink along a chain. Look-ups rely on that and search by bisection. Blocks last used
+together are a run: using a prompt again costs O(its runs). An answer is one more block, identified by its prompt.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +16,13 @@ _ANSWER: Final = 0x9E3779B97F4A7C15  # makes the key of an answer from the last 
 _LEAST_BYTES: Final = 64  # minimum size of a block, so that many tiny messages do not make a large record
 BLOCK_MEMORY_BYTES = 200  # of a block in the record, about
 DEFAULT_MAX_BLOCKS = 1 << 21
-_TRIMMED: Final = 8192  # blocks at once, in a few milliseconds
-_EVICTED: Final = 256  # at once for a new prompt, besides as many as it has
+_TRIMMED: Final = 8192  # blocks a call, in a few milliseconds
+_EVICTED: Final = 256  # for a new prompt, in addition to its own number of blocks
 
 
 class _Run:
-    """Consecutive blocks of one prompt that a backend last used together. New ones are the last used ones of `ring`."""
+    """Consecutive blocks of one prompt that a backend last used together. The last used runs are at the end of
+    `ring`."""
 
     __slots__ = ("keys", "newer", "older", "sizes")
 
@@ -37,7 +37,7 @@ class _Run:
         self.older.newer, self.newer.older = self.newer, self.older
 
     def use(self, ring: "_Run") -> None:
-        """Become the last used one of the ring."""
+        """Become the last used run of the ring."""
         self.older.newer, self.newer.older = self.newer, self.older
         self.newer, self.older = ring, ring.older
         self.older.newer = ring.older = self
@@ -54,7 +54,7 @@ class _Record:
         self.blocks = self.used_bytes = self.capacity_bytes = 0
 
     def use(self, keys: tuple[int, ...], edges: tuple[int, ...]) -> int:
-        """A prompt's blocks are held from now on and used last. Returns how many of them were held before."""
+        """Hold a prompt's blocks as the last used ones. Returns the number of blocks held before."""
         runs, ring, depth, count = self.runs, self.ring, 0, len(keys)
         found: list[_Run] = []
         while depth < count and (run := runs.get(keys[depth])) is not None:
@@ -75,7 +75,7 @@ class _Record:
         return depth
 
     def _divide(self, run: _Run, count: int) -> _Run:
-        """Make the first blocks of a run one of their own; the others keep their place in the ring."""
+        """Split off the first blocks of a run; the others keep their place in the ring."""
         first = self.runs[run.keys[0]] = _Run(run.keys[:count], run.sizes[:count], self.ring)
         run.keys, run.sizes = run.keys[count:], run.sizes[count:]
         self.runs[run.keys[0]] = run
@@ -86,9 +86,8 @@ class _Record:
         self.capacity_bytes = capacity_bytes
 
     def evict(self, capacity: int, most_blocks: int, at_most: int) -> list[int]:
-        """Remove the least recently used blocks until the others fit into `capacity` bytes and `most_blocks`, but not
-        more than `at_most`; returns the keys of those.
-        """
+        """Remove the least recently used blocks until the others fit into `capacity` bytes and `most_blocks`, at most
+        `at_most`; returns their keys."""
         used, blocks = self.used_bytes, self.blocks
         evicted: list[int] = []
         least = blocks - at_most if blocks > at_most else 0
@@ -107,7 +106,7 @@ class _Record:
         return evicted
 
     def latest(self, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Keys and sizes of its runs, in the order of their use, up to the last; at most so many."""
+        """Keys and sizes of at most `most` last used runs, the last used one at the end."""
         found: list[tuple[tuple[int, ...], list[int]]] = []
         run = self.ring.older
         while run is not self.ring and len(found) < most:
@@ -129,10 +128,10 @@ class _Record:
 
 
 class PrefixIndex:
-    """Owner of the records. Keys and edges are those of `prompt_blocks.prefix_keys`; backends are numbered from 0.
+    """Owner of the records. Keys and edges are from `prompt_blocks.prefix_keys`; backends are numbered from 0.
 
-    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each). A bound that sinks is reached
-    step by step, by `trim` and by what is recorded: to forget a large record takes longer than requests should wait.
+    `max_blocks` bounds the memory of all records together (`BLOCK_MEMORY_BYTES` each). A lower bound takes effect
+    gradually, in `trim` and `record`: forgetting a large record takes longer than requests should wait.
     """
 
     def __init__(self, capacities_bytes: Sequence[int], max_blocks: int = DEFAULT_MAX_BLOCKS) -> None:
@@ -166,7 +165,7 @@ class PrefixIndex:
         self._share = max_blocks // max(1, len(self._records))
 
     def trim(self, at_most: int = _TRIMMED) -> None:
-        """Forget blocks beyond the bounds, so many at most; to be called now and then."""
+        """Forget at most `at_most` blocks beyond the bounds; to be called now and then."""
         for backend, record in enumerate(self._records):
             if record.used_bytes > record.capacity_bytes or record.blocks > self._share:
                 evicted = record.evict(record.capacity_bytes, self._share, at_most)
@@ -180,7 +179,7 @@ class PrefixIndex:
             self._drop(backend, record.evict(held_bytes, self._share, record.blocks))
 
     def depths(self, keys: tuple[int, ...]) -> list[int]:
-        """For each backend, how many of the leading blocks it holds."""
+        """The number of leading blocks that each backend holds."""
         depths, count = [0] * len(self._records), len(keys)
         if count and (first := self._holders.get(keys[0], 0)):
             if whole := self._holders.get(keys[-1], 0):
@@ -207,7 +206,7 @@ class PrefixIndex:
         return [backend for backend in range(mask.bit_length()) if mask >> backend & 1]
 
     def answered(self, prompt_key: int) -> int:
-        """Bit mask of the backends that hold an answer to the prompt whose last key this is."""
+        """Bit mask of the backends that hold an answer to the prompt with this last key."""
         return self._holders.get(prompt_key ^ _ANSWER, 0)
 
     def record(self, backend: int, keys: tuple[int, ...], edges: tuple[int, ...]) -> None:
@@ -220,19 +219,19 @@ class PrefixIndex:
             self._drop(backend, record.evict(record.capacity_bytes, self._share, len(keys) + _EVICTED))
 
     def runs(self, backend: int, most: int) -> list[tuple[tuple[int, ...], list[int]]]:
-        """Blocks that the backend last used together, and their sizes, up to the last used; at most so many runs.
+        """At most `most` last used runs of blocks, with their sizes, the last used one at the end.
 
-        The sizes are not copied: the last ones may be gone when they are read.
+        The sizes are not copied: the last ones may be removed before they are read.
         """
         return self._records[backend].latest(most)
 
     def record_answer(self, backend: int, prompt_key: int, size_bytes: int) -> None:
-        """The backend has answered the prompt whose last key this is; the answer's tokens are cached behind it."""
-        if self._holders.get(prompt_key, 0) >> backend & 1:  # else it is gone already, and so is what followed it
+        """The backend has answered the prompt with this last key; the answer's tokens are cached behind it."""
+        if self._holders.get(prompt_key, 0) >> backend & 1:  # else the prompt was evicted, and so were its successors
             self.record(backend, (prompt_key ^ _ANSWER,), (size_bytes,))
 
     def supersede_answer(self, backend: int, prompt_key: int) -> bool:
-        """The answer came back in a longer prompt, whose blocks now stand for it. Returns whether it was there."""
+        """The answer came back in a longer prompt, whose blocks replace it. Returns whether it was recorded."""
         is_known = self._records[backend].remove(prompt_key ^ _ANSWER)
         if is_known:
             self._drop(backend, [prompt_key ^ _ANSWER])
@@ -242,7 +241,7 @@ class PrefixIndex:
         self.shrink(backend, 0)
 
     def _drop(self, backend: int, keys: list[int]) -> None:
-        """The backend holds these blocks no more. Two may have the same hash, so one may be gone already."""
+        """Note that the backend lost these blocks. Two may have the same hash, so one may be gone already."""
         holders, others = self._holders, ~(1 << backend)
         for key in keys:
             mask = holders.get(key, 0)
@@ -296,23 +295,23 @@ class HitAccuracy:
             self._on_change(engine, share, share >= _GOOD_ENOUGH)
 
     def start_from(self, engine: int, share: float) -> None:
-        """Go on from what another process has learned."""
+        """Continue from the share learned by another process."""
         self._shares[engine] = share
         if share < _GOOD_ENOUGH:
             self.lowered[engine] = share
 
     def reset(self, engine: int) -> None:
-        """Forget what was learned: another process with another cache answers there."""
+        """Forget the learned share: another process with another cache answers there."""
         self._shares.pop(engine, None)
         self.lowered.pop(engine, None)
         self._low.discard(engine)
 
 
 class EngineBlocks(Protocol):
-    """The blocks in engines' caches, as far as they are known exactly; keys are a demand's `token_keys`."""
+    """Exactly known blocks in engines' caches; keys are a demand's `token_keys`."""
 
     def depths(self, keys: Sequence[int]) -> dict[int, int]:
-        """The number of leading blocks on each engine whose blocks are known, with those sent there lately."""
+        """The number of leading blocks on each engine with known blocks, including recently sent ones."""
 
     def placed(self, engine: int, keys: Sequence[int]) -> None:
         """A prompt with these blocks was sent to the engine."""

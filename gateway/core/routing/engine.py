@@ -1,7 +1,7 @@
-"""One engine of a backend: its sizes, what is in flight on it, and the cost of placing a request there. Pure.
+"""One engine of a backend: its sizes, its load, and the cost of placing a request there. Pure.
 
 A backend runs one engine, or several (data parallel), each with a KV cache and slots of its own. The fleet makes the
-engines and sets their sizes; placement sets what is in flight.
+engines and sets their sizes; placement changes their load.
 
 The marginal cost, in seconds, of placing one request on one engine:
 
@@ -20,13 +20,13 @@ from gateway.core.routing.adapters import AdapterSlots
 from gateway.core.routing.estimates import Calibration, CostModel
 from gateway.core.routing.kv_reservations import KvLedger, Reservation
 
-# Over this time, about as long as an answer takes, the share of time spent in prefill is averaged.
+# Averaging time of the prefill share: about the duration of an answer.
 MEMORY_SECONDS: Final = 10.0
-_LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. What is behind it waits visibly long
+_LONG_SECONDS: Final = 0.5  # of a prefill: about two full engine steps. Requests behind it wait visibly long
 
 
 class OtherLoad(NamedTuple):
-    """What other gateways have in flight on an engine, some tens of milliseconds ago; as `EngineLoad` has it."""
+    """The load of other gateways on an engine, some tens of milliseconds old, in the units of `EngineLoad`."""
 
     in_flight: int
     decoding: int
@@ -39,7 +39,7 @@ class OtherLoad(NamedTuple):
 class EngineLoad:
     """Requests in flight on one engine: those still in prefill, in order, and those decoding.
 
-    `others` affects costs only. What an engine admits depends on own requests, and on its part (`Engine.share`).
+    `others` affects costs only. Admission depends on the gateway's own requests, and on its part (`Engine.share`).
     """
 
     changes: int = 0  # number of changes so far
@@ -47,7 +47,7 @@ class EngineLoad:
     in_flight: int = 0  # sequences
     decoding: int = 0  # sequences with a first token
     pooled: int = 0  # sequences in flight that never decode: embeddings, scores
-    context_tokens: int = 0  # in flight, of prompts and what came of their answers
+    context_tokens: int = 0  # in flight: prompts, and streamed parts of answers
     pending: dict[Reservation, None] = field(default_factory=dict)  # in prefill, oldest first
     _pending_seconds: float = 0.0
     _head_since: float = 0.0
@@ -77,11 +77,11 @@ class EngineLoad:
         self.share_at = now
 
     def changed(self) -> None:
-        """The engine has another size or pace: what was computed for it does not hold any more."""
+        """The engine has another size or pace, which voids cached results."""
         self.changes += 1
 
     def follow_others(self, others: OtherLoad | None, now: float) -> None:
-        """Other gateways have this in flight there; None = nothing is known of any."""
+        """Take over the load of other gateways; None = unknown."""
         if others is None and self.others is None:
             return
         self.recent_share = self.own_prefill_share(now) + (0.0 if others is None else others.prefill_share)
@@ -98,7 +98,7 @@ class EngineLoad:
         return True
 
     def on_tokens(self, tokens: int) -> None:
-        """So much of an answer came. What was computed from the load holds until its next change."""
+        """Add streamed tokens. Cached results stay valid until the next change of the load."""
         self.context_tokens += tokens
 
     def finish(self, request: Reservation, now: float) -> None:
@@ -141,7 +141,7 @@ class EngineLoad:
         return self.recent_share * math.exp((self.share_at - now) / MEMORY_SECONDS)
 
     def own_prefill_share(self, now: float) -> float:
-        """The same without what other gateways sent there."""
+        """The same without the share of other gateways."""
         share, others = self.prefill_share(now), self.others
         if others is None:
             return share
@@ -160,21 +160,21 @@ _BOUNDLESS_TOKENS: Final = 1e15  # free KV tokens if the size of the KV cache is
 _SLOWDOWN: Final = 0.3  # weight of the decode slowdown, mine and theirs
 _INTERRUPTED_STEPS: Final = 20.0  # of a new request's decoding that later prefills, at the recent rate, will interrupt
 LEAST_SHARE: Final = 0.001  # of recent time in prefill that counts
-MOST_SHARE: Final = 0.5  # the rate that is seen follows from this cost: more would feed back on itself
+MOST_SHARE: Final = 0.5  # the observed rate depends on this cost: more would feed back on itself
 
 
 @dataclass(slots=True, init=False)
 class Terms:
-    """What an engine adds to the cost of every request, until its load changes. Seconds, unless said otherwise.
+    """An engine's part of the cost of every request, until its load changes. Seconds, unless stated otherwise.
 
     With `output` tokens expected and `prompt` tokens in all, a request costs there
     ahead + own x stall + step x chunks + waits
     + output x (slowdown + slowdown_by_prompt x prompt + slot) + output x room_rate x tokens that do not fit.
-    `placement_costs` has it, and `cost_parts` to explain it.
+    `placement_costs` computes it; `cost_parts` explains it.
     """
 
     step: float  # an engine step without prefill
-    waits: float  # for prefills to begin, and the step under way; for the prefill that other gateways sent
+    waits: float  # for prefills to begin, the step under way, and other gateways' prefill
     stall: float  # factor of the own prefill
     slowdown: float
     slowdown_by_prompt: float
@@ -230,13 +230,13 @@ class EngineUse(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Engine:
-    """An engine. `index` is unique among those that exist; its own methods change its sizes."""
+    """An engine. `index` is unique among the existing ones; only its own methods change its sizes."""
 
     index: int
     name: str  # of the backend
     rank: int | None = None  # None if the backend has one engine
     _: KW_ONLY
-    cap: int = 256  # the most sequences at once
+    cap: int = 256  # the most concurrent sequences
     slots: int = 256  # that may be in flight now: the adaptive limit, less while the backend starts slowly
     kv_cache_tokens: int | None = None
     block_tokens: int = DEFAULT_BLOCK_TOKENS
@@ -248,8 +248,8 @@ class Engine:
     placed: int = 0
     adapters: AdapterSlots | None = None  # None = it lists none
     _whole: tuple[int, int | None] = (256, None)  # slots and KV tokens without another process
-    _part: EngineUse | None = None  # beside another process, in a handover
-    _block: EngineUse | None = None  # beside other gateways
+    _part: EngineUse | None = None  # of this process, during a handover
+    _block: EngineUse | None = None  # of this gateway, with coordination
     _log_cost: float = 0.0  # logarithm of its relative cost, as learned
     _paces: int = 0
     _terms: Terms | None = None
@@ -277,14 +277,14 @@ class Engine:
             self.adapters = AdapterSlots(names)
 
     def resize(self, slots: int, kv_cache_tokens: int | None) -> None:
-        """Follow its sizes. A change voids what was computed from them."""
+        """Take over its sizes; voids results computed from them."""
         self._whole = slots, kv_cache_tokens
         self._fit()
 
     def share(self, part: EngineUse | None) -> None:
         """Use at most this part of it, because another process uses the rest; None = all of it.
 
-        Who has all slots, or all of the KV cache, leaves the other process nothing.
+        A part with all slots, or all of the KV cache, leaves nothing to the other process.
         """
         self._part = part
         self._fit()
@@ -317,7 +317,7 @@ class Engine:
         return EngineUse(slots, kv_cache_tokens or 0)
 
     def start_from(self, learned: tuple[float, int]) -> None:
-        """Go on from what another process has learned of its relative cost: `learned`."""
+        """Take over the relative cost that another process learned: its `learned`."""
         self._log_cost, self._paces = learned
         self.slowness = self._slowness()
         self.load.changed()
@@ -328,7 +328,7 @@ class Engine:
         return self._log_cost, self._paces
 
     def start_at(self, relative_cost: float) -> None:
-        """Take another start value of its relative cost, in place of what was learned."""
+        """Take another start value of its relative cost; discards the learned one."""
         self.slowness, self._log_cost, self._paces = relative_cost**0.5, math.log(relative_cost), 0
         self.load.changed()
 
@@ -364,7 +364,7 @@ class Engine:
         return ahead
 
     def terms(self, model: CostModel) -> Terms:
-        """What it adds to the cost of every request now."""
+        """Its part of the cost of every request now."""
         terms, load = self._terms, self.load
         if terms is None or self._changes != load.changes or self._model is not model:
             self._model, self._changes = model, load.changes
@@ -406,19 +406,19 @@ def placement_costs(
 
 
 def adapter_seconds(engines: list[Engine], model: str) -> list[float]:
-    """What a request for this model waits for its adapter on each engine; zeros if it is none."""
+    """The adapter delay of a request for this model on each engine; zeros if the model is no adapter."""
     return [0.0 if engine.adapters is None else engine.adapters.seconds(model) for engine in engines]
 
 
-FEW_ENGINES: Final = 64  # so many are all priced
+FEW_ENGINES: Final = 64  # up to this number, all are priced
 _LEAST_LOADED: Final = 16
 _USUAL_PROMPT_TOKENS: Final = 1000
 _USUAL_OUTPUT_TOKENS: Final = 200.0
 
 
 class Shortlist:
-    """The engines that can be the cheapest for a request: the least loaded ones, and those that hold more of its prompt
-    than all of these. Loads are compared by the cost of a usual request, renewed when an engine's load has changed."""
+    """Candidates for a request's cheapest engine: the least loaded ones, and engines that hold more of its prompt than
+    these. Compares loads by the cost of a usual request, renewed when an engine's load has changed."""
 
     def __init__(self, engines: list[Engine]) -> None:
         self.engines = engines
@@ -446,7 +446,7 @@ class Shortlist:
         self._changes[at] = load.changes  # after pricing, which may change it
 
     def of(self, depths: list[int]) -> list[Engine]:
-        """`depths`: how much of the prompt each engine holds, by the engine's index."""
+        """`depths`: the part of the prompt that each engine holds, by the engine's index."""
         engines, limit = self.engines, self._ranked[_LEAST_LOADED - 1][0]
         equal = bisect_left(self._ranked, (limit, len(engines)))
         least = [engines[at] for at in sorted([at for _, at in self._ranked[:equal]])]
@@ -471,7 +471,7 @@ class Parts(NamedTuple):
 
 
 def cost_parts(terms: Terms, prompt_tokens: int, own: float, chunks: int, output_tokens: float, ahead: float) -> Parts:
-    """A cost taken apart, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
+    """The parts of a cost, for explanations. `own`: its `prefill_seconds`, in `chunks` engine steps."""
     lacking = prompt_tokens - terms.room_tokens + output_tokens * terms.room_by_output
     return Parts(
         ahead=ahead,

@@ -1,16 +1,16 @@
-"""KV tokens that running requests reserve on one engine: a prefix that several share counts once. Pure.
+"""KV tokens reserved by running requests on one engine; a shared prefix counts once. Pure.
 
-Prompts in use form a radix tree. Blocks that one request was the first to use are one node; other requests share a node
-up to some block, and it is cut back to the last block still in use when its last users leave. Keys are chained, so the
-point where two prompts part is found by bisection. Reserving and releasing cost
-O(nodes of the own prompt x log blocks), whatever else is in use.
+Prompts in use form a radix tree. A node has the blocks that one request was the first to use. Other requests share a
+node up to some block; when its last users leave, it is cut back to the last block in use. Keys are chained, so the
+point where two prompts part is found by bisection. Reserving and releasing cost O(nodes of the prompt x log blocks),
+whatever else is in use.
 
 Answers are reserved at their expected length. The sum of many deviates less than each: the margin is the root of the
 sum of the squares of their margins.
 
-The forecast: running sequences all grow by one token in a step and release everything when they end. What must fit is
-the peak over time, at the end of one of them, and not the sum of all final lengths. Sequences that began together have
-their peak at that sum; sequences at different stages have about half of their answers less. It looks a few hundred
+The forecast: running sequences all grow by one token in a step and release everything when they end. The peak over
+time, at the end of one of them, must fit, and not the sum of all final lengths. Sequences that began together have
+their peak at that sum; sequences at different stages need about half of their answers less. It looks a few hundred
 steps ahead: a preemption costs less than a second of recomputing, so a peak that is further away is no reason to wait.
 """
 
@@ -41,7 +41,7 @@ class PeakForecast:
         lasting = sorted(growths, reverse=True)
         self.base_tokens = base_tokens
         self._left = [-request.left_steps for request in lasting]
-        # Of all that still run at each one's end.
+        # Sums over the sequences that still run at the end of each.
         self._present = list(accumulate([request.present_tokens for request in lasting], initial=base_tokens))
         self._growth = list(accumulate([request.growth_tokens for request in lasting], initial=0))
         at_ends = [
@@ -59,16 +59,16 @@ class PeakForecast:
     def peak_with(self, request: Growth) -> int:
         """The peak if this request began now."""
         left, growth = request.left_steps, request.growth_tokens
-        # Several sequences of one request count as one that grows, and others at full length from the beginning.
+        # Of several sequences of one request, one grows in the model; the others have full length from the beginning.
         present = request.present_tokens + (growth - 1) * left
-        longer = bisect_left(self._left, -left)  # so many run on when it ends
+        longer = bisect_left(self._left, -left)  # sequences that outlast the request
         its_end = self._present[longer] + self._growth[longer] * left + present + left
         sooner = self._after[len(self._left) - longer]
         return max(self._before[longer], its_end, sooner + present if sooner else 0)
 
 
 HORIZON_STEPS: Final = 512  # of the forecast
-_GROWTH: Final = 0.1  # of what is reserved for answers, when they become longer
+_GROWTH: Final = 0.1  # of the reserved tokens for answers, when they become longer
 _ENDLESS: Final = 1 << 62
 _REPORTED_TOKENS: Final = 8  # of a stream between two reports of its progress
 LEAST_EVENTS: Final = 32  # of a stream, to learn tokens for each event; the last few are not reported
@@ -79,8 +79,8 @@ _FORECAST_SECONDS: Final = 1e-3  # validity of a forecast for each request in it
 class _RadixNode:
     """Consecutive blocks of one prompt, from block `start` to before block `end`.
 
-    `users` counts the requests and child nodes that need it, by the depth that they need; `children` is by first key.
-    `tokens` is what is reserved for it; when it is cut back, its creator's measure decides how much of that is freed.
+    `users` counts the requests and child nodes that need it, by depth; `children` is by first key. `tokens` is its
+    reservation; when it is cut back, its creator's measure decides how much of that is freed.
     """
 
     __slots__ = ("children", "creator", "end", "parent", "start", "tokens", "users")
@@ -104,11 +104,11 @@ class _RadixNode:
 
 
 class Reservation:
-    """What one request holds on an engine until it is released: slots, its part in prefill, and KV tokens.
+    """The resources of one request on an engine until its release: slots, its part in prefill, and KV tokens.
 
-    `sequences`: the slots. `prefill_seconds`: predicted for the uncached prompt. `own_tokens` are KV tokens that are
-    not shared: the prompt beyond its last block, and its output. `output_tokens` of these are for the output, of which
-    `streamed_tokens` have come. `node` and `depth`: the shared ones.
+    `sequences`: the slots. `prefill_seconds`: predicted for the uncached prompt. `own_tokens` are unshared KV tokens:
+    the prompt beyond its last block, and the output. `output_tokens` of these are for the output, `streamed_tokens` of
+    which have arrived. `node` and `depth`: the shared ones.
     """
 
     __slots__ = (
@@ -129,13 +129,13 @@ class Reservation:
         self.released = False
 
     def grow(self, tokens: int) -> None:
-        """So much more is reserved for its output."""
+        """Reserve these additional tokens for its output."""
         self.own_tokens += tokens
         self.output_tokens += tokens
 
     @property
     def tokens_alone(self) -> int:
-        """What its release frees: its own tokens, and those of a node that no other request uses."""
+        """The tokens that its release frees: its own, and a node that no other request uses."""
         node = self.node
         if node is None or self.depth != node.end or len(node.users) > 1 or node.users[self.depth] > 1:
             return self.own_tokens
@@ -144,10 +144,10 @@ class Reservation:
 
 @dataclass(slots=True, eq=False, repr=False)
 class KvLedger:
-    """Owner of the KV tokens that are reserved on one engine.
+    """Owner of the reserved KV tokens of one engine.
 
-    `block_tokens` is the size of the engine's blocks; what is not shared takes whole blocks. Without `shares` (the
-    engine caches no prefixes) every request counts for itself.
+    `block_tokens` is the size of the engine's blocks; unshared tokens take whole blocks. Without `shares` (the engine
+    caches no prefixes) every request counts for itself.
     """
 
     block_tokens: int = 16
@@ -162,7 +162,7 @@ class KvLedger:
     _tokens_of_event: float = 1.0  # a busy engine puts several tokens into one event
 
     def resize(self, block_tokens: int, *, shares: bool) -> None:
-        """Follow the engine's settings; what is reserved stays as it was made."""
+        """Take over the engine's settings; existing reservations stay unchanged."""
         self.block_tokens, self.shares = block_tokens, shares
 
     def __repr__(self) -> str:
@@ -173,13 +173,13 @@ class KvLedger:
 
     @property
     def margin_tokens(self) -> float:
-        """By how much all answers together may exceed what is reserved for them."""
+        """The expected excess of all answers together over their reservations."""
         return sqrt(self.margins_squared)
 
     def fits(self, demand: Demand, output_tokens: int, margin_tokens: int, limit_tokens: float, now: float) -> bool:
         """Whether the request fits below the limit, with answers of this length and margin.
 
-        If the sum of all reservations leaves too little, the forecast peak of what is in use at once decides.
+        If the sum of all reservations leaves too little, the forecast peak of concurrent use decides.
         """
         sequences, block = demand.sequences, self.block_tokens
         spare = limit_tokens - self.taken_tokens - demand.prompt_tokens - block - sequences * (output_tokens + block)
@@ -201,7 +201,7 @@ class KvLedger:
         return last - shared + self._whole_blocks(rest) + demand.sequences * self._whole_blocks(output_tokens)
 
     def reserve(self, reservation: Reservation, output_tokens: int, margin_tokens: int = 0) -> None:
-        """Reserve what the request needs; `output_tokens` for each sequence. `release` gives it back."""
+        """Reserve KV tokens for the request; `output_tokens` for each sequence. Undone by `release`."""
         demand = reservation.demand
         self.held.add(reservation)
         if not demand.sequences:
@@ -228,9 +228,9 @@ class KvLedger:
         self._forecast = None
 
     def on_tokens(self, reservation: Reservation, tokens: int) -> int:
-        """More tokens of the output came. A reservation that is used up grows by a tenth or more.
+        """More output tokens arrived. A used-up reservation grows by a tenth or more.
 
-        Returns how many more may come before the next call.
+        Returns the number of tokens until the next call.
         """
         reservation.streamed_tokens += tokens
         reserved = reservation.output_tokens
@@ -254,7 +254,7 @@ class KvLedger:
             self._tokens_of_event += _SMOOTHING * (share - self._tokens_of_event)
 
     def release(self, reservation: Reservation) -> None:
-        """Free what it holds, except what other requests share. Only the first call counts."""
+        """Free its resources, except shared ones. Only the first call counts."""
         if reservation.released:
             return
         reservation.released = True
@@ -323,16 +323,16 @@ class KvLedger:
 
 
 def _margin_squared(sequences: int, output_tokens: int, margin_tokens: int) -> int:
-    """Of answers that are reserved at this length. What they may have beyond the horizon does not count."""
+    """Of answers reserved at this length, without the part beyond the horizon."""
     within = HORIZON_STEPS - output_tokens
     margin = margin_tokens if margin_tokens < within else within
     return sequences * margin * margin if margin > 0 else 0
 
 
 def alike(keys: tuple[int, ...], others: tuple[int, ...], low: int, high: int, start: int = 0) -> int:
-    """How many leading keys two prompts have in common, at most `high`; the one at `low` is.
+    """The number of leading keys that two prompts share, at most `high`; the key at `low` is shared.
 
-    `others` are those from `start` on.
+    `others` begins at `start`.
     """
     high -= 1
     if keys[high] == others[high - start]:

@@ -1,5 +1,5 @@
-"""Placement: which engine a request is bound to, when, and what it holds there. Pure: values in, decisions out, time
-passed in.
+"""Placement: binds requests to engines, decides when, and owns the resources that they hold there. Pure: values in,
+decisions out, time passed in.
 
 A request goes to its best engine if that engine has capacity; otherwise it joins the queue. After every change the
 queue is scanned: each request is bound if its own best engine has capacity, and keeps waiting for that engine
@@ -27,8 +27,8 @@ from gateway.core.scheduling.wait_queue import Queue, Ticket
 
 
 class Lease(Reservation):
-    """A request bound to an engine, with all that it holds until it is released. In the gateway, a `with` block that
-    ends at the last byte releases it."""
+    """A request bound to an engine, with its resources until the release. In the gateway, a `with` block that ends at
+    the last byte releases it."""
 
     __slots__ = (
         "_first_token", "_release", "answered", "backend", "calibration", "charged_tokens", "client_was_slow", "engine",
@@ -75,7 +75,7 @@ class Lease(Reservation):
         self.on_release = call
 
     def hand_out(self, first_token: "Callable[[Lease], None]", release: "Callable[[Lease], None]") -> Self:
-        """Set what to call at its first token, and when its block ends."""
+        """Set the callbacks for its first token and for the end of its block."""
         self._first_token, self._release = first_token, release
         return self
 
@@ -86,7 +86,7 @@ class Lease(Reservation):
     def on_tokens(self, tokens: int) -> int:
         """More tokens of a stream arrived; more than expected reserve more of the engine's KV cache.
 
-        Returns how many more may come before the next report.
+        Returns the number of tokens until the next report.
         """
         if not self.released:
             self.engine.load.on_tokens(tokens)
@@ -148,7 +148,7 @@ class Broker(LeaseSource):
 
     @abstractmethod
     def explain(self, demand: Demand, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
-        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
+        """The verdict on each engine for a request now, best first. Raises ModelNotFound or NoBackend."""
 
     @abstractmethod
     async def change(self, at_most_seconds: float) -> None:
@@ -181,7 +181,7 @@ class SchedulerSettings:
 
 
 class Scheduler:
-    """The scheduler: owner of what requests hold on each engine."""
+    """The scheduler: owner of the resources that requests hold on each engine."""
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class Scheduler:
         self._views: dict[str, ModelView] = {}  # until the fleet changes
 
     def apply(self, settings: SchedulerSettings, policy: Policy) -> None:
-        """Take over other settings: what waits goes on waiting, in the order that they give."""
+        """Take over other settings: waiting requests keep waiting, in the order of the new settings."""
         before = self._settings.aging, self._policy.waits_for_best
         self._settings, self._policy = settings, policy
         self._views.clear()
@@ -226,7 +226,7 @@ class Scheduler:
     def place(
         self, demand: Demand, now: float, avoid: frozenset[str] = frozenset(), holds: bool = True
     ) -> Lease | Ticket:
-        """Bind a new request at once, or queue it. Without `holds`, it waits only while a backend serves its model.
+        """Bind a new request or queue it. Without `holds`, it waits only while a backend serves its model.
 
         Raises ModelNotFound, NoBackend, QueueFull, DeadlineUnmeetable, or InvalidRequest if it can never fit.
         """
@@ -298,7 +298,7 @@ class Scheduler:
         return prefill_seconds + self._settings.aging * arrived_seconds
 
     def scan_queue(self, model: str, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
-        """Bind the requests that can be bound now, and remove them; an error for those that no backend can serve."""
+        """Bind and remove the requests that can be bound now; returns an error for those that no backend can serve."""
         granted: list[tuple[Ticket, Lease | GatewayError]] = []
         scan = self._settings.scan
         if self._scan(model, 0, scan, now, granted) and (queue := self._queue.of_model(model)) is not None:
@@ -357,7 +357,7 @@ class Scheduler:
         return None
 
     def _is_closed_to_all(self, model: str, now: float) -> bool:
-        """Whether no engine has capacity: the usual case when a model's queue is long, and found before it is read.
+        """Whether no engine has capacity: the usual case for a long queue, detected before it is read.
 
         Requests that may not use every engine can fail at any time, and those without a sequence need no capacity.
         """
@@ -369,7 +369,7 @@ class Scheduler:
     def _next_tickets(
         self, model: str, start: int, end: int, now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
-        """The tickets to scan; the positions of engines of those that may not use every engine.
+        """The tickets to scan; for tickets that may not use every engine, the positions of their engines.
 
         Tickets that no backend can serve for now are passed over; they do not count in the length of the scan.
         """
@@ -395,7 +395,7 @@ class Scheduler:
     def eligible(
         self, waiting: list[Ticket], now: float, granted: list[tuple[Ticket, Lease | GatewayError]]
     ) -> tuple[list[Ticket], dict[Ticket, list[int]]]:
-        """The tickets that an engine serves, with the positions of engines for those that may not use every engine.
+        """The tickets that an engine serves; for tickets that may not use every engine, the positions of their engines.
 
         Tickets that fail are added to `granted` with their errors.
         """
@@ -425,7 +425,7 @@ class Scheduler:
         return tickets, eligible
 
     def leave(self, ticket: Ticket) -> bool:
-        """A request waits no longer; False if it did not wait."""
+        """Remove a waiting request; False if it did not wait."""
         return self._queue.leave(ticket)
 
     def _bind_light(self, demand: Demand, engines: list[Engine], now: float, ticket: Ticket | None = None) -> Lease:
@@ -490,7 +490,7 @@ class Scheduler:
             )
 
     def explain(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> list[EngineVerdict]:
-        """What each engine would mean for a request now, best first. Raises ModelNotFound or NoBackend."""
+        """The verdict on each engine for a request now, best first. Raises ModelNotFound or NoBackend."""
         engines = self.candidates(demand, avoid)
         capacity = self._views[demand.model].capacity
         model = capacity.calibration.model

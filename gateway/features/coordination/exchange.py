@@ -1,9 +1,8 @@
-"""What gateways before the same engines know together: which prompts each engine was sent, and what is in flight there.
+"""Shared knowledge of gateways in front of the same engines: the prompts sent to each engine, and its load in flight.
 
-Each gateway publishes its part in numbered updates, at most ten a second, and joins those of its peers to its own: of
-the other replicas in the fleet's table. A gateway that misses an update, or has just begun, asks another one for all
-that it knows. Nothing here is needed for a request to be answered: without updates, a gateway decides by what it has
-sent itself. Pure.
+Each gateway publishes its part in numbered updates, at most ten a second, and merges the updates of its peers, the
+other replicas in the fleet's table. After a missed update, or after its start, a gateway requests a snapshot from a
+peer. Requests never depend on updates: without them, a gateway decides by its own record. Pure.
 """
 
 from collections import Counter
@@ -33,10 +32,10 @@ from gateway.features.coordination.updates import (
 )
 
 MOST_PEERS: Final = 64
-LIFE_SECONDS: Final = 3.0  # of what a gateway has in flight, after its last update
-_BUSY_SECONDS: Final = 0.25  # between updates while requests are in flight and nothing else is new
+LIFE_SECONDS: Final = 3.0  # lifetime of a gateway's load after its last update
+_BUSY_SECONDS: Final = 0.25  # between updates while requests are in flight and there is no other news
 _IDLE_SECONDS: Final = 1.0
-_FOUND_SECONDS: Final = 2.0  # after its begin a gateway has heard of all others, and asks one of them
+_FOUND_SECONDS: Final = 2.0  # after this time, a new gateway has heard of all others and requests a snapshot
 _ASK_SECONDS: Final = 2.0  # between two questions
 _ANSWER_SECONDS: Final = 10.0  # without a further part, an answer has failed
 _MOST_RUNS: Final = 50_000  # of an engine, the last used ones
@@ -45,7 +44,7 @@ _RUNS_AT_ONCE: Final = 512
 
 @dataclass(slots=True)
 class Peer:
-    """Another gateway: its last update, and what it has in flight by the engine's hash."""
+    """Another gateway: its last update, and its load in flight by the engine's hash."""
 
     number: int | None = None  # None = none was heard yet
     heard_seconds: float | None = None  # None = not for a while
@@ -54,7 +53,7 @@ class Peer:
 
 @dataclass(slots=True)
 class Question:
-    """What was asked of a peer, and which part of its answer is the next one."""
+    """A snapshot requested from a peer, and the number of the next expected part."""
 
     peer: str
     number: int
@@ -64,9 +63,8 @@ class Question:
 
 
 class Exchange:
-    """Owner of what is known of other gateways. `engines` has each engine with its URL and rank; `is_followed`: its
-    cache is known without others, from its KV events. `own`: the name of this replica.
-    """
+    """Owner of the state of other gateways. `engines`: each engine with its URL and rank; `is_followed`: whether its
+    cache is known from its own KV events; `own`: the name of this replica."""
 
     def __init__(
         self,
@@ -77,29 +75,29 @@ class Exchange:
         is_followed: Callable[[int], bool],
     ) -> None:
         self.own = own
-        self.counts: Counter[str] = Counter()  # messages by what became of them
+        self.counts: Counter[str] = Counter()  # messages by result
         self._index = index
         self._engines = engines
         self._is_followed = is_followed
         self._by_hash: dict[int, Engine] = {}
         self._hashes: dict[int, int] = {}  # by the engine's number
         self._peers: dict[str, Peer] = {}
-        self._lacking: dict[str, None] = {}  # peers of whom an update was missed, in order
-        self._is_incomplete = True  # any other gateway may know what is missing; so at the start
+        self._lacking: dict[str, None] = {}  # peers with a missed update, in order
+        self._is_incomplete = True  # any peer may have missing entries, as at the start
         self._question: Question | None = None
         self._questions = 0
         self._asked_seconds = -_ASK_SECONDS
-        self._answers: dict[str, int] = {}  # numbers of questions to be answered, by who asked
+        self._answers: dict[str, int] = {}  # numbers of questions to be answered, by peer
         self._number = 0
         self._begun_seconds: float | None = None
         self._sent_seconds = -_IDLE_SECONDS  # of an update with all loads
         self._sent_loads: dict[int, tuple[int, int]] = {}  # by the engine's hash
         self._are_others_known = False
-        self._to_sum: set[int] = set()  # hashes of engines with other loads of peers than were added up, or older ones
+        self._to_sum: set[int] = set()  # hashes of engines whose peer loads changed or decay since the last sum
         self.follow_fleet()
 
     def follow_fleet(self) -> None:
-        """Read the engines again: the fleet has changed."""
+        """Read the engines again after a change of the fleet."""
         named = [(hash_of(key), engine) for key, engine in self._engines()]
         self._by_hash = dict(named)
         self._hashes = {engine.index: number for number, engine in named}
@@ -107,30 +105,30 @@ class Exchange:
         self._sent_loads = {key: sent for key, sent in self._sent_loads.items() if key in self._by_hash}
 
     def begin(self) -> None:
-        """Nothing that was learned before is announced: it is part of what others can ask for."""
+        """Skip entries learned before: they are part of a snapshot."""
         self._index.changes()
 
     def left(self, engines: Iterable[Engine]) -> None:
-        """These engines are gone; their numbers will be those of others."""
+        """These engines are gone; their numbers will be reused."""
         for engine in engines:
             self._index.begin(engine.index)
 
     def follow_peers(self, names: Sequence[str]) -> list[str]:
-        """Take over which other replicas there are now; returns those whose updates are used."""
+        """Take over the current replicas; returns the names whose updates are used."""
         kept = [name for name in names if name != self.own][:MOST_PEERS]
         for name in self._peers.keys() - {*kept}:
             self._to_sum.update(self._peers.pop(name).loads)
-            if name in self._lacking:  # it cannot be asked any more
+            if name in self._lacking:  # it can no longer be asked
                 del self._lacking[name]
                 self._is_incomplete = True
         for name in kept:
             if name not in self._peers:
                 self._peers[name] = Peer()
-                self._sent_seconds = -_IDLE_SECONDS  # it hears of this gateway at once
+                self._sent_seconds = -_IDLE_SECONDS  # send it this gateway's load immediately
         return kept
 
     def missed(self) -> None:
-        """Nothing can be sent now: others notice by the number of the next update."""
+        """Sending is impossible now: peers detect the gap by the number of the next update."""
         self._index.changes()
         self._number += 1
 
@@ -141,7 +139,7 @@ class Exchange:
         self._add_up(now)
         chains, engines, is_complete = self._news()
         if not is_complete:
-            self._number += 1  # so that others notice, and ask
+            self._number += 1  # peers detect the gap and request a snapshot
         is_whole = now - self._sent_seconds >= (_BUSY_SECONDS if self._sent_loads else _IDLE_SECONDS)
         if is_whole:
             self._sent_seconds = now
@@ -164,7 +162,7 @@ class Exchange:
         return messages
 
     def receive(self, data: bytes, now: float) -> None:
-        """Use a message of another gateway, or count why not."""
+        """Use a message of another gateway, or count the reason for refusing it."""
         try:
             message = decode(data)
             if isinstance(message, Update):
@@ -181,16 +179,17 @@ class Exchange:
         return bool(self._answers)
 
     def next_answer(self) -> tuple[str, Iterator[bytes]] | None:
-        """Who asked for a snapshot, and its parts. Each is made when it is taken; nothing may be held up by them."""
+        """The peer that requested a snapshot, and its parts. Each part is made when it is taken, to keep the event loop
+        free."""
         if not self._answers:
             return None
         asker = next(iter(self._answers))
         return asker, self._parts(self._answers.pop(asker))
 
-    # What this gateway has to say.
+    # Outgoing messages.
 
     def _news(self) -> tuple[list[Chain], list[NamedEngine], bool]:
-        """Prompts that were sent, with places in the engines; engines whose blocks were forgotten are there, too."""
+        """Prompts that were sent, with engine places; also names engines whose blocks were forgotten."""
         changes, is_complete = self._index.changes()
         if not self._peers:
             return [], [], True
@@ -210,8 +209,8 @@ class Exchange:
         return NamedEngine(self._hashes[number], self._index.generation(number))
 
     def _loads(self, engines: list[NamedEngine], now: float, *, is_whole: bool) -> list[SentLoad]:
-        """What is in flight on each engine, or on those with other sequences than were sent; engines that are not among
-        `engines` yet are added."""
+        """The load of each engine, or only of engines whose sequences changed since the last update. Adds missing ones
+        to `engines`."""
         places = {engine.hash: place for place, engine in enumerate(engines)}
         loads = []
         for name, engine in self._by_hash.items():
@@ -242,7 +241,8 @@ class Exchange:
         return loads
 
     def next_question(self, now: float) -> tuple[str, bytes] | None:
-        """Of whom to ask a snapshot now, and the message: a peer whose update was missed, or any peer at the start."""
+        """The peer to request a snapshot from now, and the message: a peer with a missed update, or any peer at the
+        start."""
         question = self._question
         if question is not None and now - question.since_seconds > _ANSWER_SECONDS:
             self.counts["snapshots_failed"] += 1
@@ -287,7 +287,7 @@ class Exchange:
         engines = [self._named(key) for key in self._hashes]
         yield encode(Part(FORMAT, self.own, number=number, part=part, is_last=True, engines=engines, chains=Chains()))
 
-    # What others have to say.
+    # Incoming messages.
 
     def _on_update(self, update: Update, now: float) -> None:
         chains = unpack(update.chains, len(update.engines))
@@ -326,7 +326,7 @@ class Exchange:
         question = self._question
         is_expected = question is not None and (part.sender, part.number) == (question.peer, question.number)
         if question is None or not is_expected or part.part != question.next_part:
-            self.counts["repeated"] += 1  # or one before it was lost: the question is asked again in a while
+            self.counts["repeated"] += 1  # or a part was lost: the question is repeated later
             return
         self._copy(part.engines, unpack(part.chains, len(part.engines)))
         question.next_part += 1
@@ -348,7 +348,7 @@ class Exchange:
                 index.copy(number, keys, edges)
 
     def _add_up(self, now: float) -> None:
-        """Add up what live peers have in flight, for the costs of requests."""
+        """Add up the loads of live peers, for the costs of requests."""
         live = []
         for name, peer in self._peers.items():
             if peer.heard_seconds is None:
@@ -368,13 +368,13 @@ class Exchange:
                 continue
             others = _sum([(peer.loads[key], age) for peer, age in live if key in peer.loads]) if live else None
             if others is not None and others.ahead_seconds > 0.0:
-                self._to_sum.add(key)  # it grows less with time
+                self._to_sum.add(key)  # the prefill ahead shrinks with time
             if others != engine.load.others:
                 engine.load.follow_others(others, now)
 
 
 def _sum(loads: list[tuple[OtherLoad, float]]) -> OtherLoad:
-    """All loads together; each was sent so many seconds ago, in which prefill went on."""
+    """The sum of all loads; each prefill backlog is reduced by the seconds since it was sent."""
     in_flight = decoding = context_tokens = 0
     ahead_seconds = prefill_share = 0.0
     for load, age_seconds in loads:

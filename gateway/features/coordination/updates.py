@@ -1,8 +1,8 @@
-"""The messages between gateways: what each sent to which engine, and what it has in flight there. Pure.
+"""The messages between gateways: prompts that were sent to engines, and loads in flight. Pure.
 
 Engines are named by a hash of their URL and rank, since each gateway numbers them on its own. Block keys are hashes
-that are the same in every gateway. Messages come from outside, through a server that others may use: each is checked
-before it is used, and one that is not as expected is refused as a whole.
+that are the same in every gateway. Messages come through a server that others may use: each is validated before use,
+and a malformed one is refused as a whole.
 """
 
 import sys
@@ -16,10 +16,10 @@ from xxhash import xxh3_64_intdigest
 
 from gateway.features.coordination.records import UNREADABLE
 
-FORMAT: Final = f"2 {sys.byteorder}"  # changes with what a message holds
-MOST_BYTES: Final = 1 << 20  # of a message that is read
+FORMAT: Final = f"2 {sys.byteorder}"  # changes with the format of messages
+MOST_BYTES: Final = 1 << 20  # of an accepted message
 MOST_KEYS: Final = 8192  # blocks in a message; a prompt has at most some 4,700
-MOST_CHAINS: Final = 1024  # in a message: it is applied in a few milliseconds
+MOST_CHAINS: Final = 1024  # in a message, so that it is applied within a few milliseconds
 MOST_EDGE_BYTES: Final = 1 << 28  # of a prompt or an answer
 _MOST_ENGINES: Final = 16_384
 _MOST_TOKENS: Final = 1 << 40
@@ -34,7 +34,7 @@ Chain = tuple[int, tuple[int, ...], tuple[int, ...]]  # place of the engine, key
 
 
 class UpdateRefused(Exception):
-    """A message is not used; the message of this error says why, in one word for a metric."""
+    """A message was refused; the text is the reason, in one word for a metric."""
 
 
 class NamedEngine(msgspec.Struct, frozen=True, array_like=True):
@@ -45,7 +45,7 @@ class NamedEngine(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SentLoad(msgspec.Struct, frozen=True, array_like=True):
-    """What the sender has in flight on one engine, all zero = nothing; `at`: the engine's place in the message."""
+    """The sender's load on one engine, all zero = none; `at`: the engine's place in the message."""
 
     at: Count
     in_flight: Count
@@ -65,8 +65,8 @@ class Chains(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What is new at the sender since its last update. A missing `number` shows that one was lost. `is_whole`: nothing
-    is in flight on engines without a load here; otherwise there is what was."""
+    """The sender's changes since its last update. A gap in `number` shows a lost update. `is_whole`: engines without a
+    load here have none; otherwise their last load holds."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
@@ -78,7 +78,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The sender lacks what the gateway knows that gets this, and asks it for all of that."""
+    """Requests a snapshot: all that the recipient knows."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
@@ -86,7 +86,7 @@ class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """A part of the answer to question `number` of the gateway that gets this."""
+    """A part of the answer to the recipient's question `number`."""
 
     format: Annotated[str, Meta(max_length=16)]
     sender: Name
@@ -135,7 +135,7 @@ def pack(chains: Iterable[Chain]) -> Chains:
 
 
 def unpack(chains: Chains, engines: int) -> list[Chain]:
-    """The prompts in order; `engines`: so many the message names. Raises UpdateRefused."""
+    """The prompts in order; `engines`: the number of engines in the message. Raises UpdateRefused."""
     if len(chains.counts) > 2 * MOST_CHAINS or len(chains.keys) > 8 * MOST_KEYS:
         raise UpdateRefused("too_long")
     places, counts, keys, edges = array("H"), array("H"), array("Q"), array("I")
@@ -159,7 +159,7 @@ def unpack(chains: Chains, engines: int) -> list[Chain]:
 
 
 def split(chains: Sequence[Chain]) -> Iterator[Sequence[Chain]]:
-    """Groups that fit into a message each; one that fits into none is left out."""
+    """Groups of one message each; omits prompts that exceed a message."""
     start = keys = 0
     for at, (_, chain_keys, chain_edges) in enumerate(chains):
         count = len(chain_keys)

@@ -41,15 +41,15 @@ from gateway.features.embeddings.waiter import (
 )
 
 _JSON = b"application/json"
-_WHOLE_BYTES = 1048576  # of an answer that is written at once
+_WHOLE_BYTES = 1048576  # of an answer that is written in one piece
 
 
 @dataclass(eq=False, repr=False)
 class Batcher:
-    """Owner of the pieces that wait for a batch, and of the batches in flight.
+    """Owner of the pieces waiting for a batch, and of the batches in flight.
 
-    `backlog` counts all that waits, here or elsewhere; `crowded` the requests that wait for a model's backends.
-    `retry_after` is the time in seconds after which a refused request may come again.
+    `backlog` counts everything that waits, here or elsewhere; `crowded`: requests that wait for a model's backends;
+    `retry_after`: the seconds until a refused request may be retried.
     """
 
     fleet: Fleet
@@ -77,7 +77,7 @@ class Batcher:
         self.fleet.on_limit.append(self._forget_engines)
 
     def apply(self, config: EmbeddingsConfig, max_wait_seconds: float, *, response_headers: bool) -> None:
-        """Take over other settings. Requests that wait keep their time limit."""
+        """Take over other settings. Waiting requests keep their time limit."""
         self.max_wait_seconds, self.response_headers = max_wait_seconds, response_headers
         if config != self.config:
             self.config = config
@@ -98,7 +98,7 @@ class Batcher:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def sizes_of(self, kind: BatchKind, model: str) -> ModelSizes:
-        """What is known of a model, with the engines that serve it now, if any."""
+        """The estimates for a model, with the engines that serve it now, if any."""
         sizes = self._sizes[kind, model]
         if not sizes.knows_engines and (engines := self.fleet.candidates(model)):
             sizes.learn_engines(model, engines, self.fleet.serving(model) or ())
@@ -126,7 +126,7 @@ class Batcher:
         return pending
 
     async def join(self, pending: PendingBatch, waiter: Waiter) -> Outcome:
-        """Have the pieces of a request sent. `leave` has to follow, and gives up what is not answered then.
+        """Send the pieces of a request. Must be followed by `leave`, which gives up unanswered pieces.
 
         Raises WaitExpired or DeadlineUnmeetable if none of them is in a batch in time, or the error of a batch.
         """
@@ -151,7 +151,7 @@ class Batcher:
         return outcome
 
     def leave(self, pending: PendingBatch, waiter: Waiter) -> None:
-        """The client of a request does not wait any more."""
+        """The client of a request stopped waiting."""
         self._present -= 1
         if waiter.unsent:
             waiter.stop_expiry()
@@ -265,7 +265,7 @@ class Batcher:
         batch.run(self._run(batch), lambda task: self._done(task, batch))
 
     def _leave(self, piece: Piece) -> None:
-        """The piece's client does not wait any more. A batch without waiting clients is aborted."""
+        """The piece's client stopped waiting. A batch without waiting clients is aborted."""
         batch = self._batch_of.pop(piece, None)
         if batch is None:
             return
@@ -276,8 +276,8 @@ class Batcher:
             self._end(batch)
 
     def _done(self, task: asyncio.Task[None], batch: SentBatch) -> None:
-        """The batch is over: here, and not in its task, because one that is aborted early never runs."""
-        batch.task = None  # one that was cancelled holds the frames that hold the batch
+        """The batch is over: here, and not in its task, because a task cancelled early never runs."""
+        batch.task = None  # a cancelled task holds the frames that hold the batch
         for piece in batch.pieces:
             self._batch_of.pop(piece, None)
             if task.cancelled():
@@ -285,7 +285,7 @@ class Batcher:
         self._end(batch)
 
     def _end(self, batch: SentBatch) -> None:
-        """A batch is over: what waits may go now."""
+        """A batch is over: waiting pieces may be sent now."""
         self._sent.remove(batch)
         batch.pending.ended()
         if batch.key.bulk:
@@ -303,9 +303,9 @@ class Batcher:
             batch.pieces[0].owner.finish(refusal)
 
     async def _isolate(self, batch: SentBatch) -> None:
-        """Find the pieces that spoil a refused batch by halves, and answer the others.
+        """Find the bad pieces of a rejected batch by bisection, and answer the others.
 
-        With one such piece, that takes a request for each halving, and one for all that were not in any of these.
+        One bad piece costs a request for each halving, and one for all pieces outside these halves.
         """
         bad, rest, finds_first = [batch.pieces], list[Piece](), True
         while bad:
@@ -326,17 +326,17 @@ class Batcher:
                 bad, rest = ([rest] if await self._refuses(batch, rest) else []), []
 
     async def _refuses(self, batch: SentBatch, some: list[Piece]) -> bool:
-        """Whether a backend refuses these pieces of a batch; else they are answered, or have failed."""
-        some = [piece for piece in some if piece in self._batch_of]  # those whose clients still wait
+        """Whether a backend rejects these pieces of a batch; otherwise they are answered, or have failed."""
+        some = [piece for piece in some if piece in self._batch_of]  # pieces whose clients still wait
         return bool(some) and await self._refusal(SentBatch(batch.pending, some, self.clock())) is not None
 
     async def _refusal(self, batch: SentBatch) -> BufferedResponse | None:
-        """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
+        """Send a batch and deliver its answer. Returns the backend's response if it rejected the content."""
         try:
             return await batch.pending.kind.answer(batch)
         except errors.GatewayError as error:
             if isinstance(error, errors.BackendError) and len(batch.pieces) > 1:
-                error.answer = None  # its words may quote the inputs of others
+                error.answer = None  # its text may quote other clients' inputs
             self._failed(batch, error)
         except Exception as error:
             record, request = batch.record, batch.pieces[0].owner.request

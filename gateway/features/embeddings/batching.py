@@ -1,8 +1,8 @@
-"""When a batch is sent, and what is in it; estimates for a model: its backends, tokens of texts, seconds of batches.
+"""When to send a batch, and with which pieces; a model's estimates: backends, tokens of texts, seconds of batches.
 
-While few batches are in flight, what waits goes at once; otherwise the next one gathers until one of them ends, it is
-full, or its oldest piece has waited long enough. Short requests and long lists have batches of their own, so that short
-ones never wait behind long ones.
+While few batches are in flight, waiting pieces are sent immediately; otherwise the next batch gathers until one in
+flight ends, it is full, or its oldest piece has waited long enough. Short requests and long lists have separate
+batches, so that short ones never wait behind long ones.
 
 Seconds are fitted by a line through recent measurements, y = a * u + b * v, by least squares that forget.
 """
@@ -89,10 +89,10 @@ class ModelSizes:
         self._seconds = LinearFit(0.003, 0.0003, u=1.0, v=8.0)  # of a batch: for itself, and for each item
 
     def learn_engines(self, model: str, engines: Sequence[Engine], backends: Iterable[Backend]) -> None:
-        """`engines`: those that serve it now; at least one."""
+        """Takes over the engines that serve it now; at least one."""
         self.knows_engines = True
         self.replicas, self.cap = len(engines), min(engine.cap for engine in engines)
-        # A quarter of the slots is reserved for short requests. They count by the limits of now, not by the caps: a
+        # A quarter of the slots is reserved for short requests. They count by the current limits, not by the caps: a
         # piece that waits behind others of its list must wait here, because `max_wait_seconds` does not count here.
         limits = [max(1, engine.slots) for engine in engines]
         self.limit, self.bulk_share = min(limits), sum(limits) - sum(limits) // 4
@@ -108,13 +108,12 @@ class ModelSizes:
         return self._seconds.coefficients[0]
 
     def most_items(self, max_items: int) -> int:
-        """Inputs of a batch whose answer is parsed at once, and at most so many."""
+        """The most inputs of a batch, at most `max_items`, whose answer is parsed without a break."""
         return min(max_items, max(1, int(_ANSWER_BYTES / self._item_answer_bytes)))
 
     def bounds(self, config: EmbeddingsConfig, *, offline: bool) -> tuple[int, int]:
-        """The most items and tokens of a batch. Calls of offline lines are short, so that what comes behind one hardly
-        waits: two of them fill half of an engine's slots, and half of an engine step.
-        """
+        """The most items and tokens of a batch. Calls of offline lines are short, to keep the wait behind one short:
+        two of them fill half of an engine's slots, and half of an engine step."""
         items, tokens = self.most_items(config.max_batch_items), config.max_batch_tokens
         if not offline:
             return items, tokens
@@ -186,7 +185,7 @@ class _TenantShare(Share):
 
 
 class FairQueue:
-    """Owner of the pieces that wait: in order within a tenant, in fair turns between tenants.
+    """Owner of the waiting pieces: in order within a tenant, in fair turns between tenants.
 
     Turns are the scheduler's: start-time fair queueing by tokens and weight. They are counted only while several
     tenants wait, because a single tenant needs none. Pieces are in ordered dicts, because taking from the front of a
@@ -229,7 +228,7 @@ class FairQueue:
             self._begin(tenant, self._clock)
 
     def leave(self, piece: Piece) -> bool:
-        """Remove a piece; False if it does not wait here any more."""
+        """Remove a piece; False if it has already left."""
         if piece not in self._pieces:
             return False
         del self._pieces[piece]
@@ -281,7 +280,7 @@ class FairQueue:
 
 _RATE_SECONDS = 0.1  # over which arrivals are averaged
 _LOOK_SECONDS = 0.001
-_EARLY_SECONDS = 0.0005  # by which a timer may come
+_EARLY_SECONDS = 0.0005  # by which a timer may be early
 _TRUST_GAIN = 0.5
 _TRUST_REGROWS = 0.01
 
@@ -296,7 +295,7 @@ class BatchReason(StrEnum):
 
 
 class BatchKey(NamedTuple):
-    """What requests must have in common to share a batch. `quarantined`: their clients spoiled a batch lately.
+    """The common properties of requests that share a batch. `quarantined`: their clients recently spoiled a batch.
     `offline`: lines of offline batches, which share nothing with other requests.
     """
 
@@ -335,14 +334,14 @@ class SentBatch:
         return self.record
 
     def client_left(self) -> None:
-        """A client does not wait any more; without one, its task is cancelled."""
+        """A client stopped waiting; the batch's task is cancelled after the last one."""
         self.clients -= 1
         if not self.clients and self.task is not None:
             self.task.cancel()
 
 
 class BatchKind(Protocol):
-    """What is batched: inputs or documents. `work` is its name in errors."""
+    """The content of batches: inputs or documents. `work` is its name in errors."""
 
     work: str
 
@@ -350,7 +349,7 @@ class BatchKind(Protocol):
         """Count a batch that is sent."""
 
     async def answer(self, batch: SentBatch) -> BufferedResponse | None:
-        """Send a batch and hand out its answer; else what a backend says if it refuses the content."""
+        """Send a batch and deliver its answer. Returns the backend's response if it rejected the content."""
 
 
 @dataclass
@@ -379,7 +378,7 @@ class BulkSlots:
 
 @dataclass(eq=False, repr=False)
 class PendingBatch:
-    """Pieces that may share a batch and wait for the next one. `look` is called to send what is due."""
+    """Pieces that may share a batch and wait for the next one. `look` is called to send batches that are due."""
 
     key: BatchKey
     _: KW_ONLY
@@ -394,10 +393,10 @@ class PendingBatch:
     _rate_sum: float = 0.0
     _at: float = -math.inf
     _held: tuple[float, int] | None = None  # since when a free slot is held, with how many items then
-    _trust: float = 1.0  # how far holding a slot has saved what was expected of it
+    _trust: float = 1.0  # the share of the expected savings that holding a slot achieved
 
     def apply(self, config: EmbeddingsConfig) -> None:
-        """Take over other limits of a batch, and look whether one is due by them."""
+        """Take over other limits of a batch, and check whether a batch is due under them."""
         self.config = config
         self.look_soon()
 
@@ -448,7 +447,7 @@ class PendingBatch:
             self._timer = None
 
     def due(self, now: float, *, crowded: bool) -> BatchReason | None:
-        """The reason to send a batch now; None = keep waiting. `crowded`: on the backends it would wait, too."""
+        """The reason to send a batch now; None = keep waiting. `crowded`: it would also wait on the backends."""
         queue, config = self.queue, self.config
         if not queue:
             self._held = None
@@ -477,7 +476,7 @@ class PendingBatch:
         self.in_flight -= 1
 
     def _is_worth_holding(self, now: float) -> bool:
-        """Whether requests expected meanwhile save more overhead than the delay costs those that wait."""
+        """Whether requests expected meanwhile save more overhead than the delay costs the waiting ones."""
         rate = self._rate_sum * math.exp((self._at - now) / _RATE_SECONDS) / _RATE_SECONDS
         expected, items = rate * self.sizes.overhead_seconds, self.queue.items
         if expected * self._trust > items:
@@ -489,7 +488,7 @@ class PendingBatch:
         return False
 
     def _judge_hold(self, now: float) -> None:
-        """Learn what holding saved: clients that send again when answered arrive often, but none arrives meanwhile."""
+        """Learn the savings of a hold: clients that resend when answered arrive often, but never meanwhile."""
         if self._held is None:
             return
         (since, items), self._held = self._held, None

@@ -1,11 +1,11 @@
 """Wire formats of embeddings, and of rerank and score requests: which may be batched or cut, and their answers.
 
-Only what provably acts on each input or document by itself may share a batch or be cut: a request with any other field
-is sent on as it is. What requests of a batch must have in common are these fields and their values.
+A request is batched or cut only if all its fields provably act on each input or document by itself; others are sent
+unchanged. Requests of one batch have the same fields with the same values.
 
-Backends are asked for base64; clients get the encoding they asked for, to the last bit. Floats are written as vLLM
-does: each 32-bit float as the shortest decimal of the 64-bit float of the same value. Parsing time is bounded: a parser
-takes 100 times as long for values as for long strings.
+Backends are asked for base64; clients get the requested encoding, to the last bit. Floats are written as vLLM does:
+each 32-bit float as the shortest decimal of the 64-bit float of the same value. Parsing time is bounded: a parser takes
+100 times as long for values as for long strings.
 """
 
 import binascii
@@ -66,7 +66,7 @@ _ID_BYTES = 4  # an id stands for about as many bytes of text
 
 
 def inputs_of(document: dict[str, Any], model: str) -> EmbeddingInputs | None:
-    """The inputs of a request, if they may share a batch with those of others. `model` is its name for backends."""
+    """The inputs of a request, if they may share a batch with others. `model` is its name for backends."""
     common = common_fields(document, _FIELDS, _OWN)
     if common is None:
         return None
@@ -95,7 +95,7 @@ def body_of(template: bytes, items: Sequence[str | list[int]]) -> bytes:
 
 
 def short_line(demands: Sequence[Demand]) -> OfflineTerms | None:
-    """What offline lines are as one request, or a part of one: as urgent as the first that expires; None = no lines."""
+    """The terms of offline lines sent as one call, as urgent as the earliest to expire; None = no lines."""
     lines = [demand.offline for demand in demands if demand.offline is not None]
     if not lines:
         return None
@@ -103,7 +103,7 @@ def short_line(demands: Sequence[Demand]) -> OfflineTerms | None:
 
 
 def part_of(request: InferenceRequest, body: bytes, sequences: int, tokens: int, suffix: str = "") -> InferenceRequest:
-    """A request for a part of another one, with so many tokens, as estimated.
+    """A request for a part of another one. `tokens`: an estimate.
 
     `suffix` is added to its id: engines need a different one for each part.
     """
@@ -185,11 +185,11 @@ def prompt_tokens_of(document: Any) -> int:
     return tokens
 
 
-_ID, _TOKENS, _LIST = b"\0", b"\1", b"\2"  # where these will be; in JSON they are nowhere else
+_ID, _TOKENS, _LIST = b"\0", b"\1", b"\2"  # placeholders for these; JSON never contains them elsewhere
 
 
 class AnswerForm:
-    """An answer without what differs among the clients of a batch; it is written as JSON once for all of them."""
+    """An answer without the parts that differ among the clients of a batch; encoded as JSON once for all of them."""
 
     def __init__(self, document: dict[str, Any], list_name: str) -> None:
         self.document = document
@@ -344,7 +344,7 @@ def _are_texts(value: Any) -> bool:
 
 
 class Counting(StrEnum):
-    """What a model reads to score several documents."""
+    """How a model reads several documents to score them."""
 
     PAIRS = "pairs"  # query and document together, for each document: cross-encoders
     QUERY_ONCE = "query_once"  # the query once, and each document: embeddings that are compared afterwards
@@ -352,7 +352,7 @@ class Counting(StrEnum):
 
     @classmethod
     def of(cls, once_tokens: int, twice_tokens: int) -> "Counting":
-        """What the tokens of the two probes show."""
+        """The result of two probes, by their numbers of tokens."""
         if twice_tokens == 2 * once_tokens:
             return cls.PAIRS
         return cls.QUERY_ONCE if 2 * twice_tokens == 3 * once_tokens else cls.UNKNOWN

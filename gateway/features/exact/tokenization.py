@@ -1,7 +1,7 @@
 """Exact tokens of prompts, for models with a configured tokenizer that was verified against the backends.
 
 Rendering and encoding run in a separate process. If anything fails there, a request gets None in bounded time, and is
-routed by its bytes. A backend is verified if its tokens of the probes are those of the gateway.
+routed by its bytes. A backend is verified if its tokens of the probes equal the gateway's.
 """
 
 import asyncio
@@ -50,16 +50,16 @@ class QuestionLimits(NamedTuple):
     max_waiting: int
     wait_seconds: float
     wait_seconds_per_byte: float
-    pause_seconds: float = 0.0  # without questions, after one that took too long
+    pause_seconds: float = 0.0  # without questions, after a slow one
     max_bytes: int = 1048576
 
 
 class TokenizerLimits(NamedTuple):
     """Limits of all questions, and pauses between attempts."""
 
-    # More prompts are routed by their bytes. The wait is less than a tenth of what prefilling such a text takes.
+    # More prompts are routed by their bytes. The wait is less than a tenth of the time to prefill such a text.
     prompts: QuestionLimits = QuestionLimits(32, 0.05, 0.5e-6)
-    # Of texts to be counted: each waits for those before it, some four times as long as counting takes.
+    # Of texts to be counted: each waits for all before it, some four times as long as counting takes.
     batches: QuestionLimits = QuestionLimits(4, 0.1, 1e-6, pause_seconds=1.0)
     retry_seconds: float = 10.0
     restart_seconds: float = 5.0
@@ -108,7 +108,7 @@ class Questions:
 
 
 class TokenizerVerdict(NamedTuple):
-    """Whether a backend's tokens of a model are those of the gateway; `counts`: also those of embedded texts."""
+    """Whether a backend's tokens of a model equal the gateway's; `counts`: also for embedded texts."""
 
     state: Literal["pending", "verified", "refused"] = "pending"
     reason: str = ""
@@ -201,7 +201,7 @@ class Tokenization:
         await self._stack.aclose()
 
     def apply(self, models: ModelsConfig) -> None:
-        """Take over other tokenizers; those that stay remain loaded and verified. Without any the process ends."""
+        """Take over other tokenizers; unchanged ones remain loaded and verified. Without any the process ends."""
         sources = {name: model.tokenizer for name, model in models.by_name.items() if model.tokenizer}
         known = {state.name: state for state in self._models.values() if sources.get(state.name) == state.source}
         self._models = {name: known.get(name) or ModelState(name, source) for name, source in sources.items()}
@@ -261,12 +261,12 @@ class Tokenization:
         return self._verdict(model, backend).state == "verified"
 
     def verdicts(self, backend: str) -> dict[str, dict[str, Any]]:
-        """For operators: how this backend compares, by model."""
+        """For operators: the verdicts on this backend, by model."""
         models = self._models.values()
         return {model.name: model.verdicts[backend].as_dict() for model in models if backend in model.verdicts}
 
     def look_again(self) -> None:
-        """Compare with backends that were not compared yet, if there are any."""
+        """Compare with new backends, if there are any."""
         self._look.set()
 
     def forget(self, backend: Backend) -> None:
@@ -304,7 +304,7 @@ class Tokenization:
             self._process.end()
 
     async def _compare(self) -> None:
-        """Load tokenizers and compare backends where it was not done yet; return when it is time to do it again."""
+        """Load missing tokenizers and compare new backends; return when it is time to do it again."""
         self._look.clear()
         done = all([await self._compare_all(model) for model in self._models.values()])
         with suppress(TimeoutError):
@@ -407,7 +407,7 @@ async def _theirs(model: str, backend: Backend, client: ControlClient, probe: Pr
 
 
 async def counted_alike(model: str, backend: Backend, client: ControlClient, ours: list[int]) -> tuple[bool, str]:
-    """Whether the backend counts the texts of `EMBEDDED` like this when it embeds them; if it embeds, what differs.
+    """Whether the backend counts the texts of `EMBEDDED` like `ours` when it embeds them; the difference, if it embeds.
 
     Raises ControlError if it is worth another try.
     """

@@ -1,10 +1,10 @@
-"""Both ends of the conversation in which a process takes over from the one that serves.
+"""Both ends of the handover protocol, by which a new process replaces the serving one.
 
-The new process has a `Successor`: it asks the one that serves for its sockets and its knowledge, and then for its
-place. That one has a `Predecessor`, and answers: `hello`, `offer` with the sockets and a snapshot, `ready`, `go`. At
-`go` the one that serves accepts no more connections, which wait; the new one accepts them, and says `serves`. Until
-then a new process that fails costs nothing: the other one goes on. Afterwards that one sends `needs`, answered by
-`lent`, and `client` with the connections of clients that wait for no answer, until it has ended.
+The new process has a `Successor`, which asks for the sockets, the snapshot, and then the place. The serving process has
+a `Predecessor`. The messages are `hello`, `offer` with the sockets and a snapshot, `ready`, `go`. At `go` the serving
+process stops accepting connections, which wait; the new one accepts them and sends `serves`. If it fails before that,
+the serving process simply goes on. Afterwards the old process sends `needs`, answered by `lent`, and `client` with idle
+client connections, until it ends.
 """
 
 import asyncio
@@ -31,18 +31,18 @@ from gateway.features.handover.snapshot import FORMAT, Knowledge, SnapshotError,
 _HELLO_SECONDS = 5.0
 _OFFER_SECONDS = 60.0
 _READY_SECONDS = 150.0
-_SERVES_SECONDS = 60.0  # in which nobody accepts connections, if the new process hangs
+_SERVES_SECONDS = 60.0  # without accepting connections, if the new process hangs
 _KILLED_SECONDS = 5.0
 
 log = structlog.get_logger("gateway")
 
 
 class TakeoverRefused(Exception):
-    """The process that serves does not let this one take over; the message says why."""
+    """The serving process refuses the handover; the message says why."""
 
 
 class Successor:
-    """The end of the process that takes over, and what came with the offer."""
+    """The new process's end of the protocol, and the contents of the offer."""
 
     _sharing: SlotSharing
     _heard: Callable[[dict[str, Any]], None]
@@ -55,16 +55,16 @@ class Successor:
         for name in offer.content["listeners"]:
             self._sockets.setdefault(name, []).append(socket.socket(fileno=files.pop(0)))
         self._snapshot = open(files.pop(0), "rb") if files else None  # noqa: SIM115 - `snapshot` closes it
-        self._number = 0  # of the other process's last needs
-        self._lent: dict[str, EngineUse] = {}  # as the other process knows it
-        self.pid = channel.pid  # of the process that this one takes over from
+        self._number = 0  # of the predecessor's last needs
+        self._lent: dict[str, EngineUse] = {}  # as last reported to the predecessor
+        self.pid = channel.pid  # of the predecessor
 
     def serves(self) -> None:
-        """Report that this process accepts connections: the other one may end."""
+        """Report that this process accepts connections: the predecessor may end."""
         self._channel.post({"is": "serves"})
 
     def listeners(self, server: ServerConfig) -> Listeners:
-        """The sockets of the ports that are configured as they were. The others are closed."""
+        """The sockets of ports with an unchanged address. Closes the others."""
         kept = Listeners([], [], [])
         wanted = addresses_of(server)
         for name, sockets in self._sockets.items():
@@ -76,7 +76,7 @@ class Successor:
         return kept
 
     async def snapshot(self) -> dict[str, Any] | None:
-        """What the other process knows; None if its version has it in another form."""
+        """The state of the predecessor; None if its version has another format."""
         if self._snapshot is None:
             log.warning("snapshot_ignored", reason="another version of the gateway made it")
             return None
@@ -89,7 +89,7 @@ class Successor:
                 return None
 
     async def go(self, sharing: SlotSharing, heard: Callable[[dict[str, Any]], None]) -> None:
-        """This process could serve now: wait until it may. What the other one has in flight is lent to it.
+        """This process is ready: wait for permission to serve. The predecessor's load in flight is lent to it.
 
         `heard` gets the other news that come with its needs.
         """
@@ -103,7 +103,7 @@ class Successor:
             self._follow_news(go.content)
 
     async def lend(self, adopt: Callable[[socket.socket], Awaitable[None]]) -> None:
-        """Lend slots to the other process and take its clients, until it has ended."""
+        """Lend slots to the predecessor and adopt its clients, until it ends."""
         try:
             while (message := await self._channel.receive()) is not None:
                 if message.content["is"] == "needs":
@@ -128,18 +128,18 @@ class Successor:
         self._channel.post({"is": "lent", "number": self._number, "lent": self._lent})
 
     def report(self) -> None:
-        """Report what is lent, if that has changed."""
+        """Report the loans to the predecessor, if they changed."""
         if self._lent != self._sharing.lent:
             self._post()
 
     def close(self) -> None:
-        """Give up: the other process goes on as before."""
+        """Give up: the predecessor goes on as before."""
         self._channel.close()
 
 
 async def take_over(address: bytes, table: str) -> Successor | None:
-    """Ask the gateway that waits at this address; None = there is none. `table`: in which this process will share
-    engines with others, if any. Raises TakeoverRefused."""
+    """Connect to the gateway at this address; None = there is none. `table`: the coordination table of this process, if
+    any. Raises TakeoverRefused."""
     channel = connect(address)
     if channel is None:
         return None
@@ -159,11 +159,10 @@ async def take_over(address: bytes, table: str) -> Successor | None:
 
 @dataclass
 class Predecessor:
-    """The end of the process that serves: waits for the one that takes over. `began` is set once it has.
+    """The serving process's end of the protocol: waits for a successor. `began` is set once it serves.
 
-    `addresses`: as configured, by port (`main`, `admin`, `metrics`); `table`: the one in which this process shares
-    engines with others now, if any. Where both processes share it, it divides the engines between them, and no slots
-    are lent.
+    `addresses`: as configured, by port (`main`, `admin`, `metrics`); `table`: the current coordination table of this
+    process, if any. If both processes share it, it divides the engines between them, and no slots are lent.
     """
 
     knowledge: Knowledge
@@ -177,8 +176,8 @@ class Predecessor:
     successor_pid: int = 0
     _channel: Channel | None = None
     _reported: tuple[int, dict[str, int]] = (0, {})  # number of the last needs, and requests by key
-    _sent_stored: int = 0  # responses that the other process knows
-    _sent_use: dict[str, Any] = field(default_factory=dict)  # of keys, as far as the other process knows it
+    _sent_stored: int = 0  # number of responses known to the successor
+    _sent_use: dict[str, Any] = field(default_factory=dict)  # use of keys, as known to the successor
 
     @asynccontextmanager
     async def waiting(self, address: bytes) -> AsyncIterator[None]:
@@ -230,8 +229,8 @@ class Predecessor:
         await self._give_place(channel, is_confirmed=bool(hello.content.get("confirms")), meets=meets)
 
     async def _give_place(self, channel: Channel, *, is_confirmed: bool, meets: bool) -> None:
-        """Let the other process serve, and take the place back if it does not. `is_confirmed`: it says that it serves,
-        which earlier versions do not; `meets`: in the table of both."""
+        """Let the successor serve, and resume if it does not. `is_confirmed`: it sends `serves`, unlike earlier
+        versions; `meets`: both processes share a coordination table."""
         pid = channel.pid
         try:
             await self.ports.pause()
@@ -259,7 +258,7 @@ class Predecessor:
         await self.ports.resume()
 
     async def _serves(self, channel: Channel) -> bool:
-        """Wait until the other process serves, or has ended. One that does neither is ended."""
+        """Wait until the successor serves or ends. Kills it if it does neither."""
         for most_seconds in (_SERVES_SECONDS, _KILLED_SECONDS):
             with suppress(TimeoutError):
                 async with asyncio.timeout(most_seconds):
@@ -297,30 +296,30 @@ class Predecessor:
         stored, self._sent_stored = knowledge.stored_since(self._sent_stored), knowledge.stored.noted
         self._reported = sharing.number, knowledge.limits.running()
         news = {"number": sharing.number, "needs": sharing.needs, "running": self._reported[1], "stored": stored}
-        if kind == "go":  # what was changed by hand since the offer
+        if kind == "go":  # changes by hand since the offer
             news["membership"] = knowledge.membership.state()
         if kind == "go" or is_last:
             news["use"], self._sent_use = knowledge.use_since(self._sent_use), knowledge.use()
         self._channel.post({"is": kind, **news})
 
     def report(self) -> None:
-        """Report what is needed to the process that took over, if that has changed."""
+        """Report changed needs to the successor."""
         if self._channel is not None and self._reported != (self.sharing.number, self.knowledge.limits.running()):
             self._post("needs")
 
     def give_client(self, file: int) -> None:
-        """Pass the connection of a client on to the process that took over."""
+        """Pass the connection of a client to the successor."""
         assert self._channel is not None
         self._channel.post({"is": "client"}, [file])
 
     async def part(self) -> None:
-        """Wait until all that was given is sent; the other process ends the conversation when it has read it."""
+        """Wait until everything is sent; the successor ends the conversation when it has read it."""
         assert self._channel is not None
         self._post("needs", is_last=True)
         await self._channel.part()
 
     async def borrow(self) -> None:
-        """Use what the process that took over lends, until it ends or this is cancelled."""
+        """Use the successor's loans, until it ends or this is cancelled."""
         assert self._channel is not None
         try:
             while (message := await self._channel.receive()) is not None:

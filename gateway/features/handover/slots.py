@@ -1,11 +1,11 @@
-"""How processes share the engines while one takes over from another. Pure.
+"""Division of the engines between a process and its successor during a handover. Pure.
 
-A process that ends states its needs: what it has in flight on each engine, and what waits there. The one that took over
-uses what is left, and lends up to the need once its own requests have made room. So the sum never exceeds an engine's
-cap, whatever is sent again, and each slot that is given up is used at once. A process that was handed over itself while
-it lends states both needs, its own and those of the process before it.
+The ending process states its needs: its load in flight on each engine, and its waiting requests. The successor uses the
+rest, and lends up to the need as its own requests end. So the sum never exceeds an engine's cap, and each freed slot is
+used immediately. A process that is itself replaced while it lends states the sum of its own needs and its
+predecessor's.
 
-Needs are numbered, and an answer to former needs is void: meanwhile some of these slots have been given up.
+Needs are numbered, and an answer to former needs is void: some of those slots have been given up meanwhile.
 """
 
 import math
@@ -21,12 +21,12 @@ from gateway.core.scheduling.wait_queue import Queue, Ticket
 Uses = Mapping[str, EngineUse]  # by engine: URL of the backend, and rank
 _NONE = EngineUse(0, 0)
 _ANY = 1 << 62
-_LEAST_HEADROOM = 0.01  # a configured 0 needs all that there is
-_UNGUARDED = 16 / 15  # the KV cache that is needed, over what guarded requests may use of it
+_LEAST_HEADROOM = 0.01  # a configured 0 needs the whole cache
+_UNGUARDED = 16 / 15  # KV cache needed, relative to the part that guarded requests may use
 
 
 def engines_by_key(backends: Iterable[Backend]) -> Iterator[tuple[str, Backend, Engine]]:
-    """All engines, those included that have left with requests in flight."""
+    """All engines, including engines that have left with requests in flight."""
     for backend in backends:
         for engine in backend.all_engines:
             rank = "" if engine.rank is None else engine.rank
@@ -34,19 +34,19 @@ def engines_by_key(backends: Iterable[Backend]) -> Iterator[tuple[str, Backend, 
 
 
 def used_of(engine: Engine) -> EngineUse:
-    """What is in flight on an engine."""
+    """The slots and KV tokens in flight on an engine."""
     return EngineUse(engine.load.in_flight, math.ceil(engine.kv.taken_tokens + engine.kv.margin_tokens))
 
 
 def use_of(ticket: Ticket, lengths: OutputLengths) -> EngineUse:
-    """What a request that waits is expected to use."""
+    """The expected slots and KV tokens of a waiting request."""
     demand = ticket.demand
     output_tokens, margin_tokens = lengths.expected(demand.model, demand.tenant, demand.output_tokens)
     return EngineUse(demand.sequences, demand.prompt_tokens + demand.sequences * (output_tokens + margin_tokens))
 
 
 def tokens_to_admit(engine: Engine, used: EngineUse, new: EngineUse, kv_headroom: float) -> int:
-    """The KV tokens with which an engine admits `new` beside `used`, where `Capacity.admits` is strictest."""
+    """The KV tokens an engine needs to admit `new` in addition to `used`, where `Capacity.admits` is strictest."""
     tokens = used.kv_tokens + new.kv_tokens + (2 * new.slots + 1) * engine.block_tokens
     return int(_UNGUARDED * tokens / max(_LEAST_HEADROOM, kv_headroom)) + 1
 
@@ -54,9 +54,9 @@ def tokens_to_admit(engine: Engine, used: EngineUse, new: EngineUse, kv_headroom
 def own_needs(
     fleet: Fleet, queue: Queue, lengths: OutputLengths, kv_headroom: Callable[[], float]
 ) -> dict[str, EngineUse]:
-    """What is in flight on each engine, with what waits for its models, which may go there; at most the whole engine.
+    """The load in flight on each engine plus the waiting requests for its models; at most the whole engine.
 
-    What waits is counted as `Capacity.admits` does where it is strictest.
+    Waiting requests are counted as where `Capacity.admits` is strictest.
     """
     waiting: dict[str, EngineUse] = {}
     for ticket in queue:
@@ -83,7 +83,7 @@ def own_needs(
 
 
 def uses_of(message: Mapping[str, Iterable[int]]) -> dict[str, EngineUse]:
-    """Needs, or what is lent, as they come in a message."""
+    """Parses needs or loans of a message."""
     return {key: EngineUse._make(use) for key, use in message.items()}
 
 
@@ -100,56 +100,56 @@ def _most(one: EngineUse, other: EngineUse) -> EngineUse:
 
 
 class SlotSharing:
-    """What this process uses of each engine, between the process before it and the one after it, as far as there are.
+    """Divides each engine between this process, its predecessor and its successor.
 
-    `number`: of its last `needs`. `lent`: to the process before it.
+    `number`: of its last `needs`. `lent`: to the predecessor.
     """
 
     def __init__(self, fleet: Fleet, queue: Queue, lengths: OutputLengths, *, kv_headroom: Callable[[], float]) -> None:
         self._fleet = fleet
         self._own_needs = partial(own_needs, fleet, queue, lengths, kv_headroom)
-        self._before: Uses = {}  # needs of the process before
-        self._borrowed: Uses | None = None  # from the process after; None = there is none
+        self._before: Uses = {}  # needs of the predecessor
+        self._borrowed: Uses | None = None  # from the successor; None = there is none
         self.lent: dict[str, EngineUse] = {}
         self.needs: dict[str, EngineUse] = {}
         self.number = 0
 
     def take_place(self, needed: Uses) -> None:
-        """This process takes over. The process before it needs this, and may have it in flight already."""
+        """This process takes over. Its predecessor needs these parts, and may have them in flight already."""
         self.lent = dict(needed)
         self.need(needed)
 
     def need(self, needed: Uses) -> None:
-        """The process before needs this, and nothing on other engines."""
+        """The predecessor needs these parts, and no other engines."""
         self._before = needed
         self.step()
 
     def hand_over(self) -> None:
-        """Another process takes over. As long as it has nothing in flight, all that is needed is lent."""
+        """A successor takes over. Until it has requests in flight, it lends everything that is needed."""
         self._borrowed = {}
         self._state_needs()
         self._borrowed = dict(self.needs)
         self._divide()
 
     def borrow(self, number: int, lent: Uses) -> None:
-        """The process after lends this, as an answer to the needs of this number."""
+        """The successor lends these parts, in answer to the needs with this number."""
         if number == self.number and self._borrowed is not None:
             self._borrowed = {key: _least(use, self.needs.get(key, _NONE)) for key, use in lent.items()}
             self.step()
 
     def go_on_alone(self) -> None:
-        """The process after has failed: use whole engines again."""
+        """The successor has failed: use whole engines again."""
         self._borrowed = None
         self.step()
 
     def step(self) -> None:
-        """Follow what has ended and what waits: give up, lend, and use what is left."""
+        """Follow ended and waiting requests: give up, lend, and use the rest."""
         if self._borrowed is not None:
             self._state_needs()
         self._divide()
 
     def _divide(self) -> None:
-        """Lend what is needed and free, and use the rest."""
+        """Lend free capacity up to the needs, and use the rest."""
         lent: dict[str, EngineUse] = {}
         parts: dict[int, EngineUse | None] = {}
         engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
@@ -167,17 +167,17 @@ class SlotSharing:
                 limit = EngineUse(engine.whole.slots, whole.kv_tokens)
             lent[key] = self._lend(key, needed, whole, used)
             kept, own = _most(lent[key], needed), used_of(engine)
-            parts[engine.index] = EngineUse(  # what another backend with this URL uses is not free here
+            parts[engine.index] = EngineUse(  # the use of another backend with this URL is not free here
                 max(0, limit.slots - kept.slots - used.slots + own.slots),
                 max(0, limit.kv_tokens - kept.kv_tokens - used.kv_tokens + own.kv_tokens),
             )
         for key, needed in self._before.items():
-            lent.setdefault(key, needed)  # of an engine that is not this process's
+            lent.setdefault(key, needed)  # of an engine that this process does not have
         self.lent = {key: use for key, use in lent.items() if use != _NONE}
         self._fleet.share(parts)
 
     def _lend(self, key: str, needed: EngineUse, whole: EngineUse, used: EngineUse) -> EngineUse:
-        """As much as is needed; more than before only of what is not in use."""
+        """The loan for this need; it grows only by free capacity."""
         before = self.lent.get(key, _NONE)
         return EngineUse(
             min(needed.slots, max(before.slots, whole.slots - used.slots)),

@@ -1,7 +1,7 @@
-"""What a gateway knows, for the one that comes after it: caches, estimates, accounts, shares, changes by hand.
+"""The state that a gateway leaves to its successor: caches, estimates, accounts, shares, changes by hand.
 
-A snapshot is a file of sections, each with its length before it. Taking one reads the owners of the state on the event
-loop in short steps. What is long (the records of caches) is only listed there, and packed in a thread.
+A snapshot is a file of sections, each after its length. The event loop reads the owners of the state in short steps. It
+only lists long sections (the records of caches); a thread packs them.
 """
 
 import asyncio
@@ -28,23 +28,23 @@ from gateway.features.keys.limits import AllLimits
 from gateway.features.keys.usage import KeyUsage
 from gateway.features.responses.stored import Place, StoredResponses
 
-FORMAT = 1  # changes with what a section holds
+FORMAT = 1  # changes with the format of sections
 FILE_NAME = "gateway.snapshot"
 _MAGIC = b"gateway snapshot "
-_MOST_RUNS = 50_000  # of an engine, the last used ones: more would hold up the event loop
+_MOST_RUNS = 50_000  # of an engine, the last used ones: more would block the event loop
 _MOST_SECTION_BYTES = 1 << 30
 _SAVE_SECONDS = 60.0  # between snapshots
-_LAST_SECONDS = 10.0  # most time for the one at the end: its file system may hang
+_LAST_SECONDS = 10.0  # timeout of the last snapshot: the file system may hang
 Run = tuple[tuple[int, ...], list[int]]
 
 
 class SnapshotError(Exception):
-    """A snapshot cannot be used; the message says why."""
+    """A snapshot is unusable; the message says why."""
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """The owners of what a snapshot holds."""
+    """The owners of the state in a snapshot."""
 
     fleet: Fleet
     _: KW_ONLY
@@ -60,7 +60,7 @@ class Knowledge:
     unix_seconds: Callable[[], float]
 
     async def take(self) -> dict[str, Any]:
-        """All sections, of which `write` packs the long ones."""
+        """All sections; `write` packs the long ones."""
         sections: dict[str, Any] = {"unix_seconds": self.unix_seconds(), "secret": self.secret()}
         for name, read in (
             ("membership", self.membership.state),
@@ -97,9 +97,9 @@ class Knowledge:
         }
 
     def restore(self, sections: dict[str, Any], *, same_engines: bool) -> None:
-        """Take over all sections. `same_engines`: the engines are known not to have been restarted since.
+        """Take over all sections. `same_engines`: the engines are known not to have restarted since.
 
-        To be called before the gateway serves. Backends that are not in the fleet any more are left out.
+        To be called before the gateway serves. Skips backends that have left the fleet.
         """
         ago_seconds = max(0.0, self.unix_seconds() - sections["unix_seconds"])
         self.membership.restore(sections["membership"], self.sources())
@@ -115,17 +115,17 @@ class Knowledge:
         for model, served in sections["served"].items():
             self.queue.tenants.of(model).restore(served)
         self.limits.restore(sections["accounts"], ago_seconds)
-        self.limits.restore_spent(sections.get("spent", {}))  # earlier versions of the gateway have none of these
+        self.limits.restore_spent(sections.get("spent", {}))  # absent in snapshots of earlier versions
         if "usage" in sections:
             self.usage.restore(sections["usage"])
         self.restore_stored(sections["stored"])
 
     def use(self) -> dict[str, Any]:
-        """What keys used so far, for `use_since`."""
+        """The use of keys until now, for `use_since`."""
         return {"spent": self.limits.spent(), "usage": self.usage.today()}
 
     def use_since(self, before: dict[str, Any]) -> dict[str, Any]:
-        """What keys used since `use` returned this; `restore_use` takes it. Nothing before: all of today."""
+        """The use of keys since `use` returned `before`, for `restore_use`. Empty = all of today's."""
         spent: dict[str, dict[str, list[int]]] = {}
         for name, periods in self.limits.spent().items():
             known = before.get("spent", {}).get(name, {})
@@ -136,24 +136,24 @@ class Knowledge:
         return {"spent": spent, "usage": self.usage.since(*before.get("usage", (self.usage.today()[0], [])))}
 
     def restore_use(self, use: dict[str, Any]) -> None:
-        """Count what keys used in another process meanwhile."""
+        """Add the use of keys in another process meanwhile."""
         self.limits.restore_spent(use["spent"])
         for day, rows in use["usage"]:
             self.usage.add([(key, model, counts) for key, model, counts in rows], day)
 
     def restore_stored(self, stored: list[Any]) -> None:
-        """Take over where responses are stored."""
+        """Take over the locations of stored responses."""
         self.stored.restore(
             (name, Place(backend, model, (key, tenant), alias=alias[0] if alias else ""))
             for name, backend, model, key, tenant, *alias in stored
         )
 
     def stored_since(self, noted: int) -> list[Any]:
-        """Where responses are stored that were noted after the first `noted` ones; `restore_stored` takes them."""
+        """The locations of responses stored after the first `noted` ones, for `restore_stored`."""
         return [_plain(*each) for each in self.stored.since(noted)]
 
     def _restore_backends(self, backends: dict[str, Any], *, same_engines: bool) -> set[int]:
-        """Returns the engines whose caches are what they were, unless a later look at them shows another process."""
+        """Returns the engines whose caches are unchanged, unless their next probe shows another process."""
         known: set[int] = set()
         for backend in self.fleet.backends:
             if (saved := backends.get(backend.config.url)) is None:
@@ -170,7 +170,7 @@ class Knowledge:
 
 
 def write(sections: dict[str, Any], out: BinaryIO, breathe: Callable[[], None]) -> None:
-    """Write a snapshot, section by section, in a thread. `breathe` lets the event loop run."""
+    """Write a snapshot, section by section, in a thread. `breathe` yields to the event loop."""
     out.write(_MAGIC + f"{FORMAT}\n".encode())
     for name, content in sections.items():
         if name == "stored":
@@ -185,7 +185,7 @@ def write(sections: dict[str, Any], out: BinaryIO, breathe: Callable[[], None]) 
 
 
 def in_memory(sections: dict[str, Any], breathe: Callable[[], None]) -> int:
-    """The snapshot as a file descriptor of a file that is nowhere on disk."""
+    """The snapshot as the descriptor of an anonymous file in memory."""
     file = os.memfd_create("gateway-snapshot", os.MFD_CLOEXEC)
     with open(os.dup(file), "wb") as out:
         write(sections, out, breathe)
@@ -206,7 +206,7 @@ def _put(out: BinaryIO, section: list[Any]) -> None:
 def _packed(runs: Iterable[Run], breathe: Callable[[], None]) -> list[bytes]:
     lengths, keys, sizes = array("I"), array("Q"), array("I")
     for run_keys, run_sizes in runs:
-        run_sizes = run_sizes[:]  # its last ones may go meanwhile
+        run_sizes = run_sizes[:]  # its last ones may be removed meanwhile
         lengths.append(len(run_sizes))
         keys.extend(run_keys[: len(run_sizes)])
         sizes.extend(run_sizes)
@@ -253,7 +253,7 @@ def read(source: BinaryIO) -> dict[str, Any]:
 
 
 def save(sections: dict[str, Any], folder: Path, breathe: Callable[[], None]) -> None:
-    """Replace the snapshot in a folder, which is made if it is missing. Raises OSError."""
+    """Replace the snapshot in a folder, which is created if missing. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     new = folder / f"{FILE_NAME}.{os.getpid()}.new"
     try:
@@ -277,7 +277,7 @@ def load(folder: Path) -> dict[str, Any] | None:
 
 
 class SnapshotFolder:
-    """Keeps snapshots in the folder that is configured at the time, if there is one."""
+    """Keeps snapshots in the folder that is configured at the time, if any."""
 
     def __init__(self, breathe: Callable[[], None]) -> None:
         self._breathe = breathe
@@ -285,7 +285,7 @@ class SnapshotFolder:
         self._log = structlog.get_logger("gateway")
 
     async def load(self, folder: str | None) -> dict[str, Any] | None:
-        """What the last process knew; None = nothing that can be used."""
+        """The state of the last process; None = no usable snapshot."""
         try:
             return None if folder is None else await self._threads.run(load, Path(folder))
         except SnapshotError as error:
@@ -293,7 +293,7 @@ class SnapshotFolder:
             return None
 
     async def save(self, folder: str | None, knowledge: Knowledge) -> None:
-        """Write a snapshot. What goes wrong is logged."""
+        """Write a snapshot. Errors are logged."""
         if folder is None:
             return
         sections = await knowledge.take()
@@ -303,7 +303,7 @@ class SnapshotFolder:
             self._log.error("snapshot_failed", folder=folder, reason=str(error))
 
     async def save_later(self, folder: Callable[[], str | None], knowledge: Knowledge) -> None:
-        """Wait for as long as is between two snapshots, and write one."""
+        """Wait for the snapshot interval, then write one."""
         await asyncio.sleep(_SAVE_SECONDS)
         await self.save(folder(), knowledge)
 

@@ -1,13 +1,13 @@
 """The sampled prompts as arrays of pieces, and families of them: prompts that differ early and share text after it.
 
-A piece ends at a line's end, a stop, a comma, a bracket or a backslash, so that a cut depends on the text beside it
-alone: text that follows a difference is cut as it would be without it. Two pieces have the same `content` if they say
-the same, and the same `node` if all that stands before them is the same, too, which is when a KV cache can be used.
+A piece ends at a line's end, a stop, a comma, a bracket or a backslash, so that a cut depends only on the adjacent
+text: a difference does not change the cuts after it. Two pieces have the same `content` if their text is equal, and the
+same `node` if all text before them is equal as well, which is when a KV cache can be used.
 
-The prompts are a tree of pieces. Where it branches in three or more, the branches are compared: those that share text,
-in whatever order and place, are a family, and what half of its branches have is its core. Conversations of one
-application branch as well, behind the system prompt, but have no text in common there. Branches are looked at from
-the root outward, and a prompt belongs to the first family that gains enough.
+The prompts are a tree of pieces. Where it branches in three or more, the branches are compared: branches that share
+text, in whatever order and place, are a family, and the text of at least half of its branches is its core.
+Conversations of one application branch as well, behind the system prompt, but have no text in common there. Branches
+are visited from the root outward, and a prompt belongs to the first family that gains enough.
 """
 
 import re
@@ -26,8 +26,8 @@ Breathe = Callable[[], None]  # called often, so that a long computation can let
 _ENDS = b"\n.,;{}[]\\\x1e\x82\x8c"  # the last two end the comma and the full stop of Chinese and Japanese
 _PIECE = re.compile(rb"[^" + re.escape(_ENDS) + rb"]{0,128}[" + re.escape(_ENDS) + rb"]*")
 _MARGIN = _ENDS + b' ":\t\r'
-MOST_PIECES_OF_A_PROMPT = 4096  # what follows is left out
-_MOST_IN_ALL = 400_000  # of all prompts: the oldest are left out
+MOST_PIECES_OF_A_PROMPT = 4096  # pieces after that are ignored
+_MOST_IN_ALL = 400_000  # of all prompts: the oldest are ignored
 _DISTINCTIVE_BYTES = 12  # shorter pieces are in every prompt
 _ODD = 0x9E3779B97F4A7C15  # its powers number the places in a chain
 
@@ -35,15 +35,15 @@ LEAST_SAVING_BYTES = 512  # of a request, on average; below that a cause is not 
 LEAST_SAVING_SHARE = 0.05  # of the family's text
 LEAST_SAMPLES = 4
 LEAST_BRANCHES = 3
-_MOST_PIECES = 4_000_000  # looked at in all: prompts made to branch everywhere would take minutes
+_MOST_PIECES = 4_000_000  # in total: prompts made to branch everywhere would take minutes
 _CORE_SHARE = 0.5  # of the branches that must have a piece
-_MOST_VARYING = 4  # times the core, that what stands before its end may be
-_COVERED = 0.95  # of a prompt's core bytes: behind that, a piece of the core is considered chance
+_MOST_VARYING = 4  # the largest ratio of varying text before the core's end to the core
+_COVERED = 0.95  # of a prompt's core bytes: behind that, a core piece is considered chance
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """All samples' pieces, one after the other, oldest sample first. `rows[s]` to `rows[s + 1]` are those of sample s.
+    """All samples' pieces, concatenated, oldest sample first. `rows[s]` to `rows[s + 1]` are the pieces of sample s.
 
     Piece 0 of each sample is not text but stands for its model and cache salt.
     """
@@ -61,7 +61,7 @@ class Corpus:
     digest: npt.NDArray[np.uint64]  # by content
 
     def matched(self) -> Ints:
-        """For each sample, the bytes that it begins with as an older one does."""
+        """For each sample, the bytes of its longest prefix shared with an older one."""
         first = np.full(int(self.node.max(initial=-1)) + 1, len(self.samples), np.int64)
         np.minimum.at(first, self.node, self.owner)
         old = first[self.node] < self.owner
@@ -150,13 +150,13 @@ def _salts(samples: Sequence[Sample]) -> list[int]:
 class Family:
     """Samples that share their text up to `first_row`, and then their core. Values are by member.
 
-    `core_end` is the row of the corpus where the core ends; `saving_bytes` what a cache could have given besides.
+    `core_end` is the row of the corpus where the core ends; `saving_bytes` the additional possible cache hit.
     """
 
     members: Ints
     _: KW_ONLY
     branches: Ints
-    first_row: Ints  # where the member leaves the common way
+    first_row: Ints  # where the member leaves the shared prefix
     core_end: Ints
     core_bytes: Ints
     saving_bytes: Ints
@@ -166,7 +166,7 @@ class Family:
 
 @dataclass(frozen=True, slots=True)
 class _Branching:
-    """Where the tree of prompts branches, and the samples that go through; rows are those right behind it."""
+    """A node where the tree of prompts branches, and the samples that go through; rows are right behind it."""
 
     rows: Ints
     members: Ints
@@ -174,7 +174,7 @@ class _Branching:
 
 
 def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Family]:
-    """Every family. `hit_bytes`: of each sample, how much of it was found in a cache."""
+    """Every family. `hit_bytes`: the bytes of each sample that were found in a cache."""
     claimed = np.zeros(len(corpus.samples), np.bool_)
     families = []
     left = _MOST_PIECES
@@ -192,7 +192,7 @@ def find_families(corpus: Corpus, hit_bytes: Ints, breathe: Breathe) -> list[Fam
 
 
 def _gains_enough(corpus: Corpus, family: Family) -> bool:
-    of_others = family.saving_bytes[1:]  # those of the first are in no cache
+    of_others = family.saving_bytes[1:]  # the first member's are in no cache
     if of_others.mean() < LEAST_SAVING_BYTES or family.saving_share < LEAST_SAVING_SHARE:
         return False
     before_end = corpus.start[family.core_end - 1] - corpus.start[family.first_row]
@@ -276,7 +276,7 @@ def _clustered(branch: Ints, content: Ints, size: Ints, holders: Ints, count: in
 
 
 def _measured(corpus: Corpus, branching: _Branching, chosen: Ints, hit_bytes: Ints) -> Family | None:
-    """The family of these members, oldest first, with its core and what it could save."""
+    """The family of these members, oldest first, with its core and its possible savings."""
     chosen = chosen[np.argsort(branching.members[chosen], kind="stable")]
     first_row, members = branching.rows[chosen], branching.members[chosen]
     _, branches = np.unique(branching.branches[chosen], return_inverse=True)
@@ -320,7 +320,7 @@ def _core(corpus: Corpus, group: _Branching, rows: Ints, places: Ints) -> Ints:
 
 
 def core_flags(corpus: Corpus, core: Ints, rows: Ints, places: Ints) -> npt.NDArray[np.bool_]:
-    """Which pieces are of the core; short ones are if the one before is."""
+    """Flags the pieces of the core; short ones belong to it if the piece before does."""
     content = corpus.content[rows]
     known = np.isin(content, core)
     decided = corpus.distinctive[content]
@@ -331,7 +331,7 @@ def core_flags(corpus: Corpus, core: Ints, rows: Ints, places: Ints) -> npt.NDAr
 
 
 def _ends(corpus: Corpus, rows: Ints, places: Ints, in_core: npt.NDArray[np.bool_], core_bytes: Ints) -> Ints:
-    """For each member, the row where its core ends: nearly all of it is covered, and something else comes."""
+    """For each member, the row where its core ends: nearly all of it is covered, and other text follows."""
     covered = np.cumsum(np.where(in_core, corpus.size[rows], 0)) - (np.cumsum(core_bytes) - core_bytes)[places]
     over = (covered >= _COVERED * core_bytes[places]) & ~in_core
     ends = corpus.rows[corpus.owner[rows[np.flatnonzero(np.diff(places, prepend=-1))]] + 1]
@@ -340,7 +340,7 @@ def _ends(corpus: Corpus, rows: Ints, places: Ints, in_core: npt.NDArray[np.bool
 
 
 def _tails(corpus: Corpus, members: Ints, core_end: Ints) -> Ints:
-    """For each member, the bytes behind the core that follow it in an older member, too."""
+    """For each member, the bytes behind the core that also follow it in an older member."""
     known: set[int] = set()
     matched = np.zeros(len(members), np.int64)
     for place, (start, end) in enumerate(zip(core_end, corpus.rows[members + 1], strict=True)):

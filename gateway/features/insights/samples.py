@@ -1,9 +1,8 @@
-"""What the report is made from: a few prompts, and counts over a sliding window, with its tables. All is bounded.
+"""The data of the report: a few prompts, and counts over a sliding window, with its tables. All is bounded.
 
 `Samples` keeps prompts, limited in number and bytes. `PrefixReport` counts requests and hits in epochs, by key and
-application, and which prefixes recur: an epoch's tables drop their rarest rows when they are full. Applications that
-are dropped are added to the row of their key. Prefixes are counted on a share of the requests, which halves as an
-epoch fills.
+application, and recurring prefixes: an epoch's full table drops its rarest rows. Dropped applications are added to the
+row of their key. Prefixes are counted on a share of the requests, which halves as an epoch fills.
 """
 
 import re
@@ -21,12 +20,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
 OTHERS = 0  # in place of an application: all that have no row of their own
 Application = tuple[str, int]  # an API key's name, and the key of the first prefix block
 Holders = Callable[[int], Iterable[str]]
-_LEAST_SECONDS = 60.0  # of traffic that rates by the hour are made of
+_LEAST_SECONDS = 60.0  # of traffic, for hourly rates
 
 
 @dataclass(slots=True)
 class Sample:
-    """One prompt. `weight` is how many requests it stands for; token counts are estimates until it `has_usage`."""
+    """One prompt. `weight`: the number of requests it represents; token counts are estimates until it `has_usage`."""
 
     text: bytes
     model: str
@@ -42,7 +41,7 @@ class Sample:
     has_usage: bool = False
 
     def finished(self, record: Record) -> None:
-        """Replace the estimates by what was reported."""
+        """Replace the estimates by the reported values."""
         self.has_usage = True
         self.prompt_tokens = record.prompt_tokens or self.prompt_tokens
         actual = record.actual_hit_tokens
@@ -51,9 +50,9 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReportLimits:
-    """How much is kept: samples, `burst` as they come and then `per_second`; and tables of counts.
+    """Limits of the kept data: samples, first all of `burst`, then `per_second`; and tables of counts.
 
-    `taken` is after how many requests the share that is looked at closely halves.
+    `taken`: the number of requests after which the closely examined share halves.
     """
 
     per_second: float = 1.0
@@ -79,7 +78,7 @@ class Samples:
         self._seen = 0  # requests since the last sample
         self._kept: deque[Sample] = deque()
         self._bytes = 0
-        self._open: dict[int, Sample] = {}  # that are being answered, by identity of their keys
+        self._open: dict[int, Sample] = {}  # of requests in flight, by identity of their keys
 
     def __repr__(self) -> str:
         return f"<Samples {len(self._kept)}, {self._bytes} bytes, {len(self._open)} open>"
@@ -111,7 +110,7 @@ class Samples:
             del self._open[next(iter(self._open))]
 
     def forget(self) -> None:
-        """Keep none of the prompts, and no more of those that are being answered."""
+        """Discard all prompts, including the prompts of requests in flight."""
         self._kept.clear()
         self._open.clear()
         self._bytes = 0
@@ -122,13 +121,13 @@ class Samples:
             sample.finished(record)
 
     def snapshot(self, since_seconds: float) -> list[Sample]:
-        """Those taken since then, oldest first; not changed afterwards."""
+        """The samples taken since then, oldest first; not changed afterwards."""
         return [replace(sample) for sample in self._kept if sample.at_seconds >= since_seconds]
 
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of requests. `reported_prompt_tokens` are of those whose hit was reported."""
+    """Counts of requests. `reported_prompt_tokens`: of requests with a reported hit."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -162,7 +161,7 @@ def total(rows: Iterable[Counts]) -> Counts:
 
 @dataclass(slots=True, init=False)
 class Reuse:
-    """A prefix that was found in a cache again. `requests` counts those that begin with it, from then on.
+    """A prefix that was found in a cache again. `requests` counts requests that begin with it, from then on.
 
     Its constructor is written out, because a compiled one costs a quarter.
     """
@@ -211,7 +210,7 @@ class Epoch:
     def drop_rare_prefixes(self, kept: int) -> None:
         ranked = sorted([reuse.saved_tokens for reuse in self.prefixes.values()], reverse=True)[:kept]
         least, left = ranked[-1], dict[int, Reuse]()
-        equal = ranked.count(least)  # that are kept of those that saved the least
+        equal = ranked.count(least)  # number to keep of the prefixes that saved the least
         for key, reuse in self.prefixes.items():
             if reuse.saved_tokens == least:
                 equal -= 1
@@ -222,7 +221,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What a report is made of. `holders` gives the backends that have a prefix, if that is known exactly."""
+    """The input of a report. `holders` returns the backends that have a prefix, if that is known exactly."""
 
     uptime_seconds: float
     _: KW_ONLY
@@ -241,7 +240,7 @@ class Snapshot:
 
 
 class PrefixReport:
-    """Collects what the report is made of, and owns the counts. Times are those of one clock, in seconds."""
+    """Collects the data of the report, and owns the counts. Times are seconds of one clock."""
 
     def __init__(
         self,
@@ -295,7 +294,7 @@ class PrefixReport:
             self._look_closely(epoch, record, demand)
 
     def snapshot(self, now: float, window_seconds: float | None = None) -> Snapshot:
-        """All of these last seconds; not changed afterwards."""
+        """All data of the last `window_seconds`; not changed afterwards."""
         longest = self._limits.epochs * self._limits.epoch_seconds
         since, uptime = now - min(window_seconds or longest, longest), now - self._began_seconds
         samples, models, counted = self.samples.snapshot(since), frozenset(self._models), self._counted()
@@ -311,7 +310,7 @@ class PrefixReport:
         )
 
     def _epochs(self, since_seconds: float) -> list[Epoch]:
-        """Those that end after then, oldest first; not changed afterwards."""
+        """The epochs that end after then, oldest first; not changed afterwards."""
         epochs = [*self._past, self._epoch.copy()]
         ends = [later.began_seconds for later in epochs[1:]]
         return [epoch for epoch, end in zip(epochs, [*ends, float("inf")], strict=True) if end > since_seconds]
@@ -331,7 +330,7 @@ class PrefixReport:
         return self._epoch
 
     def _look_closely(self, epoch: Epoch, record: Record, demand: Demand) -> None:
-        """Count every prefix of the request that is known to recur, and those that its own hit shows to."""
+        """Count every prefix of the request that is known to recur, or that its own hit shows to recur."""
         self._taken += 1
         weight, here = self._stride, frozenset((record.backend,))
         if self._taken % self._limits.taken == 0:
@@ -429,7 +428,7 @@ def applications(rows: dict[Application, Counts], samples: Sequence[Sample], mos
 def hottest(
     epochs: Iterable[Epoch], samples: Sequence[Sample], most: int, show_text: bool, holders: Holders | None
 ) -> Table:
-    """Prefixes by tokens saved, but those that nearly always go on alike: there the longer one stands for both."""
+    """Prefixes by tokens saved, without prefixes that nearly always continue alike: the longer one stands for both."""
     known: dict[int, Reuse] = {}
     for epoch in epochs:
         for key, reuse in epoch.prefixes.items():

@@ -1,7 +1,7 @@
-"""What an API key may use in a day or a calendar month (UTC): tokens, of which the next period has as many again. Pure.
+"""Daily and monthly (UTC) token budgets of an API key; each period starts with the full amount. Pure.
 
 Tokens are charged when a request is admitted, by the expected number, and corrected when it ends. A request belongs to
-the period in which it was admitted: if that is over, its correction changes nothing.
+the period of its admission: after its end, corrections have no effect.
 """
 
 from calendar import leapdays, monthrange
@@ -16,7 +16,7 @@ Spent = dict[str, list[int]]  # by kind of period: its first day, since 1970, an
 
 
 def month_of(day: int) -> tuple[int, int]:
-    """The first day of the month that has this day, and the first one of the next month; days count from 1970."""
+    """The first days of this day's month and of the next month; days count from 1970."""
     year = 1970 + int(day / _YEAR_DAYS)
     while _new_year(year) > day:
         year -= 1
@@ -60,11 +60,11 @@ class Budget:
             self.used = 0
 
     def apply(self, limit: int) -> None:
-        """Take over another limit; what was used counts on."""
+        """Take over another limit; used tokens still count."""
         self.limit = limit
 
     def check(self, tokens: int, unix_seconds: float) -> None:
-        """Raises QuotaExceeded if so many more tokens would be above the limit."""
+        """Raises QuotaExceeded if these additional tokens would exceed the limit."""
         if self.used + tokens <= self.limit:
             return
         what = f"the quota of {self.limit} tokens per {self.name} of this API key"
@@ -94,7 +94,7 @@ class Budgets:
         return "".join(f", {each.used}/{each.limit} a {name}" for name, each in self._budgets.items())
 
     def apply(self, key: KeyConfig) -> None:
-        """Take over other limits; what was used counts on."""
+        """Take over other limits; used tokens still count."""
         limits = {"day": key.tokens_per_day, "month": key.tokens_per_month}
         for name, limit in limits.items():
             if limit is None:
@@ -106,32 +106,32 @@ class Budgets:
 
     @property
     def most_tokens(self) -> int | None:
-        """What one request may need at most; None = any number."""
+        """The most tokens of one request; None = unlimited."""
         return min((each.limit for each in self._budgets.values()), default=None)
 
     def charge(self, tokens: int) -> int:
-        """Charge what a request is expected to need, and return the day, for `correct`. Raises QuotaExceeded."""
+        """Charge the expected tokens of a request; returns the day, for `correct`. Raises QuotaExceeded."""
         self.check(tokens)
         return self.spend(tokens)
 
     def spend(self, tokens: int) -> int:
-        """Charge what a request that runs has used beyond that, and return the day, which is today."""
+        """Charge tokens that a running request used beyond its estimate; returns the day, which is today."""
         day = self._turn()
         for budget in self._budgets.values():
             budget.add(tokens, day)
         return day
 
     def check(self, tokens: int) -> None:
-        """Raises QuotaExceeded if so many more tokens would be above a limit."""
+        """Raises QuotaExceeded if these additional tokens would exceed a limit."""
         self._turn()
         now = self._unix_seconds()
         for budget in self._budgets.values():
             budget.check(tokens, now)
 
     def correct(self, day: int, charged_tokens: int, used_tokens: int) -> None:
-        """A request ended that was charged on this day: replace what it was charged by what it used.
+        """A request charged on this day ended: replace its charge by its use.
 
-        Whatever a backend reports, it costs at most the limit above what was expected, and at least 0.
+        Whatever a backend reports, the charge is between 0 and the estimate plus the limit.
         """
         today = self._today()
         for budget in self._budgets.values():
@@ -139,11 +139,11 @@ class Budgets:
             budget.add(max(0, min(used_tokens, charged_tokens + budget.limit)) - charged_tokens, day)
 
     def spent(self) -> Spent:
-        """What was used in the current periods; `restore` takes it."""
+        """The use of the current periods, for `restore`."""
         return {name: [each.first_day, each.used] for name, each in self._budgets.items()}
 
     def restore(self, spent: Spent) -> None:
-        """Count what another process has counted, as far as its period is the current one."""
+        """Count the use of another process in the same periods."""
         today = self._today()
         for name, (first_day, used) in spent.items():
             if name in self._budgets:

@@ -1,8 +1,8 @@
-"""API keys: the key of a request by its digest, and what it may use: requests, tokens, concurrency, budgets. Pure.
+"""API keys: finds the key of a request by its digest, and limits its requests, tokens, concurrency and budgets. Pure.
 
-Requests and tokens are counted in buckets that fill evenly and hold one minute's worth, so an idle key may use a
-minute's worth at once. Tokens are charged when a request is admitted, by the expected number, and corrected when it
-ends; a request that needed more leaves its key in debt.
+Requests and tokens are counted in buckets that fill evenly and hold one minute's worth, so an idle key may spend a
+minute's worth in one burst. Tokens are charged when a request is admitted, by the expected number, and corrected when
+it ends; a request that needed more leaves its key in debt.
 """
 
 import hashlib
@@ -27,13 +27,13 @@ class Bucket:
         self._at_seconds = now
 
     def resize(self, per_minute: int, now: float) -> None:
-        """Follow another rate; what was used lately stays used."""
+        """Take over another rate; recent use still counts."""
         used = self.used(now)
         self.limit, self._per_second = per_minute, per_minute / 60
         self._level = per_minute - used
 
     def level(self, now: float) -> float:
-        """What may be taken now; below zero = debt."""
+        """The available amount; below zero = debt."""
         self._level = min(self.limit, self._level + (now - self._at_seconds) * self._per_second)
         self._at_seconds = now
         return self._level
@@ -74,9 +74,9 @@ class KeyLimits(Limits):
         self.apply(key)
 
     def apply(self, key: KeyConfig) -> None:
-        """Take over other limits; requests that run, and what was used, count on."""
+        """Take over other limits; running requests and recent use still count."""
         now, per_minute = self._clock(), {"requests": key.requests_per_minute, "tokens": key.tokens_per_minute}
-        self.most_tokens = key.tokens_per_minute  # that one request may need; None = any number
+        self.most_tokens = key.tokens_per_minute  # of one request; None = unlimited
         if not key.has_budget:
             self._budgets = None
         elif self._budgets is None:
@@ -104,25 +104,25 @@ class KeyLimits(Limits):
         return self._budgets is not None
 
     def run_elsewhere(self, requests: int) -> None:
-        """So many requests of the key run in another process, which ends."""
+        """The number of running requests of the key in another process, which is ending."""
         self.running_elsewhere = requests
 
     def account(self) -> dict[str, float]:
-        """What was used lately, by rate; `restore` takes it."""
+        """Recent use by rate, for `restore`."""
         now = self._clock()
         return {what: bucket.used(now) for what, bucket in self._buckets.items()}
 
     def restore(self, account: dict[str, float], ago_seconds: float) -> None:
-        """Count what another process had used so long ago."""
+        """Add the use of another process, as of `ago_seconds` ago."""
         for what, bucket in self._buckets.items():
             bucket.use(account.get(what, 0.0), ago_seconds, self._clock())
 
     def spent(self) -> Spent:
-        """What was used of the budgets; `restore_spent` takes it."""
+        """The use of the budgets, for `restore_spent`."""
         return {} if self._budgets is None else self._budgets.spent()
 
     def restore_spent(self, spent: Spent) -> None:
-        """Count what another process had counted on the budgets."""
+        """Add the use of the budgets in another process."""
         if self._budgets is not None:
             self._budgets.restore(spent)
 
@@ -203,14 +203,14 @@ def _check(bucket: Bucket, amount: int, what: str, now: float) -> None:
 class ApiKeys:
     """The keys of all clients, by digest.
 
-    A plain look-up is safe against timing attacks: digests are compared only where their hashes, which Python seeds at
-    random, are equal, and a client cannot change a digest step by step, since it is SHA-256 of what was sent.
+    A plain look-up is safe against timing attacks: digests are compared only if their hashes, which Python seeds at
+    random, are equal, and a client cannot change a digest step by step, since it is the SHA-256 of the key.
     """
 
     def __init__(self, keys: Sequence[KeyConfig], unix_seconds: Callable[[], float]) -> None:
         self._unix_seconds = unix_seconds
         self._by_digest: dict[bytes, KeyConfig] = {}
-        self._expiry: dict[bytes, float] = {}  # by digest; empty = no key expires, and none is asked whether it has
+        self._expiry: dict[bytes, float] = {}  # by digest; empty = no key expires, and none is checked
         for key in keys:
             for digest, until in key.digests.items():
                 self._by_digest[digest] = key

@@ -1,4 +1,4 @@
-"""What the ports for operators show: metrics, the backends, the queue and dry runs of routing."""
+"""The ports for operators: metrics, the backends, the queue and dry runs of routing."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ from gateway.features.exact.mode import ExactMode
 from gateway.features.operate.admin_http import as_json, body_of
 from gateway.features.page.decisions import as_document
 
-_MOST_LABELS = 100  # tenant names in metrics; those of keys first
+_MOST_LABELS = 100  # tenant names in metrics; tenants of keys come first
 _STATES = ("up", "down", "ejected", "unknown", "draining")
 _MOST_SHOWN = 100  # tenants of a model in the answer
 
@@ -120,7 +120,7 @@ class Overview:
         return [((each["backend"], str(each["rank"])), float(each[key])) for each in self.exact.streams()]
 
     def _of_backends(self, read: Callable[[Backend], float]) -> list[tuple[Labels, float]]:
-        # Another server may have taken the name of one that leaves.
+        # Another server may have taken the name of a leaving backend.
         return list({(each.name,): read(each) for each in (*self.fleet.leaving, *self.fleet.backends)}.items())
 
     def _unreachable(self) -> list[tuple[Labels, float]]:
@@ -146,7 +146,7 @@ class Overview:
         return min(self.cache_state.hit_accuracy.share(engine.index) for engine in backend.engines)
 
     def document(self) -> dict[str, Any]:
-        """All backends, and the names of those that were removed by hand."""
+        """All backends, and the names of backends that were removed by hand."""
         return {"backends": self.backends(), "removed_by_hand": self.membership.removed}
 
     def backends(self) -> list[dict[str, Any]]:
@@ -204,7 +204,7 @@ class Overview:
         }
 
     async def route(self, body: bytes, path: str) -> dict[str, Any]:
-        """Where a request with this body would go now. Nothing is sent and nothing is remembered.
+        """A dry run of the placement of a request with this body: nothing is sent or recorded.
 
         `path` is the endpoint, or empty: then the body's fields decide. Raises a GatewayError where the request would.
         """
@@ -404,7 +404,7 @@ class MetricsPages:
         self._rendering, self._threads = asyncio.Lock(), Threads("metrics")
 
     def routes(self) -> list[web.RouteDef]:
-        """What the metrics port serves, and the admin port, too."""
+        """The routes of the metrics port, also served by the admin port."""
         return [
             web.get("/metrics", self._metrics),
             web.get("/livez", self._livez),
@@ -436,7 +436,7 @@ class AdminPages:
     queue: Callable[[], Awaitable[dict[str, Any]]]
 
     def routes(self) -> list[web.RouteDef]:
-        """What the admin port serves of it."""
+        """The routes of these documents on the admin port."""
         return [
             web.get("/admin/backends", self._backends),
             web.get("/admin/queue", self._queue),

@@ -1,4 +1,4 @@
-"""What fits on the GPUs: weights, working memory and the KV cache in the rest, in vLLM's blocks; splits and advice."""
+"""The use of GPU memory: weights, working memory and the KV cache in the rest, in vLLM's blocks; splits and advice."""
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 from gateway.features.plan.model import ModelShape, Quantization, chosen
 
 BLOCK_TOKENS = 16  # vLLM's default
-LATENT_BLOCK_TOKENS = 64  # what its kernels for latent vectors want
+LATENT_BLOCK_TOKENS = 64  # for vLLM's kernels for latent vectors
 _EVEN_ENOUGH = 1.5
 _BATCHES_UNDER_WAY = 2  # one is scheduled while another runs
 
 GIB = 1 << 30
 UTILIZATION = 0.92  # vLLM's default for --gpu-memory-utilization
-KV_HEADROOM = 1.0  # the default of `admission.kv_headroom`: what the gateway reserves of a KV cache
+KV_HEADROOM = 1.0  # the default of `admission.kv_headroom`: the share of a KV cache that the gateway reserves
 
-# Assumed, since vLLM measures it at start: what CUDA itself takes, what NCCL adds, and captured CUDA graphs.
+# Assumed, since vLLM measures it at start: memory of CUDA itself, of NCCL, and of captured CUDA graphs.
 CONTEXT_BYTES = GIB // 2
 NCCL_BYTES = GIB
 GRAPHS_BYTES = GIB
@@ -79,7 +79,7 @@ def kv_cache(shape: ModelShape, split: int, value_bytes: float, block_tokens: in
 
 
 def bytes_per_sequence(shape: ModelShape, tokens: int, value_bytes: float) -> int:
-    """What a sequence stores on one GPU that holds the whole model: of a window, no more than the window."""
+    """The KV bytes of a sequence on one GPU with the whole model; layers with a window store at most the window."""
     if shape.stored is None:
         return 0
     one = shape.stored.bytes_on_gpu(1, value_bytes)
@@ -110,7 +110,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is expected of requests."""
+    """The expected lengths and number of requests."""
 
     prompt_tokens: int
     output_tokens: int
@@ -126,7 +126,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One way to use the GPUs: `replicas` backends, each on `gpus` GPUs. Bytes are those of each GPU."""
+    """One way to use the GPUs: `replicas` backends, each on `gpus` GPUs. Bytes are for each GPU."""
 
     tensor_parallel: int
     _: KW_ONLY
@@ -147,7 +147,7 @@ class Fit:
 
     @property
     def kv_bytes(self) -> int:
-        """What is left for the KV cache; below 0, the weights do not even fit."""
+        """The memory left for the KV cache; below 0, even the weights do not fit."""
         return self.budget_bytes - self.weight_bytes - self.reserve_bytes
 
     @property
@@ -210,7 +210,7 @@ def _of_a_stage(weight_bytes: int, shape: ModelShape, stages: int) -> int:
 
 
 def assumed_reserve(shape: ModelShape, settings: Settings, tensor_parallel: int) -> int:
-    """Working memory: the widest layer's values for a whole batch of prompt tokens, logits, and what CUDA takes."""
+    """Working memory: the widest layer's values for a whole batch of prompt tokens, logits, and CUDA's own memory."""
     batch = settings.batched_tokens
     layer = batch * (3 * shape.parameters.widest // tensor_parallel + 4 * shape.hidden) * shape.dtype_bytes
     logits = 0 if shape.stored is None else settings.max_num_seqs * shape.vocabulary * _LOGITS_BYTES
@@ -283,12 +283,12 @@ def choose(options: Sequence[Fit], workload: Workload) -> Fit | None:
 
 
 def recommended(cache: KvCache, workload: Workload, most: int) -> int:
-    """max_num_seqs: what fits in the share of the KV cache that the gateway fills, and no more than `most`."""
+    """max_num_seqs: the number that fits in the share of the KV cache that the gateway fills, at most `most`."""
     return max(1, min(most, cache.sequences(workload.tokens, workload.shared_prefix_tokens, KV_HEADROOM)))
 
 
 def rows(cache: KvCache, max_length_tokens: int, workload: Workload, gpus: int | None) -> list[dict[str, Any]]:
-    """How many sequences of several lengths fit; `kv_bytes` is what one stores on all GPUs of an engine."""
+    """The number of sequences that fit, by length; `kv_bytes`: of one sequence on all GPUs of an engine."""
     expected = min(workload.tokens, max_length_tokens)
     lengths = sorted({expected, max_length_tokens, *(size for size in _LENGTHS if size < max_length_tokens)})
     return [
@@ -303,7 +303,7 @@ def rows(cache: KvCache, max_length_tokens: int, workload: Workload, gpus: int |
 
 
 def warnings(plan: Plan, given_max_num_seqs: int | None) -> list[str]:
-    """The most important first; if nothing fits, the first lines say what would."""
+    """The most important first; if nothing fits, the first lines suggest changes."""
     if plan.choice is None:
         return list(_does_not_fit(plan))
     if not plan.choice.cache.groups:
@@ -396,7 +396,7 @@ def _does_not_fit(plan: Plan) -> Iterator[str]:
 
 
 def shortened(plan: Plan, length: int) -> str:
-    """That the model's own length does not fit, and what would make it fit."""
+    """Says that the model's own length does not fit, and suggests changes."""
     split = max(option.tensor_parallel for option in plan.options)
     ways = list(_ways(plan.shape, plan.settings, split, plan.gpus))
     alternatives = f" That fits {'; or '.join(ways)}." if ways else ""

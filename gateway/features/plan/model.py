@@ -1,4 +1,4 @@
-"""A model by its folder: what its config.json says, whose field names differ by family, and the size of its weights."""
+"""A model by its folder: its config.json, whose field names differ by family, and the size of its weights."""
 
 import json
 import re
@@ -18,9 +18,9 @@ INTERMEDIATE = ("intermediate_size", "ffn_hidden_size", "n_inner", "ffn_dim")
 VOCABULARY = ("vocab_size", "padded_vocab_size")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _LENGTHS = "max_position_embeddings n_positions max_seq_len seq_length model_max_length max_sequence_length"
-# Where a model that sees or hears keeps the part that makes text.
+# Sections with the text part of a multimodal model.
 _TEXT_PARTS = ("text_config", "language_config", "llm_config", "thinker_config")
-# What published files of these families leave to the library's defaults.
+# Defaults of the library that published files of these families omit.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "num_attention_heads": 8,
@@ -42,7 +42,7 @@ class PlanError(Exception):
 
 
 def text_part(document: Document) -> dict[str, Any]:
-    """The part that makes text, with the outer fields where it has none of its own."""
+    """The text section, completed by the outer fields."""
     inner = next((document[name] for name in _TEXT_PARTS if isinstance(document.get(name), dict)), None)
     if inner is None:
         return _with_defaults(dict(document))
@@ -50,7 +50,7 @@ def text_part(document: Document) -> dict[str, Any]:
         inner = text_part(inner)
     inner = {"quantization_config": document.get("quantization_config"), **inner}
     outer = {name: value for name, value in document.items() if not isinstance(value, dict)}
-    # The library's defaults are those of the inner family; tying in the outer file applies to the whole model.
+    # The library's defaults depend on the inner family; tying in the outer file applies to the whole model.
     return _with_defaults(outer | inner)
 
 
@@ -78,7 +78,7 @@ def listed(fields: Document, name: str) -> list[Any]:
 
 
 def needed(fields: Document, *wanted: tuple[str, ...]) -> tuple[int, ...]:
-    """These fields, all of them. Raises PlanError that names all that are missing."""
+    """The values of all these fields. Raises PlanError with the names of the missing ones."""
     found = [number(fields, *names) for names in wanted]
     if missing := [names[0] for names, value in zip(wanted, found, strict=True) if value is None]:
         options = " ".join(f"--set {name}=N" for name in missing)
@@ -162,7 +162,7 @@ def _tensors(file: Path) -> Iterator[tuple[str, str, int]]:
 
 _SCALE_BITS = 16
 _GROUP = 128
-# Families with two matrices in a feed-forward layer; the others have three, one of which is a gate.
+# Families with two matrices in a feed-forward layer; others have three, with a gate among them.
 _WITHOUT_A_GATE = (
     "gpt2 opt falcon gpt_neox gptj gpt_neo bloom mpt phi starcoder2 gpt_bigcode nemotron apertus arcee jais2 nanochat"
     " persimmon codegen biogpt bert roberta xlm-roberta distilbert albert electra mpnet camembert"
@@ -178,14 +178,14 @@ _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss"
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "half": 2, "float": 4}
 _LARGEST_FACTOR = 1024
-DEFAULT_LENGTH_TOKENS = 2048  # what vLLM assumes where config.json does not say
+DEFAULT_LENGTH_TOKENS = 2048  # vLLM's assumption where config.json has no length
 
 # Families that read a whole text at once and return vectors: they have no KV cache.
 _ENCODERS = (
     "bert roberta xlm-roberta distilbert albert electra mpnet nomic_bert modernbert gte new deberta deberta-v2"
     " camembert jina_bert"
 )
-# These change what is stored for a sequence in ways that only the engine itself can calculate.
+# These change the storage of a sequence in ways that only the engine itself can calculate.
 _BEYOND = (
     "compress_ratios hybrid_override_pattern layers_block_type mamba_d_state mamba_n_heads ssm_cfg state_size"
     " linear_num_value_heads linear_attn_config num_kv_shared_layers global_head_dim block_configs attn_layer_period"
@@ -202,7 +202,7 @@ class Quantization:
     """Bits of one weight of a linear layer, scales included; embeddings and the output layer stay as they are."""
 
     name: str
-    bits: float | None  # None: nothing is known of this method, weights are counted as if unpacked
+    bits: float | None  # None: an unknown method, whose weights are counted as if unpacked
     experts_only: bool = False
     _: KW_ONLY
     kv_cache_fp8: bool = False
@@ -279,7 +279,7 @@ class Parameters:
 
 
 def count_parameters(fields: Document) -> Parameters:
-    """Count them. Raises PlanError that says what is missing."""
+    """Counts the parameters. Raises PlanError with the missing field."""
     layers, hidden, heads, vocabulary = needed(fields, LAYERS, HIDDEN, HEADS, VOCABULARY)
     family = str(fields.get("model_type"))
     norms = (4 if family in _FOUR_NORMS else 2) * hidden * layers + hidden
@@ -356,7 +356,7 @@ class AttentionLayers:
 
 
 def attention_layers(fields: Document, layers: int) -> tuple[AttentionLayers, ...]:
-    """Layers by window, those with full attention first."""
+    """Layers by window; layers with full attention come first."""
     window = None if fields.get("use_sliding_window") is False else number(fields, "sliding_window")
     chunk = number(fields, "attention_chunk_size")
     kinds = _kinds(fields, layers, window)
@@ -390,17 +390,17 @@ def _kinds(fields: Document, layers: int, window: int | None) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class StoredToken:
-    """What one layer stores for one token."""
+    """The contents of the KV cache for one token in one layer."""
 
     heads: int
     values_per_head: int
     _: KW_ONLY
     latent: bool = False  # one vector for all heads: every GPU holds all of it
-    extra_bytes: int = 0  # beside the values, whatever their type
+    extra_bytes: int = 0  # in addition to the values, whatever their type
     bytes_in_8_bits: int | None = None  # of all values, where only a part of them is packed; None: a byte each
 
     def bytes_on_gpu(self, tensor_parallel: int, value_bytes: float) -> float:
-        """Heads are split over the GPUs, but each holds at least one: beyond that they are held several times."""
+        """Heads are split over the GPUs, at least one each: with more GPUs than heads, heads are duplicated."""
         if value_bytes == 1 and self.bytes_in_8_bits is not None:
             return self.bytes_in_8_bits + self.extra_bytes
         heads = 1 if self.latent else max(1, self.heads // tensor_parallel)
@@ -409,7 +409,7 @@ class StoredToken:
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What planning needs to know of a model."""
+    """The properties of a model that planning needs."""
 
     family: str
     _: KW_ONLY
@@ -474,7 +474,7 @@ def _stored(fields: Document, hidden: int, heads: int) -> StoredToken:
         rope = number(fields, "qk_rope_head_dim") or 0
         index = number(fields, "index_head_dim") or 0
         # Sparse attention keeps a key in 8 bits for each layer, with a 4-byte scale for each 128 values. Its kernels
-        # need an 8-bit cache in the same form, with positions in 16 bits; those of Blackwell need less.
+        # need an 8-bit cache in the same form, with positions in 16 bits; on Blackwell they need less.
         packed = rank + rank // 128 * 4 + 2 * rope if index else None
         extra = index + index // 128 * 4
         return StoredToken(1, rank + rope, latent=True, extra_bytes=extra, bytes_in_8_bits=packed)

@@ -1,4 +1,4 @@
-"""How fast a model decodes on a GPU, by the size of the batch: what is read from memory, and what is computed. Pure.
+"""How fast a model decodes on a GPU, by batch size: reads from memory, and computing. Pure.
 
 Every step reads all weights once, whatever the batch, and the KV cache of each sequence; it computes each sequence's
 token. So a larger batch costs little until the computing takes longer than the reading.
@@ -26,14 +26,14 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 @dataclass(frozen=True, slots=True)
 class BatchSpeed:
-    """One row: so many requests decode at once on one engine."""
+    """One row: `batch` requests decode at the same time on one engine."""
 
     batch: int
-    tokens_per_second: float  # of answers, with the time that prompts take
+    tokens_per_second: float  # of answers, including the time of prompts
     _: KW_ONLY
     decode_tokens_per_second: float
     seconds_per_token: float
-    limit: str  # what takes most of the time
+    limit: str  # the part that takes most of the time
     fits: bool
 
 
@@ -49,7 +49,7 @@ class Roofline:
     pipeline_parallel: int = 1
 
     def weight_seconds(self, batch: int) -> float:
-        """Reading the weights that a batch needs: of experts, those that one of its tokens uses."""
+        """Reading the weights that a batch needs; of the experts, only the ones that its tokens use."""
         parameters = self.shape.parameters
         whole = parameters.bytes(self.shape.dtype_bytes, self.settings.quantization)
         table = self.shape.vocabulary * self.shape.hidden
@@ -60,14 +60,14 @@ class Roofline:
         return read / self.tensor_parallel / (self.gpu.bytes_per_second * _READS_WEIGHTS)
 
     def compute_seconds(self, tokens: int) -> float:
-        """The multiplications for so many tokens, without attention."""
+        """The multiplications for this number of tokens, without attention."""
         parameters = self.shape.parameters
         table = self.shape.vocabulary * self.shape.hidden
         active = parameters.linear + table + parameters.experts * parameters.used_share
         return 2 * active * tokens / self.tensor_parallel / (self.gpu.flops * _COMPUTES)
 
     def exchange_seconds(self, tokens: int) -> float:
-        """What the GPUs of a split exchange in each layer."""
+        """The exchange between the GPUs of a split, in each layer."""
         gpus = self.tensor_parallel
         if gpus == 1:
             return 0.0
@@ -117,7 +117,7 @@ class Roofline:
 
 
 def batch_curve(roofline: Roofline, option: Fit, workload: Workload) -> list[BatchSpeed]:
-    """From one request to what fits, and the next size, which does not."""
+    """From one request to the largest size that fits, and the next one, which does not."""
     own = {option.max_num_seqs} | (
         {min(_share(option, workload), option.max_num_seqs)} if workload.concurrency else set()
     )
@@ -133,6 +133,6 @@ def fleet_tokens_per_second(roofline: Roofline, option: Fit, workload: Workload)
 
 
 def _share(option: Fit, workload: Workload) -> int:
-    """The requests at once on one backend."""
+    """The concurrent requests on one backend."""
     wanted = option.max_num_seqs * option.replicas if workload.concurrency is None else workload.concurrency
     return max(1, -(-wanted // option.replicas))

@@ -1,8 +1,8 @@
-"""The realtime API: a WebSocket of a client, from the upgrade to the bytes that are passed on. One session = one lease.
+"""The realtime API: a client's WebSocket, from the upgrade to the tunnel of bytes. One session = one lease.
 
-The model is in the query (`?model=`), or it is the only one of the fleet. Else it is in the client's first event
-`session.update`, for which the client waits until it has the event `session.created`. So the gateway accepts such a
-session itself, and drops that event of the backend.
+The model is in the query (`?model=`), or it is the only one of the fleet. Otherwise it is in the client's first event
+`session.update`, which the client sends after the event `session.created`. So the gateway accepts such a session
+itself, and drops that event of the backend.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ REALTIME: Final = "realtime"
 REALTIME_ROUTES = {
     (b"GET", b"/v1/realtime"): Route("realtime", Kind.GENERATE, b"/v1/realtime", source=REALTIME, upgrades=True)
 }
-_PROTOCOL = b"realtime"  # the one that OpenAI's clients in browsers offer, beside their key
+_PROTOCOL = b"realtime"  # offered by OpenAI's clients in browsers, with their key
 _MAX_MODEL_CHARACTERS = 1024
 _FIRST_EVENTS_SECONDS = 10.0
 _MAX_FIRST_BYTES = 8192
@@ -68,8 +68,8 @@ class ClientTunnel(Tunnel):
         self._reply = reply
         self._is_open = False
         self._frames = FrameScanner()
-        self._first = bytearray()  # what a greeted client sent until its model was known
-        self._unread = bytearray()  # the end of its beginning, in which the model was not looked for yet
+        self._first = bytearray()  # bytes of a greeted client until its model was known
+        self._unread = bytearray()  # the end of these bytes, not yet searched for the model
         self._model: asyncio.Future[str | GatewayError] | None = None
         self._spend: Callable[[int, int], None] = _spend_nothing
         self._events: SessionEvents | None = None
@@ -123,7 +123,7 @@ class ClientTunnel(Tunnel):
         self._connection.open_tunnel(receive)
 
     def check(self, events: SessionEvents) -> None:
-        """Let these see what the client sends, from the beginning."""
+        """Let these check the client's bytes, from the beginning."""
         self._events = events
 
     def checked(self, data: bytes) -> bytes:
@@ -161,7 +161,7 @@ class ClientTunnel(Tunnel):
         self._frames.scan(data)
         return self._reply.write(data)
 
-    # Of a sink that nobody uses here.
+    # Methods of a sink that sessions do not use.
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None: ...
 
@@ -200,7 +200,7 @@ class RealtimeSessions:
         self._pages = WebPages(cors_origins)
 
     def apply(self, cors_origins: Sequence[str]) -> None:
-        """Take over which web pages may connect, beside those of the gateway's own host."""
+        """Take over the web pages that may connect, in addition to the gateway's own host."""
         self._pages = WebPages(cors_origins)
 
     async def read(
@@ -306,7 +306,7 @@ def _queried_model(path: bytes) -> str | None:
 
 
 def _model_in(unread: bytearray) -> str:
-    """The model in the first event that names one; empty = none does so far. What was read is removed."""
+    """The model in the first event that names a model; empty = no event does so far. Read bytes are removed."""
     for message in messages_of(unread):
         try:
             event = orjson.loads(message)

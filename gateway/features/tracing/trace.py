@@ -1,7 +1,7 @@
-"""What is traced of a request: its place in a trace (W3C's `traceparent`), and what happened when.
+"""The trace data of a request: its place in a trace (W3C's `traceparent`), and its events with their times.
 
-Spans are made of it after the request, in another thread (`tracing/tracing.py`). Before that, a request costs the
-sampling decision; one that is sampled also notes its attempts.
+`tracing/tracing.py` makes spans of it after the request, in another thread. Before that, a request costs the sampling
+decision; a sampled one also notes its attempts.
 """
 
 import re
@@ -27,7 +27,7 @@ _MOST_PRICES = 8  # the best engines
 
 
 class Price(NamedTuple):
-    """What an engine would have cost: milliseconds, or the unit of the policy."""
+    """The cost of an engine: milliseconds, or the unit of the policy."""
 
     engine: str
     cost: float
@@ -36,7 +36,7 @@ class Price(NamedTuple):
 
 
 def _prices(verdicts: Sequence[Verdict]) -> list[Price]:
-    """What the best engines would cost; times in milliseconds."""
+    """The costs of the best engines; times in milliseconds."""
     scales = [(verdict, 1000 if verdict.parts is not None else 1) for verdict in verdicts[:_MOST_PRICES]]
     return [Price(each.name, each.cost * scale, each.hit_tokens, each.is_open) for each, scale in scales]
 
@@ -118,7 +118,7 @@ class Finished(NamedTuple):
 
 
 class Tracer(TraceSource):
-    """Decides which requests are traced: those that their client traces, and a share of those without a trace."""
+    """Selects the requests to trace: requests traced by their client, and a share of requests without a trace."""
 
     def __init__(self, sample_ratio: float, random_bytes: Callable[[int], bytes], clock: Callable[[], float]) -> None:
         bound = round(sample_ratio * _ALL)
@@ -132,8 +132,8 @@ class Tracer(TraceSource):
     def begin(self, headers: dict[bytes, bytes], method: bytes, path: bytes) -> tuple[bytes, RequestTrace | None]:
         """The header line by which backends see the trace of a request, and the trace, if it is sampled.
 
-        A trace that its client does not sample is passed on as it is, without a line of ours. One that begins here
-        tells backends whether it is sampled, so that they do not begin traces of their own.
+        A trace that its client does not sample is passed on unchanged, without a line of ours. A trace that begins here
+        states whether it is sampled, so that backends do not begin traces of their own.
         """
         given = headers.get(b"traceparent")
         if given is None:
@@ -160,7 +160,7 @@ class Tracer(TraceSource):
         return self.begin(headers, method, path)
 
     def _make_ids(self) -> None:
-        """One call to the kernel makes many; an id of its own costs as much as all else of a request's decision."""
+        """Makes many ids with one call of the kernel: a call for each would double the cost of a request's decision."""
         self._begin = _LINE + hexlify(self._random_bytes(_ID_BYTES))
         random = self._random_bytes(2 * _ID_BYTES * _TRACES_AT_ONCE)
         self._ids = hexlify(random, b"-", _ID_BYTES) + b"-"
@@ -192,5 +192,5 @@ def _is_unsampled(given: bytes) -> bool:
 
 
 def _is_valid(version: bytes, trace_id: bytes, span_id: bytes, more: bytes | None) -> bool:
-    """Whether a `traceparent` is one; later versions may have more parts."""
+    """Whether a `traceparent` is valid; later versions may have more parts."""
     return version != b"ff" and (version != b"00" or more is None) and trace_id != _NO_TRACE and span_id != _NO_SPAN
