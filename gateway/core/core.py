@@ -26,11 +26,12 @@ from gateway.core.observe.log import AccessLog, LineForm, PrefixHashes
 from gateway.core.observe.metrics import Metrics
 from gateway.core.observe.record import Record, RecordBatcher
 from gateway.core.relay.relay import Relay
-from gateway.core.request import BackgroundRun, InferenceRequest
+from gateway.core.request import BackgroundRun, Demand, InferenceRequest
 from gateway.core.resources import MemoryBudget
 from gateway.core.routing.cache_view import PrefixIndex
+from gateway.core.routing.engine import Engine
 from gateway.core.routing.estimates import Calibrations, CostModel
-from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Policy, PrefixPolicy, RoundRobinPolicy
+from gateway.core.routing.policy import Affinity, LeastLoadedPolicy, Options, Policy, PrefixPolicy, RoundRobinPolicy
 from gateway.core.scheduling.leases import LeaseBroker, LowerQueue
 from gateway.core.scheduling.scheduler import Lease, LeaseSource, Scheduler, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Queue
@@ -93,7 +94,6 @@ class Core:
         of a gateway alone."""
         self.config, self.clock, self.unix_seconds, self.random = config, clock, unix_seconds, random
         self.random_secret = secret or secrets.token_bytes(32)
-        self._noted: Callable[[Policy], Policy] | None = None
         self.new_id = request_ids()
         admission = config.admission
         supervisor = self.supervisor = Supervisor(clock)
@@ -186,12 +186,11 @@ class Core:
         self.reader = reader
 
     def watch(
-        self, dispatcher: RequestDispatcher | None = None, noted: Callable[[Policy], Policy] | None = None
+        self, dispatcher: RequestDispatcher | None, on_bound: Callable[[Demand, Options, Engine], None] | None
     ) -> None:
-        """Let decisions be noted: by what sends requests, and around the policy. None = no longer."""
+        """Send requests through this dispatcher, and report each that is bound to an engine. None = no longer."""
         self.dispatchers[""] = self.dispatcher if dispatcher is None else dispatcher
-        self._noted = noted
-        self.scheduler.apply(_scheduler_settings(self.config), self._policy())
+        self.scheduler.watch(on_bound)
 
     def lower(
         self, queue: LowerQueue, leases: LeaseSource, counts: Callable[[], Mapping[str, tuple[int, int]]]
@@ -248,11 +247,6 @@ class Core:
         """From the loop's clock to Unix time."""
         return self.unix_seconds() - self.clock()
 
-    def _policy(self) -> Policy:
-        """The configured one; its choices are noted while somebody watches."""
-        policy = self._policies[self.config.routing.policy]
-        return policy if self._noted is None else self._noted(policy)
-
     def apply(self, config: Config) -> None:
         """Take over another configuration, but for the backends. Requests in flight are not disturbed."""
         self.finished.settle()  # they ended under the old settings of the logs
@@ -265,7 +259,7 @@ class Core:
         self.cache_state.apply(config.routing)
         self.calibrations.apply(_cost_model(config.routing))
         self.queue.backlog.apply(admission.max_queued_requests, admission.max_queued_bytes)
-        self.scheduler.apply(_scheduler_settings(config), self._policy())
+        self.scheduler.apply(_scheduler_settings(config), self._policies[config.routing.policy])
         self.lease_broker.apply(admission.max_wait_seconds, admission.comment_seconds)
         self._apply_access_log(config)
         self.fleet.expect(config.named_models)

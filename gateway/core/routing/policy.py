@@ -4,7 +4,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -114,36 +114,6 @@ class RoundRobinPolicy(Policy):
 
     def placed(self, demand: Demand, engine: Engine) -> None:
         self._last = engine.index
-
-
-class NotedPolicy(Policy):
-    """Another policy, whose choices are noted: `note` gets a request, what the engines meant for it, and its engine."""
-
-    def __init__(self, inner: Policy, note: Callable[[Demand, Options, Engine], None]) -> None:
-        self.waits_for_best = inner.waits_for_best
-        self._inner = inner
-        self._note = note
-        self._demand: Demand | None = None  # of the options that were computed last
-        self._options: Options | None = None
-
-    def options(self, demand: Demand, engines: list[Engine], model: CostModel, now: float) -> Options:
-        options = self._inner.options(demand, engines, model, now)
-        self._demand, self._options = demand, options
-        return options
-
-    def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
-        options = self._inner.likely_options(demand, shortlist, model, now)
-        self._demand, self._options = demand, options
-        return options
-
-    def parts(self, demand: Demand, options: Options, model: CostModel, now: float) -> Sequence[Parts | None]:
-        return self._inner.parts(demand, options, model, now)
-
-    def placed(self, demand: Demand, engine: Engine) -> None:
-        self._inner.placed(demand, engine)
-        options = self._options
-        if options is not None and self._demand is demand:
-            self._note(demand, options, engine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -201,6 +201,11 @@ class Scheduler:
         self._settings = settings
         self._serving = serving
         self._views: dict[str, ModelView] = {}  # until the fleet changes
+        self._on_bound: Callable[[Demand, Options, Engine], None] | None = None
+
+    def watch(self, on_bound: Callable[[Demand, Options, Engine], None] | None) -> None:
+        """Report each bound request, with the options and the engine of the choice. None = no longer."""
+        self._on_bound = on_bound
 
     def apply(self, settings: SchedulerSettings, policy: Policy) -> None:
         """Take over other settings: waiting requests keep waiting, in the order of the new settings."""
@@ -556,6 +561,8 @@ class Scheduler:
         if demand.sequences:
             lease.charged_tokens = expected_tokens(demand, hit_tokens, lease.output_tokens)
             tenants.bound(tenant, demand, lease.sequences, lease.charged_tokens, ticket is None)
+        if self._on_bound is not None:
+            self._on_bound(demand, options, engine)
         return lease
 
 

@@ -14,7 +14,6 @@ from gateway.core.front.server import Server
 from gateway.core.listeners import Listeners
 from gateway.core.observe.log import EventLog, RecentRequests
 from gateway.core.resources import process_use
-from gateway.core.routing.policy import NotedPolicy
 from gateway.feature import Feature
 from gateway.features.exact.feature import ExactFeature
 from gateway.features.handover.snapshot import Knowledge
@@ -142,8 +141,10 @@ class Operators(OperatorPorts):
     def _watched(self, is_watched: bool) -> None:
         """Note decisions of placement while somebody watches the dashboard."""
         core, decisions = self._core, self._decisions
-        core.watch(decisions, lambda policy: NotedPolicy(policy, decisions.bound)) if is_watched else core.watch()
-        if not is_watched:
+        if is_watched:
+            core.watch(decisions, decisions.bound)
+        else:
+            core.watch(None, None)
             decisions.forget()
 
     def _own_gauges(self) -> dict[str, Any]:

@@ -63,8 +63,8 @@ class Decision:
 
 
 class Decisions:
-    """Keeps the last decisions, by request id. Its `dispatch` stands before that of `inner` while somebody watches, and
-    the scheduler's policy notes its choices in `bound`."""
+    """Keeps the last decisions, by request id. While the dashboard is open, requests pass through `dispatch` to
+    `inner`, and the scheduler reports its choices to `bound`."""
 
     def __init__(self, inner: RequestDispatcher, explain: Explain, clock: Callable[[], float]) -> None:
         self._inner = inner

@@ -9,7 +9,7 @@ import pytest
 from gateway.core.errors import NoBackend
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, InferenceRequest, Kind, UpstreamResult
-from gateway.core.routing.policy import LeastLoadedPolicy, NotedPolicy, Options
+from gateway.core.routing.policy import LeastLoadedPolicy, Options
 from gateway.core.scheduling.scheduler import Lease, SchedulerSettings
 from gateway.core.scheduling.wait_queue import Ticket
 from gateway.features.page.decisions import ENGINES_PER_SECOND, MOST_DECISIONS, Decision, Decisions
@@ -106,8 +106,8 @@ def test_what_the_backends_refuse_reaches_the_client() -> None:
 def test_the_choice_is_kept_as_the_scheduler_made_it() -> None:
     scene, now = Scene(), 1000.0
     gateway = scene.house.gateway
-    noted = NotedPolicy(LeastLoadedPolicy(), scene.decisions.bound)
-    gateway.core.scheduler.apply(SchedulerSettings(), noted)
+    gateway.core.scheduler.apply(SchedulerSettings(), LeastLoadedPolicy())
+    gateway.core.scheduler.watch(scene.decisions.bound)
     scene.house.place(8)  # all slots are taken
     demand = Demand("m", prompt_tokens=100, streams=True)
     request = InferenceRequest("chat", Kind.GENERATE, b"POST", b"/x", demand, "r")
