@@ -90,6 +90,11 @@ class Attempts:
         self.fresh = False  # the next attempt needs a new connection
         budget.earn()
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the next execution is the last one."""
+        return self._record.executions + 1 >= MOST_EXECUTIONS
+
     def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
         """Whether to retry after this failure, of which the client has seen nothing.
 
@@ -195,7 +200,7 @@ class Dispatcher:
                         lease.on_tokens,
                         rank=rank,
                         fresh=attempts.fresh,
-                        last=record.executions + 1 >= MOST_EXECUTIONS,
+                        last=attempts.is_last,
                     )
                 except BackendError as error:
                     self._failed(request, lease, backend, error=error, record=record)
