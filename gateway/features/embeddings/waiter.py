@@ -151,18 +151,7 @@ class Waiter:
         for each in ranges:
             start, stop, items = each.start, each.stop, len(each)
             of_it, size_bytes = sum(tokens[start:stop]), sum(sizes_bytes[start:stop])
-            piece = Piece(
-                self,
-                start,
-                items,
-                tokens=of_it,
-                size_bytes=size_bytes,
-                joined_seconds=now,
-                tenant=demand.tenant,
-                weight=demand.weight,
-                alone=alone,
-            )
-            self.pieces.append(piece)
+            self.pieces.append(Piece(self, start, items, of_it, size_bytes, now, demand.tenant, demand.weight, alone))
 
     def release(self) -> list[Piece]:
         """Drop its pieces: a piece and its owner must not keep each other in memory."""

@@ -111,18 +111,16 @@ class _Request:
             f"{trace.method} {trace.path}" if record.endpoint != "unknown" else trace.method,
             Span.SPAN_KIND_SERVER,
             bool(trace.parent_id),
-            **{
-                "http.request.method": trace.method,
-                "http.response.status_code": record.status,
-                "url.path": trace.path,
-                "error.type": record.outcome if is_failure else "",
-                "gen_ai.operation.name": self._operation,
-                "gen_ai.request.model": record.model,
-                "gateway.outcome": record.outcome,
-                "gateway.client": record.client,
-                "gateway.attempts": record.attempts if record.attempts > 1 else 0,
-            },
-        )
+            "http.request.method", trace.method,
+            "http.response.status_code", record.status,
+            "url.path", trace.path,
+            "error.type", record.outcome if is_failure else "",
+            "gen_ai.operation.name", self._operation,
+            "gen_ai.request.model", record.model,
+            "gateway.outcome", record.outcome,
+            "gateway.client", record.client,
+            "gateway.attempts", record.attempts if record.attempts > 1 else 0,
+        )  # fmt: skip
         more = [_REQUEST_ID.text(record.request_id)]
         if is_failure:
             more.append(_error(record.error or record.outcome))
@@ -133,7 +131,9 @@ class _Request:
     def _add_placement(self, attempt: Attempt) -> None:
         """The search for an engine with the prices of the best ones, and below it the time in the queue."""
         record, until = self._record, attempt.placed_seconds
-        constant = self._constant("placement", Span.SPAN_KIND_INTERNAL, False, **{"gateway.backend": attempt.backend})
+        constant = self._constant(
+            "placement", Span.SPAN_KIND_INTERNAL, False, "gateway.backend", attempt.backend
+        )  # fmt: skip
         more = []
         if until is not None:
             more.append(_PREDICTED_HIT.number(attempt.hit_tokens))
@@ -155,7 +155,7 @@ class _Request:
         if waited > 0:
             wait_class = "batch" if record.batch else "interactive"
             constant = self._constant(
-                "queue", Span.SPAN_KIND_INTERNAL, False, **{"gateway.class": wait_class, "gateway.model": record.model}
+                "queue", Span.SPAN_KIND_INTERNAL, False, "gateway.class", wait_class, "gateway.model", record.model
             )
             own_id, start = self._random_bytes(_SPAN_ID_BYTES), until - waited
             self._add(constant, own_id, span_id, start_seconds=start, end_seconds=until, more=[])
@@ -170,18 +170,16 @@ class _Request:
             f"{self._operation} {record.model}".rstrip(),
             Span.SPAN_KIND_CLIENT,
             False,
-            **{
-                "gen_ai.operation.name": self._operation,
-                "gen_ai.provider.name": "vllm",
-                "gen_ai.request.model": record.model,
-                "gen_ai.request.stream": record.streams,
-                "server.address": host,
-                "server.port": port,
-                "http.request.resend_count": number,
-                "error.type": error,
-                "gateway.backend": attempt.backend,
-            },
-        )
+            "gen_ai.operation.name", self._operation,
+            "gen_ai.provider.name", "vllm",
+            "gen_ai.request.model", record.model,
+            "gen_ai.request.stream", record.streams,
+            "server.address", host,
+            "server.port", port,
+            "http.request.resend_count", number,
+            "error.type", error,
+            "gateway.backend", attempt.backend,
+        )  # fmt: skip
         more, first, placed, ended = [], attempt.first_byte_seconds, attempt.placed_seconds, attempt.ended_seconds
         placed = record.arrived_seconds if placed is None else placed
         if error:
@@ -217,12 +215,13 @@ class _Request:
         return int((self._offset_seconds + seconds) * _NANOSECONDS)
 
 
-def _constant(name: str, kind: Any, has_remote_parent: bool, **attributes: Any) -> bytes:
-    """What spans have in common; empty attributes are left out."""
+def _constant(name: str, kind: Any, has_remote_parent: bool, *attributes: Any) -> bytes:
+    """What spans have in common; `attributes`: keys, each with its value, of which empty ones are left out."""
     flags: Any = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
     if has_remote_parent:
         flags |= SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
-    encoded = [_attribute(key, value) for key, value in attributes.items() if value]
+    pairs = zip(attributes[::2], attributes[1::2], strict=True)
+    encoded = [_attribute(key, value) for key, value in pairs if value]
     return bytes(Span(name=name, kind=kind, flags=flags, attributes=encoded).SerializeToString())
 
 
