@@ -1,5 +1,4 @@
-"""The two logs: of events, on standard error, and of requests, one line each. Threads write their lines. The last
-requests are kept, too.
+"""The two logs: of events, on standard error, and of requests, one line each. Threads write their lines.
 
 A reader that hangs or is gone never stops the event loop.
 """
@@ -398,10 +397,8 @@ _COMPLETED = "completed"
 
 
 class RecentRequests:
-    """Keeps the records of the last requests and of the last failed ones, oldest first.
-
-    A record is turned into a row only when somebody watches. `offset_seconds`: from the loop's clock to Unix time.
-    """
+    """Keeps the records of the last requests and of the last failed ones, oldest first; they become rows only when
+    somebody watches. `offset_seconds`: from the loop's clock to Unix time."""
 
     def __init__(self, offset_seconds: Callable[[], float]) -> None:
         self._offset_seconds = offset_seconds

@@ -393,8 +393,7 @@ class TenantsOfModels:
         tenants = self._by_model.get(model)
         if tenants is None:
             if len(self._by_model) >= _MOST_MODELS:  # clients name models that do not exist, too
-                busy = {name: known for name, known in self._by_model.items() if known.waiting or known.in_flight}
-                self._by_model = busy
+                self._by_model = {name: each for name, each in self.items() if each.waiting or each.in_flight}
             tenants = self._by_model[model] = Tenants()
         return tenants
 

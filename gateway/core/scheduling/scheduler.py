@@ -151,8 +151,7 @@ class Broker(LeaseSource):
         """The verdict on each engine for a request now, best first. Raises ModelNotFound or NoBackend."""
 
     @abstractmethod
-    async def change(self, at_most_seconds: float) -> None:
-        """Wait until the fleet changes, or for this long."""
+    async def change(self, at_most_seconds: float) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
