@@ -74,7 +74,6 @@ class Folder:
 
     group = JournalGroup(64, 4194304, 0.5)
     piece_bytes = 262144
-    is_alone = True
 
     def __init__(self, folder: Path) -> None:
         self.threads = Threads("batches", _THREADS)

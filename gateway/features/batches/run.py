@@ -26,15 +26,20 @@ from gateway.core.errors import (
 )
 from gateway.core.resources import Holding, MemoryBudget
 from gateway.core.supervisor import Supervisor
-from gateway.features.batches.batch import Batch, LineUsage, Tally
-from gateway.features.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex, LineRequest
-from gateway.features.batches.journal import Journal, answer_line, on_one_line, usage_in
-from gateway.features.batches.metrics import BatchMetrics
+from gateway.core.threads import breather
+from gateway.features.batches.batch import Batch, Tally
+from gateway.features.batches.checks import InputChecks
+from gateway.features.batches.contents import Contents
+from gateway.features.batches.files import Files
+from gateway.features.batches.input import CheckedInput, InputFile, Line, LineIndex, LineRequest
+from gateway.features.batches.journal import Journal, LineName, answer_line, on_one_line, tally_of
+from gateway.features.batches.metrics import BatchCounters
 from gateway.features.batches.order import PrefixOrder
 from gateway.features.batches.pace import BatchPace, Urgency, urgency
 from gateway.features.batches.partial import PartialAnswer
 from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
 from gateway.features.batches.slots import Slots
+from gateway.features.batches.store import Store
 
 _READ_LINES, _READ_BYTES = 32, 262144  # at once; one longer line is read alone
 _MEMORY_SECONDS = 1.0  # between looks for memory to read lines
@@ -62,21 +67,70 @@ def _has_budget_within(error: GatewayError, seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RunParts:
-    """What the gateway gives to all batches. `engines_of`: how many engines serve a model of this name."""
+class BatchTools:
+    """What all batches of a gateway work with. `holder`: its id; `engines_of`: how many engines serve a model of this
+    name; None = there is no such model.
+    """
 
-    sender: LineSender
+    holder: str
     _: KW_ONLY
+    store: Store
+    files: Files
+    contents: Contents
+    checks: InputChecks
+    sender: LineSender
     memory: MemoryBudget
     slots: Slots
-    metrics: BatchMetrics
+    counters: BatchCounters
     unix_seconds: Callable[[], float]
     new_id: Callable[[], str]
     random: Random
-    breather: Callable[[], Breathe]
-    engines_of: Callable[[str], int]
-    knows_model: Callable[[str], bool]
+    engines_of: Callable[[str], int | None]
     supervisor: Supervisor
+
+
+class Standing:
+    """How a batch goes on at the moment, on this gateway.
+
+    `paused`: why it does not; `promoted`: the class of its lines, once its window leaves too little time for idle
+    capacity alone. Both empty = it goes on, on idle capacity.
+    """
+
+    def __init__(self, batch_id: str) -> None:
+        self.paused = self.promoted = ""
+        self._lacks_budget = False  # of its key
+        self._log = structlog.get_logger("gateway").bind(batch=batch_id)
+
+    def pause(self, reason: str) -> None:
+        """Nothing can be written at the moment; "" = it can again."""
+        if reason and not self.paused:
+            self._log.error("batch_paused", reason=reason, hint="it goes on as soon as it can be written")
+        if self.paused and not reason:
+            self._log.info("batch_goes_on")
+        self.paused = reason
+
+    def lack_budget(self, reason: str) -> None:
+        """No line can be sent, until the budget of its key is renewed."""
+        self._lacks_budget, self.paused = True, reason
+
+    def go_on(self) -> None:
+        """A line is sent, so that there is a budget, if there was none."""
+        if self._lacks_budget:
+            self._lacks_budget, self.paused = False, ""
+
+    def look(self, laxity_seconds: float, lines_left: int) -> None:
+        """Note how urgent the batch is."""
+        found = urgency(laxity_seconds)
+        promoted = "" if found is Urgency.IDLE else found.name.lower()
+        if promoted == self.promoted:
+            return
+        self.promoted = promoted
+        self._log.info(
+            "batch_promoted" if promoted else "batch_on_idle_capacity",
+            uses=promoted or "idle",
+            lines_left=lines_left,
+            laxity_seconds=None if math.isinf(laxity_seconds) else round(laxity_seconds),
+        )
 
 
 class Backoff:
@@ -108,66 +162,57 @@ class Backoff:
             await asyncio.sleep(seconds)
 
 
-def arrange(checked: CheckedInput, parts: RunParts) -> None:
+def arrange(checked: CheckedInput, tools: BatchTools) -> None:
     """Put the lines in the order of their prefixes, in a thread."""
-    breathe = parts.breather()
-    for _ in checked.order.arrange(max(1, parts.engines_of(checked.model))):
+    breathe = breather()
+    for _ in checked.order.arrange(max(1, tools.engines_of(checked.model) or 0)):
         breathe()
 
 
-def pause(batch: Batch, reason: str) -> None:
-    """Note why nothing can be written at the moment; "" = it can."""
-    log = structlog.get_logger("gateway")
-    if reason and not batch.paused:
-        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on as soon as it can be written")
-    if batch.paused and not reason:
-        log.info("batch_goes_on", batch=batch.id)
-    batch.pause(reason)
-
-
-def new_pace(batch: Batch, lines: int, parts: RunParts) -> BatchPace:
+def new_pace(batch: Batch, lines: int, tools: BatchTools) -> BatchPace:
     """The pace of a batch from now on, with so many lines left."""
-    now = parts.sender.now()
-    return BatchPace(now, now + batch.expires_at - parts.unix_seconds(), lines)
+    now = tools.sender.now()
+    return BatchPace(now, now + batch.expires_at - tools.unix_seconds(), lines)
 
 
 class BatchRun:
-    """Runs lines of a batch whose input is checked. It owns their states; the batch's state changes by its methods.
-
-    `tally`: of the lines that have an answer.
-    """
+    """Runs lines of a batch whose input is checked. It owns their states. `tally`: of the lines that have an answer."""
 
     def __init__(
         self,
         batch: Batch,
         checked: CheckedInput,
         *,
+        first: int,
         journal: Journal,
         source: InputFile,
-        parts: RunParts,
+        tools: BatchTools,
+        standing: Standing,
         pace: BatchPace,
     ) -> None:
-        self.batch = batch
+        """`first`: the place in the file of the first of these lines."""
         self.tally = Tally()
+        self._batch = batch
+        self._first = first
         self._index: LineIndex = checked.index
         self._order: PrefixOrder = checked.order
         self._journal = journal
         self._source = source
-        self._parts = parts
+        self._tools = tools
+        self._standing = standing
         self._done = bytearray(len(checked.index))
         self._left = len(checked.index)  # without an answer
         self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
-        self._partials = Holding(parts.memory)  # what they take
-        self._backoff = Backoff(parts.random)
+        self._partials = Holding(tools.memory)  # what they take
+        self._backoff = Backoff(tools.random)
         self._in_flight = LinesInFlight(pace)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._lacks_budget = False  # of its key; then the batch is paused
 
     def resume(self, places: Iterable[int], tally: Tally) -> None:
         """Parts have answers to these lines, which count so much."""
@@ -186,16 +231,23 @@ class BatchRun:
         if self._feeding is not None:
             self._feeding.cancel()
 
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    @property
+    def _seconds_left(self) -> float:
+        """Until the window of the batch closes."""
+        return self._batch.expires_at - self._tools.unix_seconds()
+
     async def run(self) -> None:
         """Send lines until all have an answer, the window closes, or `stop_feeding` is called."""
-        parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
         try:
-            if not self._is_stopping and self._left and seconds > 0:
+            if not self._is_stopping and self._left and self._seconds_left > 0:
                 self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
                 await self._watch(self._feeding)
             if self._tasks and self._is_stopping:
-                left = self.batch.expires_at - parts.unix_seconds()
-                await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, left)))
+                await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, self._seconds_left)))
         finally:
             await self._end_tasks()
             self._partial.clear()
@@ -204,29 +256,14 @@ class BatchRun:
 
     async def _watch(self, feeding: asyncio.Task[None]) -> None:
         """Wait for the last answer or the end of the window. Meanwhile, note how urgent the batch is."""
-        while (seconds := self.batch.expires_at - self._parts.unix_seconds()) > 0:
-            self._look()
+        while (seconds := self._seconds_left) > 0:
+            self._standing.look(self._in_flight.pace.laxity_seconds(self._tools.sender.now()), self._left)
             await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
             if feeding.done():
                 try:
                     return None if feeding.cancelled() else feeding.result()
                 finally:
                     del feeding  # it has what is raised, whose traceback has this frame
-
-    def _look(self) -> None:
-        batch, laxity_seconds = self.batch, self._in_flight.pace.laxity_seconds(self._parts.sender.now())
-        found = urgency(laxity_seconds)
-        promoted = "" if found is Urgency.IDLE else found.name.lower()
-        if promoted == batch.promoted:
-            return
-        batch.promote(promoted)
-        structlog.get_logger("gateway").info(
-            "batch_promoted" if promoted else "batch_on_idle_capacity",
-            batch=batch.id,
-            uses=promoted or "idle",
-            lines_left=self._left,
-            laxity_seconds=None if math.isinf(laxity_seconds) else round(laxity_seconds),
-        )
 
     async def _end_tasks(self) -> None:
         tasks = [task for task in (self._feeding, *self._tasks) if task is not None]
@@ -236,12 +273,12 @@ class BatchRun:
 
     async def _feed(self) -> None:
         fresh, clock = self._lines(self._order.in_turn()), asyncio.get_running_loop().time
-        with Holding(self._parts.memory) as holding:
+        with Holding(self._tools.memory) as holding:
             while self._left:
                 if lines := self._next_group(fresh):
                     for request in await self._requests(lines, holding):
                         await self._backoff.wait(clock)
-                        self._go_on()
+                        self._standing.go_on()
                         await self._start(request)
                     del request
                     holding.release()
@@ -283,36 +320,36 @@ class BatchRun:
             yield self._last.popleft()
 
     async def _start(self, request: LineRequest) -> None:
-        await self._parts.slots.acquire()
+        await self._tools.slots.acquire()
         task = asyncio.get_running_loop().create_task(self._send(request))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._parts.slots.release()
+        self._tools.slots.release()
         self._changed.set()
 
     async def _send(self, request: LineRequest) -> None:
         """Send a line once, and write its answer; or have it sent again."""
         line = request.line
-        with Holding(self._parts.memory) as holding:
+        with Holding(self._tools.memory) as holding:
             written = await self._answer(request, holding)
             del request
             if written is not None:
-                await self._journal.append(written.text, failed=written.failed, holding=holding)
-                self._count(line, written)
+                await self._journal.append(written.text, failed=written.counts.failed > 0, holding=holding)
+                self._count(line, written.counts)
 
     async def _answer(self, request: LineRequest, holding: Holding) -> "_Written | None":
         """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
-        parts, batch, line = self._parts, self.batch, request.line
+        tools, batch, line = self._tools, self._batch, request.line
         partial = self._partial.pop(line.place, None)
         may_stream = line.place not in self._attempts  # a line that failed is sent whole
         if partial is not None:
             self._partials.shrink(partial.size_bytes)
-            parts.metrics.lines.add(("continued",))
+            tools.counters.lines.add(("continued",))
         try:
-            answer = await parts.sender.send(
+            answer = await tools.sender.send(
                 batch.endpoint,
                 request,
                 owner=batch.owner,
@@ -324,19 +361,19 @@ class BatchRun:
         except LinePaused as paused:
             self._again.append(line)
             self._keep(line, paused.partial)
-            parts.metrics.lines.add(("paused",))
+            tools.counters.lines.add(("paused",))
             return None
         except GatewayError as error:
             if self._is_put_back(line, error):
                 return None
-            answer = error_answer(error, parts.new_id())
+            answer = error_answer(error, tools.new_id())
         except Exception as error:
-            parts.supervisor.caught("batch_line", error)
+            tools.supervisor.caught("batch_line", error)
             failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
-            answer = error_answer(failure, parts.new_id())
+            answer = error_answer(failure, tools.new_id())
         else:
             self._backoff.succeeded()
-        written = self._written(request.custom_id, answer)
+        written = self._written(line, request.custom_id, answer)
         try:
             holding.fit(len(written.text))
         except MemoryFull as error:
@@ -363,47 +400,36 @@ class BatchRun:
             if attempts >= _MOST_ATTEMPTS:
                 return False
             self._last.append(line)
-        self._parts.metrics.lines.add(("retried",))
+        self._tools.counters.lines.add(("retried",))
         return True
 
     def _waits_for_budget(self, error: GatewayError) -> bool:
-        if not _has_budget_within(error, self.batch.expires_at - self._parts.unix_seconds()):
+        if not _has_budget_within(error, self._seconds_left):
             return False
-        self._lacks_budget = True
-        self.batch.pause(error.message)
+        self._standing.lack_budget(error.message)
         return True
 
-    def _go_on(self) -> None:
-        if self._lacks_budget:
-            self._lacks_budget = False
-            self.batch.go_on()
-
-    def _written(self, custom_id: str, answer: LineAnswer) -> "_Written":
+    def _written(self, line: Line, custom_id: str, answer: LineAnswer) -> "_Written":
         body = on_one_line(answer.body)
         failed = answer.status >= 400
         if body is None:
             failed = True
             answer = error_answer(BackendFault("The backend's response is not valid JSON."), answer.request_id)
             body = answer.body
-        usage = LineUsage() if failed else usage_in(body)
-        text = answer_line(self._parts.new_id(), custom_id, answer.status, answer.request_id, body)
-        return _Written(text, usage, failed)
+        name = LineName(self._first + line.place, self._tools.new_id(), custom_id)
+        text = answer_line(name, answer.status, answer.request_id, body)
+        return _Written(text, Tally(failed=1) if failed else tally_of(body))
 
-    def _count(self, line: Line, written: "_Written") -> None:
+    def _count(self, line: Line, counts: Tally) -> None:
         self._attempts.pop(line.place, None)
         self._answered(line.place)
-        self._in_flight.pace.done(self._parts.sender.now())
-        self.tally.add(written.usage, failed=written.failed)
-        self._parts.metrics.lines.add(("failed" if written.failed else "completed",))
-
-    @property
-    def is_done(self) -> bool:
-        return not self._left
+        self._in_flight.pace.done(self._tools.sender.now())
+        self.tally += counts
+        self._tools.counters.lines.add(("failed" if counts.failed else "completed",))
 
 
 class _Written(NamedTuple):
     """The line of an answer in its file, and what it counts as."""
 
     text: bytes
-    usage: LineUsage
-    failed: bool
+    counts: Tally

@@ -91,7 +91,6 @@ class S3Bucket:
 
     group = JournalGroup(512, 4194304, 5.0)
     piece_bytes = 1048576
-    is_alone = False
 
     def __init__(self, where: str, endpoint: str | None, region: str | None, *, memory: MemoryBudget) -> None:
         self.where = where

@@ -132,7 +132,7 @@ class LineSender:
         self._unstreamed.clear()
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
-    def apply_keys(self, keys: Sequence[ClientKey], *, are_needed: bool) -> None:
+    def apply_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
         """Take over the keys in effect, for the next lines."""
         self._keys, self._has_keys = {key.name: key for key in keys}, are_needed
 
