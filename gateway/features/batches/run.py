@@ -37,7 +37,7 @@ from gateway.features.batches.metrics import BatchCounters
 from gateway.features.batches.order import PrefixOrder
 from gateway.features.batches.pace import BatchPace, Urgency, urgency
 from gateway.features.batches.partial import PartialAnswer
-from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
+from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, SentLine, error_answer
 from gateway.features.batches.slots import Slots
 from gateway.features.batches.store import Store
 
@@ -344,20 +344,20 @@ class BatchRun:
         """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
         tools, batch, line = self._tools, self._batch, request.line
         partial = self._partial.pop(line.place, None)
-        may_stream = line.place not in self._attempts  # a line that failed is sent whole
+        sent = SentLine(
+            request,
+            endpoint=batch.endpoint,
+            owner=batch.owner,
+            lines=self._in_flight,
+            holding=holding,
+            partial=partial,
+            may_stream=line.place not in self._attempts,  # a line that failed is sent whole
+        )
         if partial is not None:
             self._partials.shrink(partial.size_bytes)
             tools.counters.lines.add(("continued",))
         try:
-            answer = await tools.sender.send(
-                batch.endpoint,
-                request,
-                owner=batch.owner,
-                lines=self._in_flight,
-                holding=holding,
-                partial=partial,
-                may_stream=may_stream,
-            )
+            answer = await tools.sender.send(sent)
         except LinePaused as paused:
             self._again.append(line)
             self._keep(line, paused.partial)

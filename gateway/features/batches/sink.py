@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.core.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.core.resources import Holding
-from gateway.features.batches.partial import PartialAnswer, StreamUnusable
+from gateway.features.batches.partial import PartialAnswer
 
 _MOST_ANSWER_BYTES = 67108864
 _TOO_LARGE = f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes."
@@ -22,7 +22,6 @@ class LineSink:
         self.begun = self.chunked = False
         self.status = 0
         self.is_revoked = False
-        self.is_unusable = False  # the stream; the error is the reason
         self.fetching = asyncio.Timeout(None)
         self.error: GatewayError | None = None  # why no more is kept
         self._kept = bytearray()  # an object for each piece would take many times the memory of short ones
@@ -30,6 +29,11 @@ class LineSink:
         self._partial: PartialAnswer | None = None
         self._read_bytes = 0  # that it takes
         self._holding = holding
+
+    @property
+    def continues(self) -> bool:
+        """Whether what has come of the answer is kept if its request ends early."""
+        return self._partial is not None and self._partial.continues
 
     @property
     def blocked(self) -> bool:
@@ -91,18 +95,11 @@ class LineSink:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
         data, read_bytes = bytes(self._kept), self._read_bytes
         self._kept.clear()
-        try:
-            partial.feed(data)
-        except StreamUnusable as error:
-            raise self._unusable(error) from error
+        partial.feed(data)
         self._holding.shrink(self._room_bytes)
         self._room_bytes = 0
         self._read_bytes = partial.size_bytes
         self._holding.add(self._read_bytes - read_bytes)
-
-    def _unusable(self, error: StreamUnusable) -> WrongAnswer:
-        self.is_unusable = True
-        return WrongAnswer(str(error))
 
     def whole(self) -> bytes:
         """The body of the answer, which has ended. Raises WrongAnswer or MemoryFull."""
@@ -112,10 +109,7 @@ class LineSink:
             self._kept.clear()  # `data` has its memory
             return data
         self._read(partial)
-        try:
-            body = partial.body()
-        except StreamUnusable as error:
-            raise self._unusable(error) from error
+        body = partial.body()
         if len(body) > _MOST_ANSWER_BYTES:  # escapes and other letters are longer than the text that was counted
             raise WrongAnswer(_TOO_LARGE)
         return body
