@@ -194,10 +194,18 @@ class Journal:
         self._room.set()
 
     async def _append(self, file: AnswerFile, data: bytes) -> None:
-        while reason := await _try_append(file, data):
+        while True:
+            try:
+                await file.append(data)
+            except StorageUnavailable as error:
+                reason = error.message
+            except OSError as error:
+                reason = NO_SPACE if has_no_room(error) else f"cannot write: {error.strerror}"
+            else:
+                self._on_pause("")
+                return
             self._on_pause(reason)
             await asyncio.sleep(_RETRY_SECONDS)
-        self._on_pause("")
 
     async def flush(self) -> None:
         """Wait until all that was accepted before is durable."""
@@ -221,14 +229,3 @@ class Journal:
         self._holdings.clear()
         for file in self._files:
             await file.finish()
-
-
-async def _try_append(file: AnswerFile, data: bytes) -> str:
-    """Why it cannot be written; "" = it is."""
-    try:
-        await file.append(data)
-    except StorageUnavailable as error:
-        return error.message
-    except OSError as error:
-        return NO_SPACE if has_no_room(error) else f"cannot write: {error.strerror}"
-    return ""

@@ -10,7 +10,7 @@ from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from gateway.features.batches.errors import StorageUnavailable
 from gateway.features.batches.s3 import S3Bucket
-from gateway.features.batches.store import TABLES, Execute, Store, StoreUnusable, closed
+from gateway.features.batches.store import TABLES, Execute, Store, StoreUnusable
 
 _CONNECT_SECONDS = 5
 _POOL_SECONDS = 3.0
@@ -77,8 +77,8 @@ class PostgresStore(Store):
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Execute]:
-        if self._pool is None:
-            raise closed()
+        self.check_open()
+        assert self._pool is not None
         try:
             async with self._pool.connection() as connection:
                 yield _executing(connection)

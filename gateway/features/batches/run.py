@@ -169,12 +169,6 @@ def arrange(checked: CheckedInput, tools: BatchTools) -> None:
         breathe()
 
 
-def new_pace(batch: Batch, lines: int, tools: BatchTools) -> BatchPace:
-    """The pace of a batch from now on, with so many lines left."""
-    now = tools.sender.now()
-    return BatchPace(now, now + batch.expires_at - tools.unix_seconds(), lines)
-
-
 class BatchRun:
     """Runs lines of a batch whose input is checked. It owns their states. `tally`: of the lines that have an answer."""
 

@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import structlog
 
 from gateway.features.batches.batch import Batch
 from gateway.features.batches.errors import StorageUnavailable
-from gateway.features.batches.input import InvalidInput
 from gateway.features.batches.run import BatchTools
 from gateway.features.batches.share import BatchShare
 
@@ -31,8 +29,7 @@ class Runner:
         self._tools = tools
         self._store = tools.store
         self._shares: dict[str, BatchShare] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._ending: set[asyncio.Task[None]] = set()  # of batches that have ended
+        self._tasks: set[asyncio.Task[None]] = set()  # of the shares, and of some that are not followed any more
         self._reported: dict[tuple[str, int], str] = {}
         self._following: asyncio.Task[None] | None = None
         self._is_reachable = True  # the database
@@ -78,8 +75,14 @@ class Runner:
         """Work at a batch that is in the store, from the state that it has reached. Idempotent."""
         if batch.id in self._shares:
             return
-        share = self._shares[batch.id] = BatchShare(batch, self._tools)
-        self._tasks[batch.id] = asyncio.get_running_loop().create_task(self._live(share), name=batch.id)
+        share = self._shares[batch.id] = BatchShare(batch, self._tools, partial(self.enqueued, batch))
+        self._tasks.add(share.task)
+        share.task.add_done_callback(partial(self._ended, share))
+
+    def _ended(self, share: BatchShare, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if self._shares.get(share.batch.id) is share:
+            del self._shares[share.batch.id]
 
     async def cancel(self, batch: Batch) -> Batch:
         """Start no more of its lines, on any gateway. It ends when those in flight have ended."""
@@ -95,7 +98,7 @@ class Runner:
         if self._following is not None:
             self._following.cancel()
             await asyncio.gather(self._following, return_exceptions=True)
-        tasks = [*self._tasks.values(), *self._ending]
+        tasks = [*self._tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -103,7 +106,6 @@ class Runner:
             async with asyncio.timeout(_STOP_SECONDS):
                 await self._store.release(self._tools.holder)
         self._shares.clear()
-        self._tasks.clear()
 
     async def sweep(self) -> None:
         """Delete what gateways that were killed have left of batches that have ended."""
@@ -146,36 +148,9 @@ class Runner:
                 task.cancel()
         batches = {batch.id: batch for batch in running}
         for name in (shares.keys() & self._shares.keys()) - batches.keys():
-            del self._shares[name]
-            ending = self._tasks.pop(name)
-            ending.cancel()
-            self._ending.add(ending)
-            ending.add_done_callback(self._ending.discard)
+            self._shares.pop(name).task.cancel()
         for name, batch in batches.items():
             if name in self._shares:
                 self._shares[name].update(batch)
             else:
                 self.start(batch)
-
-    async def _live(self, share: BatchShare) -> None:
-        """Work at a batch until it has ended."""
-        await self._work(share)
-        if self._shares.get(share.batch.id) is share:
-            del self._shares[share.batch.id], self._tasks[share.batch.id]
-
-    async def _work(self, share: BatchShare) -> None:
-        """After an unexpected exception, begin again."""
-        while share.batch.is_running:
-            errors: list[dict[str, Any]] = []
-            try:
-                await share.work(partial(self.enqueued, share.batch))
-                return
-            except InvalidInput as invalid:
-                errors = invalid.errors
-            except StorageUnavailable as error:
-                self._reached(False, error)
-            except Exception as error:
-                self._tools.supervisor.caught("batch", error)
-            if errors and await share.refuse(errors):  # the exception is gone, with what its frames have of the file
-                return
-            await asyncio.sleep(_TICK_SECONDS)

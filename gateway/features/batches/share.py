@@ -21,10 +21,11 @@ from gateway.features.batches.batch import OUTPUT, Batch, StoredFile, Tally, rep
 from gateway.features.batches.checks import MISSING
 from gateway.features.batches.errors import StorageFull, StorageUnavailable
 from gateway.features.batches.files import new_file_id
-from gateway.features.batches.input import CheckedInput, InputFile
+from gateway.features.batches.input import CheckedInput, InputFile, InvalidInput
 from gateway.features.batches.journal import NO_SPACE, Journal, LineName, unexecuted_line, why_unexecuted
+from gateway.features.batches.pace import BatchPace
 from gateway.features.batches.parts import NAMES, JoinedParts, next_piece
-from gateway.features.batches.run import BatchRun, BatchTools, Standing, arrange, new_pace
+from gateway.features.batches.run import BatchRun, BatchTools, Standing, arrange
 from gateway.features.batches.store import ClaimedLines
 
 Result = TypeVar("Result")
@@ -36,10 +37,12 @@ _MOST_CLAIMS = 2  # at once: while the last lines of one end, those of the next 
 class BatchShare:
     """What this gateway does of a batch. `batch`: as the store had it last; `standing`: how it goes on here.
 
-    `held`: the claims by their first lines, and what runs them, which is cancelled when the claim is lost.
+    `task`: works at it until it has ended. `held`: the claims by their first lines, and what runs them, which is
+    cancelled when the claim is lost.
     """
 
-    def __init__(self, batch: Batch, tools: BatchTools) -> None:
+    def __init__(self, batch: Batch, tools: BatchTools, enqueued: Callable[[], int]) -> None:
+        """`enqueued`: counts the lines of the other batches of the same key."""
         self.batch = batch
         self.standing = Standing(batch.id)
         self.held: dict[int, asyncio.Task[None]] = {}
@@ -47,8 +50,11 @@ class BatchShare:
         self._store = tools.store
         self._contents = tools.contents
         self._runs: dict[int, BatchRun] = {}
-        self._pace = new_pace(batch, 0, tools)  # as if this gateway had to run all the lines that are left
+        now = tools.sender.now()
+        # As if this gateway had to run all the lines that are left.
+        self._pace = BatchPace(now, now + batch.expires_at - tools.unix_seconds(), 0)
         self._log = structlog.get_logger("gateway")
+        self.task = asyncio.get_running_loop().create_task(self._live(enqueued), name=batch.id)
 
     def reports(self) -> dict[int, str]:
         """What was done so far of the claims that run."""
@@ -72,12 +78,25 @@ class BatchShare:
             for run in self._runs.values():
                 run.stop_feeding()
 
-    async def work(self, enqueued: Callable[[], int]) -> None:
-        """Work at the batch until it has ended. Raises InvalidInput, and what goes wrong, with nothing in flight."""
-        with closing(await self._kept(partial(self._tools.checks.open, self.batch))) as file:
-            await self._work(file, enqueued)
+    async def _live(self, enqueued: Callable[[], int]) -> None:
+        """After an unexpected exception, begin again."""
+        while self.batch.is_running:
+            errors: list[dict[str, Any]] = []
+            try:
+                with closing(await self._kept(partial(self._tools.checks.open, self.batch))) as file:
+                    await self._work(file, enqueued)
+                return
+            except InvalidInput as invalid:
+                errors = invalid.errors
+            except StorageUnavailable:
+                pass  # the runner and the bucket log it
+            except Exception as error:
+                self._tools.supervisor.caught("batch", error)
+            if errors and await self._refuse(errors):  # the exception is gone, with what its frames have of the file
+                return
+            await asyncio.sleep(_POLL_SECONDS)
 
-    async def refuse(self, errors: list[dict[str, Any]]) -> bool:
+    async def _refuse(self, errors: list[dict[str, Any]]) -> bool:
         """Have the batch fail. False = another gateway has begun it, by other limits; this one looks at it again."""
         is_missing, is_first = errors[0]["code"] == MISSING, False
 
@@ -137,6 +156,7 @@ class BatchShare:
         return found
 
     async def _work(self, file: InputFile, enqueued: Callable[[], int]) -> None:
+        """Work at the batch until it has ended. Raises InvalidInput, and what goes wrong, with nothing in flight."""
         is_new, now = self.batch.status == "validating", self._now()
         checked = await self._tools.checks.check(self.batch, file, enqueued if is_new else None)
         found = await self._change(lambda batch: batch.begin(checked.model, len(checked.index), now))

@@ -11,7 +11,7 @@ from typing import Any
 
 from gateway.core.threads import Threads
 from gateway.features.batches.errors import StorageFull
-from gateway.features.batches.store import TABLES, Execute, FolderInUse, Store, StoreUnusable, closed
+from gateway.features.batches.store import TABLES, Execute, FolderInUse, Store, StoreUnusable
 
 
 class SqliteStore(Store):
@@ -43,8 +43,8 @@ class SqliteStore(Store):
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Execute]:
         async with self._turn:
-            if self._opened is None:
-                raise closed()
+            self.check_open()
+            assert self._opened is not None
             connection, _ = self._opened
 
             async def execute(statement: str, *values: Any) -> list[tuple[Any, ...]]:

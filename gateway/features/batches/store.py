@@ -55,11 +55,6 @@ class Execute(Protocol):
     async def __call__(self, statement: str, *values: Any) -> list[tuple[Any, ...]]: ...
 
 
-def closed() -> Draining:
-    """The error of what is done while the store is closed."""
-    return Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
-
-
 class ClaimedLines(NamedTuple):
     """Lines that this gateway has to run now. `is_again`: others, or it itself, may have run a part of them before."""
 
@@ -97,7 +92,7 @@ class Store(ABC):
     def check_open(self) -> None:
         """Raises Draining while it is closed: another process may have it then."""
         if not self.is_open:
-            raise closed()
+            raise Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
 
     async def _execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         """One statement as a transaction of its own."""
