@@ -4,12 +4,13 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import BinaryIO
 
 from gateway.config import Config
 from gateway.core.threads import breather
 from gateway.features.batches.batch import Batch, batch_error
 from gateway.features.batches.contents import Contents
-from gateway.features.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.features.batches.input import CheckedInput, InputLimits, InvalidInput, check_input
 
 MISSING = "input_file_missing"
 
@@ -28,14 +29,14 @@ class InputChecks:
         self._limits = InputLimits.of(config.batches, config.server)
         self._most_enqueued = config.batches.max_enqueued_lines_per_key
 
-    async def open(self, batch: Batch) -> InputFile:
+    async def open(self, batch: Batch) -> BinaryIO:
         """Open the input file. Raises InvalidInput if it has been deleted, and what its contents raise."""
         try:
-            return InputFile(await self._contents.local(batch.input_file_id), self._contents.threads)
+            return await self._contents.local(batch.input_file_id)
         except FileNotFoundError:
             raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
 
-    async def check(self, batch: Batch, file: InputFile, enqueued: Callable[[], int] | None) -> CheckedInput:
+    async def check(self, batch: Batch, source: BinaryIO, enqueued: Callable[[], int] | None) -> CheckedInput:
         """Check the input file. Raises InvalidInput.
 
         `enqueued`: counts the lines of the key's other batches; None = the file was accepted before, within the limits
@@ -46,7 +47,7 @@ class InputChecks:
             limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
             checked = await self._contents.threads.run(
-                check_input, file.source, batch.endpoint, limits=limits, breathe=breathe
+                check_input, source, batch.endpoint, limits=limits, breathe=breathe
             )
         if enqueued is not None:
             self._admit(checked, enqueued())

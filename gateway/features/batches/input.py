@@ -16,7 +16,6 @@ from gateway.config import ServerConfig
 from gateway.core.errors import InvalidRequest
 from gateway.core.front.json_body import JsonLimits, parse_body
 from gateway.core.routing.prompt_blocks import canonical_prompt, inputs_of
-from gateway.core.threads import Threads
 from gateway.features.batches.batch import batch_error
 from gateway.features.batches.documents import Endpoint
 from gateway.features.batches.order import PrefixOrder
@@ -244,26 +243,11 @@ def _add_to_order(order: PrefixOrder, body: dict[str, Any], field: str | None, s
     order.add(keys, size_bytes // _BYTES_PER_TOKEN, output_tokens)
 
 
-class InputFile:
-    """An input file, to be checked and read in a thread; lines may be read while it is checked again."""
-
-    def __init__(self, source: BinaryIO, threads: Threads) -> None:
-        self.source = source
-        self._threads = threads
-
-    async def requests(self, lines: Sequence[Line]) -> list[LineRequest]:
-        """As `read`, outside of a thread."""
-        return await self._threads.run(self.read, lines)
-
-    def read(self, lines: Sequence[Line]) -> list[LineRequest]:
-        """What each of these lines requests, in their order."""
-        found = []
-        for line in lines:
-            request = orjson.loads(os.pread(self.source.fileno(), line.length, line.offset))
-            document = request["body"]
-            found.append(LineRequest(line, request["custom_id"], orjson.dumps(document), document))
-        return found
-
-    def close(self) -> None:
-        """Close the file in a thread: another one may still read it."""
-        self._threads.later(self.source.close)
+def read_lines(source: BinaryIO, lines: Sequence[Line]) -> list[LineRequest]:
+    """What each of these lines requests, in their order. They may be read while the file is checked again."""
+    found = []
+    for line in lines:
+        request = orjson.loads(os.pread(source.fileno(), line.length, line.offset))
+        document = request["body"]
+        found.append(LineRequest(line, request["custom_id"], orjson.dumps(document), document))
+    return found

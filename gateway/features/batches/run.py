@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import filterfalse
 from random import Random
-from typing import NamedTuple
+from typing import BinaryIO
 
 import structlog
 
@@ -31,7 +31,7 @@ from gateway.features.batches.batch import Batch, Tally
 from gateway.features.batches.checks import InputChecks
 from gateway.features.batches.contents import Contents
 from gateway.features.batches.files import Files
-from gateway.features.batches.input import CheckedInput, InputFile, Line, LineIndex, LineRequest
+from gateway.features.batches.input import CheckedInput, Line, LineIndex, LineRequest, read_lines
 from gateway.features.batches.journal import Journal, LineName, answer_line, on_one_line, tally_of
 from gateway.features.batches.metrics import BatchCounters
 from gateway.features.batches.order import PrefixOrder
@@ -169,40 +169,39 @@ def arrange(checked: CheckedInput, tools: BatchTools) -> None:
         breathe()
 
 
-class BatchRun:
-    """Runs lines of a batch whose input is checked. It owns their states. `tally`: of the lines that have an answer."""
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What the claims of a gateway have in common: its part in one batch. `source`: the input file."""
 
-    def __init__(
-        self,
-        batch: Batch,
-        checked: CheckedInput,
-        *,
-        first: int,
-        journal: Journal,
-        source: InputFile,
-        tools: BatchTools,
-        standing: Standing,
-        pace: BatchPace,
-    ) -> None:
+    batch: Batch
+    _: KW_ONLY
+    source: BinaryIO
+    checked: CheckedInput
+    journal: Journal
+    standing: Standing
+    pace: BatchPace
+
+
+class BatchRun:
+    """Runs the lines of one claim. It owns their states. `tally`: of the lines that have an answer."""
+
+    def __init__(self, work: BatchWork, lines: CheckedInput, first: int, *, tools: BatchTools) -> None:
         """`first`: the place in the file of the first of these lines."""
         self.tally = Tally()
-        self._batch = batch
-        self._first = first
-        self._index: LineIndex = checked.index
-        self._order: PrefixOrder = checked.order
-        self._journal = journal
-        self._source = source
+        self._work = work
         self._tools = tools
-        self._standing = standing
-        self._done = bytearray(len(checked.index))
-        self._left = len(checked.index)  # without an answer
+        self._first = first
+        self._index: LineIndex = lines.index
+        self._order: PrefixOrder = lines.order
+        self._done = bytearray(len(lines.index))
+        self._left = len(lines.index)  # without an answer
         self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
         self._partials = Holding(tools.memory)  # what they take
         self._backoff = Backoff(tools.random)
-        self._in_flight = LinesInFlight(pace)
+        self._in_flight = LinesInFlight(work.pace)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
@@ -232,7 +231,7 @@ class BatchRun:
     @property
     def _seconds_left(self) -> float:
         """Until the window of the batch closes."""
-        return self._batch.expires_at - self._tools.unix_seconds()
+        return self._work.batch.expires_at - self._tools.unix_seconds()
 
     async def run(self) -> None:
         """Send lines until all have an answer, the window closes, or `stop_feeding` is called."""
@@ -251,7 +250,7 @@ class BatchRun:
     async def _watch(self, feeding: asyncio.Task[None]) -> None:
         """Wait for the last answer or the end of the window. Meanwhile, note how urgent the batch is."""
         while (seconds := self._seconds_left) > 0:
-            self._standing.look(self._in_flight.pace.laxity_seconds(self._tools.sender.now()), self._left)
+            self._work.standing.look(self._work.pace.laxity_seconds(self._tools.sender.now()), self._left)
             await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
             if feeding.done():
                 try:
@@ -272,7 +271,7 @@ class BatchRun:
                 if lines := self._next_group(fresh):
                     for request in await self._requests(lines, holding):
                         await self._backoff.wait(clock)
-                        self._standing.go_on()
+                        self._work.standing.go_on()
                         await self._start(request)
                     del request
                     holding.release()
@@ -294,7 +293,7 @@ class BatchRun:
                 break
             except MemoryFull:
                 await asyncio.sleep(_MEMORY_SECONDS)
-        return await self._source.requests(lines)
+        return await self._tools.contents.threads.run(read_lines, self._work.source, lines)
 
     def _next_group(self, fresh: Iterator[Line]) -> list[Line]:
         group: list[Line] = []
@@ -331,12 +330,15 @@ class BatchRun:
             written = await self._answer(request, holding)
             del request
             if written is not None:
-                await self._journal.append(written.text, failed=written.counts.failed > 0, holding=holding)
-                self._count(line, written.counts)
+                text, counts = written
+                await self._work.journal.append(text, failed=counts.failed > 0, holding=holding)
+                self._count(line, counts)
 
-    async def _answer(self, request: LineRequest, holding: Holding) -> "_Written | None":
-        """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
-        tools, batch, line = self._tools, self._batch, request.line
+    async def _answer(self, request: LineRequest, holding: Holding) -> tuple[bytes, Tally] | None:
+        """What is written of a line, of which `holding` has the memory, and what it counts as; None = the line is sent
+        again.
+        """
+        tools, batch, line = self._tools, self._work.batch, request.line
         partial = self._partial.pop(line.place, None)
         sent = SentLine(
             request,
@@ -369,7 +371,7 @@ class BatchRun:
             self._backoff.succeeded()
         written = self._written(line, request.custom_id, answer)
         try:
-            holding.fit(len(written.text))
+            holding.fit(len(written[0]))
         except MemoryFull as error:
             self._is_put_back(line, error)
             return None
@@ -400,10 +402,10 @@ class BatchRun:
     def _waits_for_budget(self, error: GatewayError) -> bool:
         if not _has_budget_within(error, self._seconds_left):
             return False
-        self._standing.lack_budget(error.message)
+        self._work.standing.lack_budget(error.message)
         return True
 
-    def _written(self, line: Line, custom_id: str, answer: LineAnswer) -> "_Written":
+    def _written(self, line: Line, custom_id: str, answer: LineAnswer) -> tuple[bytes, Tally]:
         body = on_one_line(answer.body)
         failed = answer.status >= 400
         if body is None:
@@ -412,18 +414,11 @@ class BatchRun:
             body = answer.body
         name = LineName(self._first + line.place, self._tools.new_id(), custom_id)
         text = answer_line(name, answer.status, answer.request_id, body)
-        return _Written(text, Tally(failed=1) if failed else tally_of(body))
+        return text, Tally(failed=1) if failed else tally_of(body)
 
     def _count(self, line: Line, counts: Tally) -> None:
         self._attempts.pop(line.place, None)
         self._answered(line.place)
-        self._in_flight.pace.done(self._tools.sender.now())
+        self._work.pace.done(self._tools.sender.now())
         self.tally += counts
         self._tools.counters.lines.add(("failed" if counts.failed else "completed",))
-
-
-class _Written(NamedTuple):
-    """The line of an answer in its file, and what it counts as."""
-
-    text: bytes
-    counts: Tally

@@ -7,10 +7,10 @@ parts tell which lines of a lost claim have an answer, and the others are run.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import structlog
 
@@ -21,11 +21,11 @@ from gateway.features.batches.batch import OUTPUT, Batch, StoredFile, Tally, rep
 from gateway.features.batches.checks import MISSING
 from gateway.features.batches.errors import StorageFull, StorageUnavailable
 from gateway.features.batches.files import new_file_id
-from gateway.features.batches.input import CheckedInput, InputFile, InvalidInput
+from gateway.features.batches.input import InvalidInput, read_lines
 from gateway.features.batches.journal import NO_SPACE, Journal, LineName, unexecuted_line, why_unexecuted
 from gateway.features.batches.pace import BatchPace
 from gateway.features.batches.parts import NAMES, JoinedParts, next_piece
-from gateway.features.batches.run import BatchRun, BatchTools, Standing, arrange
+from gateway.features.batches.run import BatchRun, BatchTools, BatchWork, Standing, arrange
 from gateway.features.batches.store import ClaimedLines
 
 Result = TypeVar("Result")
@@ -83,8 +83,8 @@ class BatchShare:
         while self.batch.is_running:
             errors: list[dict[str, Any]] = []
             try:
-                with closing(await self._kept(partial(self._tools.checks.open, self.batch))) as file:
-                    await self._work(file, enqueued)
+                with self._closing([await self._kept(partial(self._tools.checks.open, self.batch))]) as [source]:
+                    await self._work(source, enqueued)
                 return
             except InvalidInput as invalid:
                 errors = invalid.errors
@@ -155,15 +155,22 @@ class BatchShare:
             self.update(found)
         return found
 
-    async def _work(self, file: InputFile, enqueued: Callable[[], int]) -> None:
+    async def _work(self, source: BinaryIO, enqueued: Callable[[], int]) -> None:
         """Work at the batch until it has ended. Raises InvalidInput, and what goes wrong, with nothing in flight."""
         is_new, now = self.batch.status == "validating", self._now()
-        checked = await self._tools.checks.check(self.batch, file, enqueued if is_new else None)
+        checked = await self._tools.checks.check(self.batch, source, enqueued if is_new else None)
         found = await self._change(lambda batch: batch.begin(checked.model, len(checked.index), now))
         if found is None or not found.is_running:
             return
         answers, errors = (self._contents.new_part(self.batch.id, self._tools.holder, name) for name in NAMES)
-        work = _Work(file, checked, Journal(answers, errors, self.standing.pause, group=self._contents.group))
+        work = BatchWork(
+            self.batch,
+            source=source,
+            checked=checked,
+            journal=Journal(answers, errors, self.standing.pause, group=self._contents.group),
+            standing=self.standing,
+            pace=self._pace,
+        )
         try:
             while self.batch.is_running:
                 await self._claim_more(work)
@@ -176,7 +183,7 @@ class BatchShare:
         finally:
             await asyncio.shield(self._stop(work.journal))
 
-    async def _claim_more(self, work: "_Work") -> None:
+    async def _claim_more(self, work: BatchWork) -> None:
         while len(self.held) < _MOST_CLAIMS:
             claim = partial(self._store.claim, self.batch.id, self._tools.holder, self.held.keys())
             if (claimed := await self._noted(claim)) is None:
@@ -201,7 +208,7 @@ class BatchShare:
         self.held.clear()
         await journal.close(most_seconds=_STOP_SECONDS)
 
-    async def _run(self, claimed: ClaimedLines, work: "_Work") -> None:
+    async def _run(self, claimed: ClaimedLines, work: BatchWork) -> None:
         first = claimed.claim.first
         run = self._runs[first] = await self._new_run(claimed, work)
         try:
@@ -218,25 +225,16 @@ class BatchShare:
         finally:
             self._runs.pop(first, None)
 
-    async def _new_run(self, claimed: ClaimedLines, work: "_Work") -> BatchRun:
+    async def _new_run(self, claimed: ClaimedLines, work: BatchWork) -> BatchRun:
         """The run of a claim, which knows the answers that all parts have."""
         first, end, checked, joined = claimed.claim.first, claimed.claim.end, work.checked, None
         if claimed.is_again:
             await work.journal.flush()
-            checked = await self._tools.checks.check(self.batch, work.file, None)  # its order may be used up
+            checked = await self._tools.checks.check(self.batch, work.source, None)  # its order may be used up
             joined = await self._kept(partial(self._answered, range(first, end)))
         lines = checked.part(first, end)
         await self._contents.threads.run(arrange, lines, self._tools)
-        run = BatchRun(
-            self.batch,
-            lines,
-            first=first,
-            journal=work.journal,
-            source=work.file,
-            tools=self._tools,
-            standing=self.standing,
-            pace=self._pace,
-        )
+        run = BatchRun(work, lines, first, tools=self._tools)
         if joined is not None:
             run.resume(joined.answered(), joined.tally)
         return run
@@ -245,24 +243,24 @@ class BatchShare:
         """What all parts have of the lines of a claim."""
         joined = JoinedParts(wanted, breather())
         for name in NAMES:
-            async with self._parts(name) as parts:
+            with self._closing(await self._contents.parts(self.batch.id, name)) as parts:
                 await self._contents.threads.run(deque, joined.lines(parts, failed=name == "error"), 0)
         self._log.info("batch_taken_over", batch=self.batch.id, answered=joined.tally.lines, lines=len(wanted))
         return joined
 
-    @asynccontextmanager
-    async def _parts(self, name: str) -> AsyncIterator[Sequence[BinaryIO]]:
-        """The parts of all gateways while the block runs."""
-        parts = await self._contents.parts(self.batch.id, name)
-        with ExitStack() as stack:
-            for part in parts:
-                stack.callback(self._contents.threads.later, part.close)
-            yield parts
+    @contextmanager
+    def _closing(self, files: Sequence[BinaryIO]) -> Iterator[Sequence[BinaryIO]]:
+        """These files, which are closed in a thread at the end of the block: another thread may still read them."""
+        try:
+            yield files
+        finally:
+            for each in files:
+                self._contents.threads.later(each.close)
 
     def _now(self) -> int:
         return int(self._tools.unix_seconds())
 
-    async def _end(self, claimed: ClaimedLines, work: "_Work") -> None:
+    async def _end(self, claimed: ClaimedLines, work: BatchWork) -> None:
         """Write the output, and end the batch, if no other gateway does meanwhile."""
         now, is_complete = self._now(), claimed.is_complete
         batch = await self._change(lambda batch: batch.finalize(now, is_complete=is_complete))
@@ -283,10 +281,10 @@ class BatchShare:
                 for file_id in ids:
                     await self._tools.files.drop(file_id)
 
-    async def _write_results(self, batch: Batch, ids: list[str], work: "_Work") -> tuple[Tally, list[int]]:
+    async def _write_results(self, batch: Batch, ids: list[str], work: BatchWork) -> tuple[Tally, list[int]]:
         """Write the files of a batch. Returns what is in them, and their sizes in bytes. Raises _AnswersMissing."""
-        joined = JoinedParts(range(batch.total), breather())
-        async with self._parts("output") as answers, self._parts("error") as errors:
+        joined, parts = JoinedParts(range(batch.total), breather()), partial(self._contents.parts, batch.id)
+        with self._closing(await parts("output")) as answers, self._closing(await parts("error")) as errors:
             sizes = [await self._write(ids[0], joined.lines(answers, failed=False))]
             failed = chain(joined.lines(errors, failed=True), self._unexecuted(batch, joined, work))
             sizes.append(await self._write(ids[1], failed))
@@ -312,14 +310,14 @@ class BatchShare:
             await self._contents.delete(file_id)
         return size_bytes
 
-    def _unexecuted(self, batch: Batch, joined: JoinedParts, work: "_Work") -> Iterator[bytes]:
+    def _unexecuted(self, batch: Batch, joined: JoinedParts, work: BatchWork) -> Iterator[bytes]:
         """An error for each line that has no answer, in a thread. Raises _AnswersMissing if all should have one."""
         missing = joined.missing()
         if missing and batch.ends_as == "completed":
             raise _AnswersMissing
         _, code, message = why_unexecuted(batch)
         for place in missing:
-            [request] = work.file.read([work.checked.index[place]])
+            [request] = read_lines(work.source, [work.checked.index[place]])
             yield unexecuted_line(LineName(place, self._tools.new_id(), request.custom_id), code, message)
 
     async def _keep(self, batch: Batch, tally: Tally, sizes: dict[str, int]) -> bool:
@@ -354,11 +352,3 @@ class BatchShare:
 
 class _AnswersMissing(Exception):
     """Lines have no answer though all were reported as done."""
-
-
-class _Work(NamedTuple):
-    """What the claims of this gateway have in common."""
-
-    file: InputFile
-    checked: CheckedInput
-    journal: Journal

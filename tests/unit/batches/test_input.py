@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from gateway.config import ServerConfig
-from gateway.core.threads import Threads
-from gateway.features.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.features.batches.input import CheckedInput, InputLimits, InvalidInput, check_input, read_lines
 from gateway.features.batches.settings import BatchesConfig
 
 URL = "/v1/chat/completions"
@@ -43,13 +42,13 @@ def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> 
     content = b"\xef\xbb\xbf" + line("a") + b"\r\n\n  " + line("b\u00e4") + b" \n" + line("c")
     checked = check(tmp_path, content)
     assert (len(checked.index), checked.model) == (3, "m")
-    source = InputFile((tmp_path / "input").open("rb"), Threads("test"))
-    assert [each.custom_id for each in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
-    assert [each.custom_id for each in source.read([checked.index[0], checked.index[1]])] == ["a", "b\u00e4"]
-    [first] = source.read([checked.index[0]])
+    index = checked.index
+    with (tmp_path / "input").open("rb") as source:
+        assert [each.custom_id for each in read_lines(source, [index[2], index[0]])] == ["c", "a"]
+        assert [each.custom_id for each in read_lines(source, [index[0], index[1]])] == ["a", "b\u00e4"]
+        [first] = read_lines(source, [index[0]])
     assert orjson.loads(first.body) == first.document
     assert first.document["model"] == "m"
-    source.close()
 
 
 @pytest.mark.parametrize(
