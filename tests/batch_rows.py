@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.core.errors import InvalidRequest
 from gateway.features.batches.batch import Batch, Owner, StoredFile
 from gateway.features.batches.documents import FilesPage
 from gateway.features.batches.store import Store
@@ -46,7 +47,7 @@ async def lists_files_page_by_page(store: Store) -> None:
     assert await names("b", 10, ascending=True, purpose="batch") == "cd"
     assert await names(None, 10, ascending=True, purpose="\0") == ""
     for unknown in ("e", "\0"):
-        with pytest.raises(KeyError):
+        with pytest.raises(InvalidRequest):
             await names(unknown, 10, ascending=True)
         assert await store.file(unknown, A) is None
     assert await store.file("a", B) is None

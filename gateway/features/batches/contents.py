@@ -10,7 +10,6 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def has_no_room(error: OSError) -> bool:
-    """Whether something could not be written because the disk is full."""
     return error.errno in _NO_ROOM
 
 

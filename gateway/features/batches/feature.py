@@ -34,6 +34,7 @@ class BatchesFeature(Feature):
             {**core.dispatchers, "": core.feature_dispatcher},
             core.prompts.complete,
             ledger=core.ledger,
+            memory=core.memory,
             clock=core.clock,
             unix_seconds=core.unix_seconds,
             new_id=core.new_id,

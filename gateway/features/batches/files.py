@@ -162,11 +162,8 @@ class Files:
         return found
 
     async def list(self, owner: Owner, page: FilesPage) -> list[StoredFile]:
-        """One more than a page has, if there are more. Raises InvalidRequest if `after` is unknown."""
-        try:
-            return await self._store.list_files(owner, page, int(self._unix_seconds()))
-        except KeyError:
-            raise InvalidRequest("The parameter `after` is not the id of a file.", param="after") from None
+        """One more than a page has, if there are more. Raises InvalidRequest if `page.after` is unknown."""
+        return await self._store.list_files(owner, page, int(self._unix_seconds()))
 
     async def delete(self, file_id: str, size_bytes: int) -> None:
         await self._store.delete_file(file_id)

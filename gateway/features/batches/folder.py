@@ -80,7 +80,6 @@ class Folder:
         self._files, self._parts = folder / "files", folder / "parts"
 
     def path(self, name: str) -> Path:
-        """Where a content is, or will be."""
         return self._files / name
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:

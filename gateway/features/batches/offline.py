@@ -57,7 +57,6 @@ def _end_soon() -> None:
 
 
 def line_of(demand: Demand) -> OfflineLine:
-    """The line of a demand that was made for one."""
     line = demand.offline
     assert isinstance(line, OfflineLine)
     return line
@@ -179,7 +178,6 @@ class OfflineQueue:
         return lines
 
     def is_behind_others(self, ticket: Ticket) -> bool:
-        """Whether other lines of its model wait here before it."""
         waiting = self.model(ticket.demand.model).waiting
         return ticket in waiting and next(iter(waiting)) is not ticket
 

@@ -151,13 +151,11 @@ class PrefixOrder:
         self._costs[start:end] = _joined(self._costs, groups)
 
     def _output_share(self, group: slice) -> float:
-        """Expected output tokens per token of cost."""
         output = sum([self._output_tokens[line] for line in self._order[group]])
         return output / sum(self._costs[group])
 
 
 def _joined(values: "array[_Number]", groups: list[slice]) -> "array[_Number]":
-    """The values of all groups, one after another."""
     joined = values[:0]
     for group in groups:
         joined.extend(values[group])

@@ -50,7 +50,6 @@ class PartialAnswer:
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the answer are there, of all streams."""
         return len(self._ids)
 
     @property

@@ -16,31 +16,30 @@ _PIECE_BYTES = 1048576
 
 
 class JoinedParts:
-    """Lines of all parts, each once: those whose places are wanted. `tally`: what was taken of the parts."""
+    """Lines of all parts, each once: those whose places are wanted.
+
+    `has`: whether there is an answer, by the place from the first of them; `tally`: of these answers.
+    """
 
     def __init__(self, wanted: range, breathe: Breathe) -> None:
+        self.wanted = wanted
+        self.has = bytearray(len(wanted))
         self.tally = Tally()
-        self._wanted = wanted
         self._breathe = breathe
-        self._has = bytearray(len(wanted))
 
     def lines(self, parts: Sequence[BinaryIO], *, failed: bool) -> Iterator[bytes]:
         """The lines of all parts, one after the other, that were not taken before."""
         for part in parts:
             part.seek(0)
             for place, line in whole_lines(part, self._breathe):
-                if place in self._wanted and not self._has[at := place - self._wanted.start]:
-                    self._has[at] = 1
+                if place in self.wanted and not self.has[at := place - self.wanted.start]:
+                    self.has[at] = 1
                     self.tally += Tally(failed=1) if failed else tally_of(line)
                     yield line
 
-    def answered(self) -> list[int]:
-        """The places of lines with an answer, counted from the first."""
-        return [at for at, has in enumerate(self._has) if has]
-
     def missing(self) -> list[int]:
         """The places of lines without an answer, counted from the first."""
-        return [at for at, has in enumerate(self._has) if not has]
+        return [at for at, has in enumerate(self.has) if not has]
 
 
 def next_piece(lines: Iterator[bytes]) -> bytes:

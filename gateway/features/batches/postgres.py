@@ -26,7 +26,6 @@ _Raw = AsyncConnection[tuple[Any, ...]]
 
 
 def _executing(connection: _Raw) -> Execute:
-    """What executes the statements of one transaction."""
 
     async def execute(statement: str, *values: Any) -> list[tuple[Any, ...]]:
         # PostgreSQL does not store NUL characters.

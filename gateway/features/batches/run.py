@@ -37,6 +37,7 @@ from gateway.features.batches.metrics import BatchCounters
 from gateway.features.batches.order import PrefixOrder
 from gateway.features.batches.pace import BatchPace, Urgency, urgency
 from gateway.features.batches.partial import PartialAnswer
+from gateway.features.batches.parts import JoinedParts
 from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, SentLine, error_answer
 from gateway.features.batches.slots import Slots
 from gateway.features.batches.store import Store
@@ -153,11 +154,9 @@ class Backoff:
         self._failures = 0
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds until lines may be sent."""
         return max(0.0, self._until - now)
 
     async def wait(self, clock: Callable[[], float]) -> None:
-        """Return when lines may be sent."""
         while seconds := self.wait_seconds(clock()):  # noqa: ASYNC110 - nothing announces that time has passed
             await asyncio.sleep(seconds)
 
@@ -185,16 +184,16 @@ class BatchWork:
 class BatchRun:
     """Runs the lines of one claim. It owns their states. `tally`: of the lines that have an answer."""
 
-    def __init__(self, work: BatchWork, lines: CheckedInput, first: int, *, tools: BatchTools) -> None:
-        """`first`: the place in the file of the first of these lines."""
-        self.tally = Tally()
+    def __init__(self, work: BatchWork, lines: CheckedInput, joined: JoinedParts, *, tools: BatchTools) -> None:
+        """`joined`: the answers to these lines that parts have."""
+        self.tally = joined.tally
         self._work = work
         self._tools = tools
-        self._first = first
+        self._first = joined.wanted.start  # the place of the first line in the file
         self._index: LineIndex = lines.index
         self._order: PrefixOrder = lines.order
-        self._done = bytearray(len(lines.index))
-        self._left = len(lines.index)  # without an answer
+        self._done = joined.has
+        self._left = len(lines.index) - sum(self._done)  # without an answer
         self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
@@ -206,16 +205,6 @@ class BatchRun:
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
         self._is_stopping = False
-
-    def resume(self, places: Iterable[int], tally: Tally) -> None:
-        """Parts have answers to these lines, which count so much."""
-        self.tally = tally
-        for place in places:
-            self._answered(place)
-
-    def _answered(self, place: int) -> None:
-        self._left -= not self._done[place]
-        self._done[place] = 1
 
     def stop_feeding(self) -> None:
         """Start no more lines, and withdraw those that wait; `run` ends when those on engines have ended."""
@@ -230,7 +219,6 @@ class BatchRun:
 
     @property
     def _seconds_left(self) -> float:
-        """Until the window of the batch closes."""
         return self._work.batch.expires_at - self._tools.unix_seconds()
 
     async def run(self) -> None:
@@ -280,7 +268,6 @@ class BatchRun:
                     await self._changed.wait()
 
     def _lines(self, places: Iterable[int]) -> Iterator[Line]:
-        """The lines at these places that have no answer."""
         return map(self._index.__getitem__, filterfalse(self._done.__getitem__, places))
 
     async def _requests(self, lines: list[Line], holding: Holding) -> list[LineRequest]:
@@ -418,7 +405,8 @@ class BatchRun:
 
     def _count(self, line: Line, counts: Tally) -> None:
         self._attempts.pop(line.place, None)
-        self._answered(line.place)
+        self._left -= not self._done[line.place]
+        self._done[line.place] = 1
         self._work.pace.done(self._tools.sender.now())
         self.tally += counts
         self._tools.counters.lines.add(("failed" if counts.failed else "completed",))

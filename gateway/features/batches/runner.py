@@ -51,7 +51,6 @@ class Runner:
         return Counter(filter(None, found))
 
     def count(self, key: str) -> int:
-        """How many batches of this key have not ended."""
         return sum(share.batch.owner.key == key for share in self._shares.values())
 
     def enqueued(self, batch: Batch) -> int:
@@ -68,7 +67,6 @@ class Runner:
             self._following = asyncio.get_running_loop().create_task(self._follow(), name="batches_follow")
 
     async def files_in_use(self) -> set[str]:
-        """Files that batches read, of all gateways."""
         return {batch.input_file_id for batch in await self._store.running_batches()}
 
     def start(self, batch: Batch) -> None:

@@ -16,7 +16,7 @@ from gateway.core.front.routes import Route, find_route
 from gateway.core.ledger import RequestLedger
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, InferenceRequest, UpstreamResult
-from gateway.core.resources import Holding
+from gateway.core.resources import Holding, MemoryBudget
 from gateway.core.turns import Steps, at_once, in_turns
 from gateway.features.batches.batch import Owner
 from gateway.features.batches.continuation import can_continue, continued_fields, saves_work, streamed
@@ -89,7 +89,7 @@ class LineAnswer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentLine:
-    """What is sent of a line. `holding` has the memory of the request, and then that of the answer.
+    """What is sent of a line. `holding` has the memory of the request; that of the answer is to be added to it.
 
     `partial`: what is generated of its answer; `may_stream`: false = it is sent whole.
     """
@@ -113,6 +113,7 @@ class LineSender:
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         *,
         ledger: RequestLedger,
+        memory: MemoryBudget,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
         new_id: Callable[[], str],
@@ -120,6 +121,7 @@ class LineSender:
         self._dispatchers = dispatchers
         self._complete = complete
         self._ledger = ledger
+        self._memory = memory
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._new_id = new_id
@@ -175,7 +177,7 @@ class LineSender:
         record = Record(request_id, route.endpoint, self._clock(), len(body), sent.owner.key)
         outcome = message = ""
         status = 0
-        sink = LineSink(sent.holding)
+        sink = LineSink(Holding(self._memory))
         try:
             sent.holding.add(len(body) + _LINE_BYTES)
             request = await self._request(sent, body, route, request_id)

@@ -141,7 +141,9 @@ class Batches:
         elif incoming.method == b"POST":
             document = await self._create(incoming.body, of)
         else:
-            document = await self._list_batches(of, checked(BatchesPage, parameters))
+            page = checked(BatchesPage, parameters)
+            found = await self._store.list_batches(of, page)
+            document = _page([self.runner.shown(batch).document() for batch in found], page.limit)
         reply.send(200, JSON, b"", orjson.dumps(document))
 
     async def _of_files(
@@ -162,13 +164,6 @@ class Batches:
             return (await files.receive(owner, incoming.upload, headers.get(b"content-type", b""), length)).document()
         page = checked(FilesPage, parameters)
         return _page([file.document() for file in await files.list(owner, page)], page.limit)
-
-    async def _list_batches(self, owner: Owner, page: BatchesPage) -> dict[str, Any]:
-        try:
-            found = await self._store.list_batches(owner, page)
-        except KeyError:
-            raise InvalidRequest("The parameter `after` is not the id of a batch.", param="after") from None
-        return _page([self.runner.shown(batch).document() for batch in found], page.limit)
 
     async def _find(self, batch_id: str, owner: Owner) -> Batch:
         """The batch as it is now. Raises BatchNotFound, also for batches of others."""

@@ -227,17 +227,15 @@ class BatchShare:
 
     async def _new_run(self, claimed: ClaimedLines, work: BatchWork) -> BatchRun:
         """The run of a claim, which knows the answers that all parts have."""
-        first, end, checked, joined = claimed.claim.first, claimed.claim.end, work.checked, None
+        first, end, checked = claimed.claim.first, claimed.claim.end, work.checked
+        joined = JoinedParts(range(first, end), breather())
         if claimed.is_again:
             await work.journal.flush()
             checked = await self._tools.checks.check(self.batch, work.source, None)  # its order may be used up
             joined = await self._kept(partial(self._answered, range(first, end)))
         lines = checked.part(first, end)
         await self._contents.threads.run(arrange, lines, self._tools)
-        run = BatchRun(work, lines, first, tools=self._tools)
-        if joined is not None:
-            run.resume(joined.answered(), joined.tally)
-        return run
+        return BatchRun(work, lines, joined, tools=self._tools)
 
     async def _answered(self, wanted: range) -> JoinedParts:
         """What all parts have of the lines of a claim."""

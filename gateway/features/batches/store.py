@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, ClassVar, NamedTuple, Protocol
 
-from gateway.core.errors import Draining
+from gateway.core.errors import Draining, InvalidRequest
 from gateway.features.batches.batch import RUNNING, Batch, Owner, StoredFile
 from gateway.features.batches.claims import CLAIM_SECONDS, Claim, Progress, next_claim
 from gateway.features.batches.documents import BatchesPage, FilesPage
@@ -95,7 +95,6 @@ class Store(ABC):
             raise Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
 
     async def _execute(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        """One statement as a transaction of its own."""
         async with self.transaction() as execute:
             return await execute(statement, *values)
 
@@ -108,7 +107,7 @@ class Store(ABC):
         return StoredFile._make(found[0]) if found else None
 
     async def list_files(self, owner: Owner, page: FilesPage, now: int) -> list[StoredFile]:
-        """One more than a page has, if there are more. Raises KeyError if `after` is no file of this owner."""
+        """One more than a page has, if there are more. Raises InvalidRequest if `after` is no file of this owner."""
         where, values = "key = ? AND tenant = ? AND expires_at > ?", [*owner, now]
         order, compared = ("ASC", ">") if page.order == "asc" else ("DESC", "<")
         async with self.transaction() as execute:
@@ -117,7 +116,7 @@ class Store(ABC):
                 values.append(page.purpose)
             if page.after is not None:
                 where += f" AND number {compared} ?"
-                values.append(await _number(execute, "gateway_files", page.after, owner))
+                values.append(await _number(execute, "file", page.after, owner))
             query = f"SELECT {_FILE} FROM gateway_files WHERE {where} ORDER BY number {order} LIMIT ?"
             return [StoredFile._make(row) for row in await execute(query, *values, page.limit + 1)]
 
@@ -130,7 +129,6 @@ class Store(ABC):
         return int(count), int(size_bytes)
 
     async def all_files_bytes(self) -> int:
-        """The size in bytes of the files of all keys."""
         [(_, size_bytes)] = await self._execute(f"SELECT {_COUNT_AND_SIZE} FROM gateway_files")
         return int(size_bytes)
 
@@ -140,7 +138,6 @@ class Store(ABC):
         return [(row[0], row[1]) for row in found]
 
     async def file_ids(self) -> set[str]:
-        """The ids of the files of all keys."""
         query, found, after = (
             "SELECT number, id FROM gateway_files WHERE number > ? ORDER BY number LIMIT ?",
             set[str](),
@@ -163,10 +160,10 @@ class Store(ABC):
         return found[0] if found else None
 
     async def list_batches(self, owner: Owner, page: BatchesPage) -> list[Batch]:
-        """The newest first; one more than a page has, if there are more. Raises KeyError as `list_files` does."""
+        """The newest first; one more than a page has, if there are more. Raises InvalidRequest as `list_files` does."""
         where = "WHERE key = ? AND tenant = ? AND number < ? ORDER BY number DESC LIMIT ?"
         async with self.transaction() as execute:
-            number = 1 << 62 if page.after is None else await _number(execute, "gateway_batches", page.after, owner)
+            number = 1 << 62 if page.after is None else await _number(execute, "batch", page.after, owner)
             found = await _batches(execute, where, *owner, number, page.limit + 1)
         return found[::-1]
 
@@ -281,10 +278,11 @@ class Store(ABC):
             return True
 
 
-async def _number(execute: Execute, table: str, row_id: str, owner: Owner) -> int:
+async def _number(execute: Execute, kind: str, row_id: str, owner: Owner) -> int:
+    table = "gateway_files" if kind == "file" else "gateway_batches"
     found = await execute(f"SELECT number FROM {table} WHERE id = ? AND key = ? AND tenant = ?", row_id, *owner)
     if not found:
-        raise KeyError(row_id)
+        raise InvalidRequest(f"The parameter `after` is not the id of a {kind}.", param="after")
     return int(found[0][0])
 
 

@@ -75,6 +75,7 @@ class Desk:
             defaultdict(lambda: plain),
             _as_it_is,
             ledger=ledger,
+            memory=self.memory,
             clock=lambda: 0.0,
             unix_seconds=lambda: 0.0,
             new_id=lambda: f"line-{next(numbers)}",
