@@ -150,8 +150,9 @@ class Files:
         if form.filename is None:
             raise InvalidRequest("The form field `file` is missing.", param="file")
         fields = form.fields
-        expiry = {name: value for name in ("anchor", "seconds") if (value := fields.get(f"expires_after[{name}]"))}
-        asked = checked(UploadFields, {"purpose": fields.get("purpose"), "expires_after": expiry or None})
+        given = {name: fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds")}
+        expiry = None if set(given.values()) == {None} else given
+        asked = checked(UploadFields, {"purpose": fields.get("purpose"), "expires_after": expiry})
         return self.lifetime_seconds if asked.expires_after is None else asked.expires_after.seconds
 
     async def find(self, file_id: str, owner: Owner) -> StoredFile:
@@ -192,25 +193,22 @@ class Files:
         """Pass the content on as fast as the client reads it. Raises FileNotFound or MemoryFull."""
         with Holding(self._memory) as holding:
             holding.add(self._contents.piece_bytes)
-            await self._send(file, reply)
-
-    async def _send(self, file: StoredFile, reply: ClientResponse) -> None:
-        async with aclosing(self._contents.read(file.id)) as pieces:
-            try:
-                data = await anext(pieces, b"")
-            except FileNotFoundError:
-                raise FileNotFound(f"The content of file {file.id!r} is missing.", param="file_id") from None
-            name = "".join(each if each.isascii() and each not in '"\\' else "_" for each in file.filename)
-            disposition = b'content-disposition: attachment; filename="%b"\r\n' % name.encode()
-            reply.begin(200, b"application/octet-stream", disposition)
-            writable = asyncio.Event()
-            reply.when_writable(writable.set)
-            try:
-                while data:
-                    writable.clear()
-                    if reply.write(data) and reply.blocked:
-                        await writable.wait()
+            async with aclosing(self._contents.read(file.id)) as pieces:
+                try:
                     data = await anext(pieces, b"")
-            finally:
-                reply.when_writable(None)
+                except FileNotFoundError:
+                    raise FileNotFound(f"The content of file {file.id!r} is missing.", param="file_id") from None
+                name = "".join(each if each.isascii() and each not in '"\\' else "_" for each in file.filename)
+                disposition = b'content-disposition: attachment; filename="%b"\r\n' % name.encode()
+                reply.begin(200, b"application/octet-stream", disposition)
+                writable = asyncio.Event()
+                reply.when_writable(writable.set)
+                try:
+                    while data:
+                        writable.clear()
+                        if reply.write(data) and reply.blocked:
+                            await writable.wait()
+                        data = await anext(pieces, b"")
+                finally:
+                    reply.when_writable(None)
         reply.end()

@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import filterfalse
@@ -253,7 +253,9 @@ class BatchRun:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self) -> None:
-        fresh, clock = self._lines(self._order.in_turn()), asyncio.get_running_loop().time
+        clock = asyncio.get_running_loop().time
+        unanswered = filterfalse(self._done.__getitem__, self._order.in_turn())
+        fresh = map(self._index.__getitem__, unanswered)
         with Holding(self._tools.memory) as holding:
             while self._left:
                 if lines := self._next_group(fresh):
@@ -266,9 +268,6 @@ class BatchRun:
                 else:
                     self._changed.clear()
                     await self._changed.wait()
-
-    def _lines(self, places: Iterable[int]) -> Iterator[Line]:
-        return map(self._index.__getitem__, filterfalse(self._done.__getitem__, places))
 
     async def _requests(self, lines: list[Line], holding: Holding) -> list[LineRequest]:
         """Read lines when there is memory for them. Those that were read before with this holding are dropped."""

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, ParamSpec, TypeVar
 
 import structlog
 
@@ -28,6 +28,7 @@ from gateway.features.batches.parts import NAMES, JoinedParts, next_piece
 from gateway.features.batches.run import BatchRun, BatchTools, BatchWork, Standing, arrange
 from gateway.features.batches.store import ClaimedLines
 
+Given = ParamSpec("Given")
 Result = TypeVar("Result")
 _POLL_SECONDS = 1.0
 _STOP_SECONDS = 5.0  # most time for the last answers, if they cannot be written
@@ -139,17 +140,17 @@ class BatchShare:
                     self.standing.pause("")
                 return result
 
-    async def _noted(self, do: Callable[[], Awaitable[Result]]) -> Result:
+    async def _noted(self, do: Callable[Given, Awaitable[Result]], *args: Given.args, **named: Given.kwargs) -> Result:
         """Do this as soon as the database has room, and can be reached."""
         while True:
             try:
-                return await self._kept(do, (StorageFull,))
+                return await self._kept(partial(do, *args, **named), (StorageFull,))
             except StorageUnavailable:
                 await asyncio.sleep(_POLL_SECONDS)
 
     async def _change(self, change: Callable[[Batch], bool]) -> Batch | None:
         """Change the batch in the store; None = it has been forgotten."""
-        found = await self._noted(partial(self._store.change, self.batch.id, change))
+        found = await self._noted(self._store.change, self.batch.id, change)
         if found is not None:
             found.add_reports(self.batch.reports if found.is_running else {})
             self.update(found)
@@ -185,8 +186,8 @@ class BatchShare:
 
     async def _claim_more(self, work: BatchWork) -> None:
         while len(self.held) < _MOST_CLAIMS:
-            claim = partial(self._store.claim, self.batch.id, self._tools.holder, self.held.keys())
-            if (claimed := await self._noted(claim)) is None:
+            claimed = await self._noted(self._store.claim, self.batch.id, self._tools.holder, self.held.keys())
+            if claimed is None:
                 return
             doing = self._end(claimed, work) if claimed.claim.is_last else self._run(claimed, work)
             self.held[claimed.claim.first] = asyncio.get_running_loop().create_task(doing, name="batch_claim")
@@ -219,8 +220,8 @@ class BatchShare:
                 # the window has closed by this gateway's clock, not yet by the database's
                 await asyncio.sleep(_POLL_SECONDS)
             report = report_of(run.tally)
-            finish = partial(self._store.finish, self.batch.id, first, self._tools.holder, report)
-            await self._noted(partial(finish, is_done=run.is_done))
+            finish = partial(self._store.finish, self.batch.id, first, self._tools.holder)
+            await self._noted(finish, report, is_done=run.is_done)
             self.batch.add_reports({first: report})
         finally:
             self._runs.pop(first, None)
@@ -273,7 +274,7 @@ class BatchShare:
             is_unused = not await self._keep(batch, tally, dict(zip(ids, sizes, strict=True)))
         except _AnswersMissing:
             self._log.error("batch_answers_missing", batch=batch.id, hint="the lines are run again")
-            await self._noted(partial(self._store.reopen, batch.id, self._tools.holder))
+            await self._noted(self._store.reopen, batch.id, self._tools.holder)
         finally:
             if is_unused:
                 for file_id in ids:
@@ -338,7 +339,7 @@ class BatchShare:
         ]
         output_file_id, error_file_id = (file_id if size_bytes else None for file_id, size_bytes in sizes.items())
         batch.end(tally, output_file_id, error_file_id, now)
-        if not await self._noted(partial(self._store.end, batch, self._tools.holder, written)):
+        if not await self._noted(self._store.end, batch, self._tools.holder, written):
             return False
         self.batch = batch
         self._tools.files.count(written)
