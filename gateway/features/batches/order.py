@@ -83,12 +83,10 @@ class PrefixOrder:
         """All lines that are left, from the ranges in turn, so that all ranges end at about the same time."""
         totals = [own.cost for own in self._ranges]
         while left := [at for at, own in enumerate(self._ranges) if len(own)]:
-            yield self._next(self._ranges[max(left, key=lambda at: self._ranges[at].cost / totals[at])])
-
-    def _next(self, own: _Range) -> int:
-        own.cost -= self._costs[own.start]
-        own.start += 1
-        return self._order[own.start - 1]
+            own = self._ranges[max(left, key=lambda at: self._ranges[at].cost / totals[at])]
+            own.cost -= self._costs[own.start]
+            own.start += 1
+            yield self._order[own.start - 1]
 
     def _path(self, line: int) -> bytes:
         return bytes(self._keys[self._ends[line] : self._ends[line + 1]])
