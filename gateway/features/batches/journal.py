@@ -175,7 +175,6 @@ class Journal:
         self._writer = None
 
     async def _write_group(self) -> None:
-        self._full.clear()
         taken, self._held = self._held, ([], [])
         holdings, self._holdings = self._holdings, []
         count = sum(map(len, taken))
@@ -191,6 +190,8 @@ class Journal:
             for each in holdings:
                 each.release()
         self._durable += count
+        if not self._is_full:
+            self._full.clear()
         self._room.set()
 
     async def _append(self, file: AnswerFile, data: bytes) -> None:
