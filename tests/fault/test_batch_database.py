@@ -8,7 +8,8 @@ import pytest
 
 from gateway.core.errors import Draining
 from gateway.core.resources import MemoryBudget
-from gateway.features.batches.batch import LineUsage, Tally, report_of
+from gateway.features.batches.batch import Tally, report_of
+from gateway.features.batches.documents import BatchesPage
 from gateway.features.batches.store import Store, StoreUnusable
 from tests.batch_rows import A, B, file, lists_files_page_by_page
 from tests.batch_rows import batch as any_batch
@@ -18,7 +19,7 @@ from tests.s3_server import S3Server
 for needed in ("psycopg", "obstore"):
     pytest.importorskip(needed)
 from gateway.features.batches import postgres as schema  # noqa: E402 - needs both
-from gateway.features.batches.postgres import PostgresDatabase  # noqa: E402 - needs psycopg
+from gateway.features.batches.postgres import PostgresStore  # noqa: E402 - needs psycopg
 from gateway.features.batches.s3 import S3Bucket  # noqa: E402 - needs obstore
 
 FAR = 1 << 33
@@ -36,7 +37,7 @@ def bucket(s3: S3Server) -> S3Bucket:
 
 @pytest.fixture
 async def store(url: str, s3: S3Server) -> AsyncIterator[Store]:
-    one = Store(PostgresDatabase(url, bucket(s3)))
+    one = PostgresStore(url, bucket(s3))
     await one.open()
     yield one
     await one.close()
@@ -57,8 +58,8 @@ async def test_a_batch_has_the_counts_of_all_gateways(store: Store) -> None:
     for holder in "xy":
         claimed = await store.claim("batch_1", holder)
         assert claimed is not None
-        own, claim = Tally(), ("batch_1", claimed.claim.first)
-        own.add(LineUsage(1, 2, 3, 4), failed=holder == "y")
+        claim = "batch_1", claimed.claim.first
+        own = Tally(holder == "x", holder == "y", input_tokens=1)
         report = report_of(own, "full" if holder == "y" else "")
         kept, running = await store.tick(holder, [claim], {claim: report})
         assert kept == {claim}
@@ -66,8 +67,8 @@ async def test_a_batch_has_the_counts_of_all_gateways(store: Store) -> None:
     found = await store.batch("batch_1", A)
     assert found is not None
     assert (found.tally.completed, found.tally.failed, found.tally.input_tokens, found.paused) == (1, 1, 2, "full")
-    assert [each.id for each in await store.list_batches(A, None, 10)] == ["batch_2", "batch_1"]
-    assert await store.list_batches(A, "batch_1", 10) == []
+    assert [each.id for each in await store.list_batches(A, BatchesPage())] == ["batch_2", "batch_1"]
+    assert await store.list_batches(A, BatchesPage(after="batch_1")) == []
     assert await store.batch("batch_3", A) is None
     assert await store.change("batch_9", lambda _: True) is None
 
@@ -110,8 +111,8 @@ async def test_one_gateway_ends_a_batch(store: Store) -> None:
     await store.finish("b", 0, "y", REPORT, is_done=True)
     assert await store.claim("b", "y") is not None
     done = batch("b", total=10)
-    done.finalize("completed", 3)
-    done.end("out", None, 4)
+    done.finalize(3, is_complete=True)
+    done.end(done.tally, "out", None, 4)
     assert not await store.end(done, "x", ())
     assert await store.end(done, "y", (file("out", expires_at=FAR),))
     assert await store.end(done, "y", ())  # as if the first answer had been lost
@@ -140,7 +141,7 @@ async def test_lines_are_claimed_once_by_many_at_the_same_time(store: Store) -> 
 async def test_a_closed_store_refuses(store: Store) -> None:
     await store.close()
     with pytest.raises(Draining):
-        await store.all_files()
+        await store.file_ids()
 
 
 async def test_a_database_belongs_to_one_bucket(url: str, s3: S3Server) -> None:
@@ -184,4 +185,4 @@ async def test_what_is_no_database_is_reported_without_its_password(postgres: Po
         assert problem.startswith("batches.database cannot be used: ")
         assert "pass" not in problem
         with pytest.raises(StoreUnusable, match="cannot be used"):
-            await Store(PostgresDatabase(url, bucket(s3))).open()
+            await PostgresStore(url, bucket(s3)).open()

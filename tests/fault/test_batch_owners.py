@@ -74,7 +74,7 @@ async def test_lines_of_a_key_that_is_removed_fail(backend: ScriptedBackend, tmp
         await holds(
             lambda: (
                 gateway.gateway.features["batches"].batches is not None
-                and not gateway.gateway.features["batches"].batches.states()
+                and not gateway.gateway.features["batches"].batches.runner.states()
             ),
             "it ended",
         )

@@ -86,6 +86,12 @@ async def test_the_files_of_a_key_have_a_limit_which_deleting_makes_room_in(gate
     assert len(kept(tmp_path)) == 1
 
 
+async def test_files_that_arrive_at_the_same_time_share_the_limit(gateway: UnderTest, tmp_path: Path) -> None:
+    found = await asyncio.gather(*(upload(gateway, b"x" * 16000000) for _ in range(2)))
+    assert 413 in [each.status for each in found]
+    assert len(kept(tmp_path)) == [each.status for each in found].count(200)
+
+
 async def test_a_client_that_leaves_leaves_no_file(gateway: UnderTest, tmp_path: Path) -> None:
     client = await Client.connect(gateway.port)
     await client.send(request(form(b"x" * 5000000), FORM, target=FILES)[:-1000])

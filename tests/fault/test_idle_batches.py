@@ -65,7 +65,7 @@ async def test_a_batch_that_runs_out_of_time_says_that_it_is_promoted(backend: S
         await holds(lambda: backend.running > 0, "lines run")
         assert (await get(gateway, f"/v1/batches/{batch['id']}"))["promoted"] == "batch"
         assert gateway.gateway.features["batches"].batches is not None
-        assert gateway.gateway.features["batches"].batches.promoted() == {"batch": 1}
+        assert gateway.gateway.features["batches"].batches.runner.promoted() == {"batch": 1}
         go_on.set()
         found = await ended(gateway, batch)
         assert found["status"] == "completed"

@@ -117,4 +117,6 @@ async def test_a_client_that_leaves_or_sends_too_much_leaves_no_file(
         client.reset()
         await holds(lambda: one.outcomes.get("client_gone") == 1, "it has left")
         assert (await get(one, "/v1/files"))["data"] == []
-        await holds(lambda: one.gateway.features["batches"].batches.used_bytes == 0, "what it sent counts no more")
+        await holds(
+            lambda: one.gateway.features["batches"].batches.files.size_bytes == 0, "what it sent counts no more"
+        )

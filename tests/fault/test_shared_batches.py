@@ -210,10 +210,10 @@ async def test_a_file_that_is_refused_fails_the_batch_for_all(
 async def test_the_files_of_a_key_are_counted_over_all_gateways(
     batches: dict[str, Any], backend: ScriptedBackend, other: ScriptedBackend
 ) -> None:
-    async with gateways(batches, backend, other) as (one, two):
-        await batch_of(one, lines(10))
-        await batch_of(two, b"{}")
-        assert two.gateway.features["batches"].batches.used_bytes == len(lines(10)) + 2
+    async with gateways({**batches, "max_bytes_per_key": len(lines(10)) + 1}, backend, other) as (one, two):
+        assert (await upload(one, lines(10))).status == 200
+        assert (await upload(two, b"{}")).status == 413
+        assert (await upload(two, b"{")).status == 200
 
 
 async def test_a_database_that_is_down_stops_no_lines(

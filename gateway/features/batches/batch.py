@@ -1,19 +1,11 @@
 """Files and batches as values: what is stored of each, and how OpenAI's API shows it."""
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
 import orjson
 
-ENDPOINTS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/embeddings",
-    "/v1/score",
-    "/v1/rerank",
-)
 RUNNING = ("validating", "in_progress", "finalizing", "cancelling")  # the other states are final
 OUTPUT = "batch_output"  # the purpose of files that the gateway writes
 _STEPS = ("in_progress", "expires", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
@@ -27,29 +19,16 @@ class Owner(NamedTuple):
 
 
 class StoredFile(NamedTuple):
-    """A complete file. Times are Unix seconds."""
+    """A complete file, as a database has it. Times are Unix seconds."""
 
     id: str
-    owner: Owner
+    key: str
+    tenant: str
     filename: str
     purpose: str
     size_bytes: int
     created_at: int
     expires_at: int
-
-    @classmethod
-    def of_row(cls, row: tuple[Any, ...]) -> "StoredFile":
-        """A file as a database has it: its fields in order, with those of the owner in their place."""
-        file_id, key, tenant, filename, purpose, size_bytes, created_at, expires_at = row
-        return cls(
-            file_id,
-            Owner(key, tenant),
-            filename=filename,
-            purpose=purpose,
-            size_bytes=size_bytes,
-            created_at=created_at,
-            expires_at=expires_at,
-        )
 
     def document(self) -> dict[str, Any]:
         return {
@@ -65,18 +44,9 @@ class StoredFile(NamedTuple):
         }
 
 
-class LineUsage(NamedTuple):
-    """The tokens of one answer."""
-
-    input_tokens: int = 0
-    cached_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Tally:
-    """Lines that have an answer, and the tokens of all of them."""
+    """Lines that have an answer or an error, and the tokens of all answers."""
 
     completed: int = 0
     failed: int = 0
@@ -86,23 +56,12 @@ class Tally:
     output_tokens: int = 0
     reasoning_tokens: int = 0
 
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(**{name: getattr(self, name) + getattr(other, name) for name in self.__slots__})
+
     @property
     def lines(self) -> int:
         return self.completed + self.failed
-
-    def add(self, usage: LineUsage, *, failed: bool) -> None:
-        """Count one line with an answer, or with an error."""
-        self.failed += failed
-        self.completed += not failed
-        self.input_tokens += usage.input_tokens
-        self.cached_tokens += usage.cached_tokens
-        self.output_tokens += usage.output_tokens
-        self.reasoning_tokens += usage.reasoning_tokens
-
-    def add_all(self, other: "Tally") -> None:
-        """Count the lines of another gateway, too."""
-        for name in self.__slots__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def usage(self) -> dict[str, Any]:
         return {
@@ -116,7 +75,7 @@ class Tally:
 
 def report_of(tally: Tally, paused: str = "") -> str:
     """What a gateway reports of a claim."""
-    return orjson.dumps({"tally": asdict(tally), "paused": paused}).decode()
+    return orjson.dumps({"tally": tally, "paused": paused}).decode()
 
 
 def batch_error(code: str, message: str, line: int | None = None, param: str | None = None) -> dict[str, Any]:
@@ -160,44 +119,44 @@ class Batch:
     def is_running(self) -> bool:
         return self.status in RUNNING
 
-    def begin(self, model: str, total: int, now: int) -> None:
-        """The input file is valid. A batch that was interrupted keeps its state."""
+    def begin(self, model: str, total: int, now: int) -> bool:
+        """The first gateway found the input file valid. A batch that was cancelled meanwhile keeps its state."""
+        if self.total or not self.is_running:
+            return False
         self.model, self.total = model, total
         if self.status == "validating":
             self._reach("in_progress", now)
+        return True
 
     def fail(self, errors: list[dict[str, Any]], now: int) -> None:
         self.errors = errors
         self._reach("failed", now)
 
-    def cancel(self, now: int) -> None:
-        """No more lines are started; those in flight end."""
+    def cancel(self, now: int) -> bool:
+        """No more lines are started; those in flight end. False = it has been cancelled, or is beyond that."""
+        if self.status not in ("validating", "in_progress"):
+            return False
         self.ends_as = "cancelled"
         self._reach("cancelling", now)
+        return True
 
-    def finalize(self, ends_as: str, now: int) -> None:
-        self.ends_as = ends_as
+    def finalize(self, now: int, *, is_complete: bool) -> bool:
+        """No more lines are run: all have an answer, or its window has closed. False = it was finalized before."""
+        if self.status != "in_progress" and (self.ends_as != "completed" or is_complete):
+            return False
+        self.ends_as = "completed" if is_complete else "expired"
         self._reach("finalizing", now)
+        return True
 
-    def end(self, output_file_id: str | None, error_file_id: str | None, now: int) -> None:
-        """All that will be known of it is in these files; None = the file would be empty."""
-        self.output_file_id, self.error_file_id = output_file_id, error_file_id
+    def end(self, tally: Tally, output_file_id: str | None, error_file_id: str | None, now: int) -> None:
+        """All that will be known of it is in these files, which have `tally`; None = the file would be empty."""
+        self.tally, self.output_file_id, self.error_file_id = tally, output_file_id, error_file_id
         self.paused = self.promoted = ""
         self._reach(self.ends_as, now)
 
-    def recount(self, tally: Tally) -> None:
-        """Take over what its files were found to have."""
-        self.tally = tally
-
-    def pause(self, reason: str) -> None:
-        self.paused = reason
-
-    def go_on(self) -> None:
-        self.paused = ""
-
-    def promote(self, to_class: str) -> None:
-        """Its lines use more than idle capacity from now on; empty = no longer."""
-        self.promoted = to_class
+    def show(self, paused: str, promoted: str) -> None:
+        """Take over why it is paused on one gateway, if it is there, and what its lines use there."""
+        self.paused, self.promoted = paused or self.paused, promoted
 
     def _reach(self, status: str, now: int) -> None:
         self.status = status
@@ -231,9 +190,7 @@ class Batch:
         found = [orjson.loads(report) for report in self.reports.values()]
         self.paused = next((each["paused"] for each in found if each["paused"]), "")
         if found:
-            self.tally = Tally()
-        for each in found:
-            self.tally.add_all(Tally(**each["tally"]))
+            self.tally = sum([Tally(**each["tally"]) for each in found], Tally())
 
     def stored(self) -> str:
         """All fields that last; `restored` is the reverse."""
@@ -246,17 +203,3 @@ class Batch:
         batch = cls(**{**fields, "owner": Owner._make(fields["owner"]), "tally": Tally(**fields["tally"])})
         batch.add_reports(reports or {})
         return batch
-
-
-def result_file(batch: Batch, name: str, file_id: str, size_bytes: int, now: int, lifetime_seconds: int) -> StoredFile:
-    """A file of a batch's answers; `lifetime_seconds` holds if the batch sets none."""
-    expires_at = now + (batch.output_lifetime_seconds or lifetime_seconds)
-    return StoredFile(
-        file_id,
-        batch.owner,
-        filename=f"{batch.id}_{name}.jsonl",
-        purpose=OUTPUT,
-        size_bytes=size_bytes,
-        created_at=now,
-        expires_at=expires_at,
-    )

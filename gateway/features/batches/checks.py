@@ -4,11 +4,13 @@ import asyncio
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import BinaryIO
 
 from gateway.config import Config
+from gateway.core.threads import breather
 from gateway.features.batches.batch import Batch, batch_error
 from gateway.features.batches.contents import Contents
-from gateway.features.batches.input import Breathe, CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.features.batches.input import CheckedInput, InputLimits, InvalidInput, check_input
 
 MISSING = "input_file_missing"
 
@@ -16,10 +18,10 @@ MISSING = "input_file_missing"
 class InputChecks:
     """Checks the input files of batches. A large one takes tenths of a second in a thread."""
 
-    def __init__(self, contents: Contents, breather: Callable[[], Breathe], knows_model: Callable[[str], bool]) -> None:
+    def __init__(self, contents: Contents, engines_of: Callable[[str], int | None]) -> None:
+        """`engines_of`: how many engines serve a model of this name; None = there is no such model."""
         self._contents = contents
-        self._breather = breather
-        self._knows_model = knows_model
+        self._engines_of = engines_of
         self._checking = asyncio.Lock()
 
     def apply(self, config: Config) -> None:
@@ -27,32 +29,32 @@ class InputChecks:
         self._limits = InputLimits.of(config.batches, config.server)
         self._most_enqueued = config.batches.max_enqueued_lines_per_key
 
-    async def open(self, batch: Batch) -> InputFile:
+    async def open(self, batch: Batch) -> BinaryIO:
         """Open the input file. Raises InvalidInput if it has been deleted, and what its contents raise."""
         try:
-            return InputFile(await self._contents.local(batch.input_file_id), self._contents.threads)
+            return await self._contents.local(batch.input_file_id)
         except FileNotFoundError:
             raise InvalidInput([batch_error(MISSING, "The input file has been deleted.")]) from None
 
-    async def check(self, batch: Batch, file: InputFile, enqueued: Callable[[], int] | None) -> CheckedInput:
+    async def check(self, batch: Batch, source: BinaryIO, enqueued: Callable[[], int] | None) -> CheckedInput:
         """Check the input file. Raises InvalidInput.
 
         `enqueued`: counts the lines of the key's other batches; None = the file was accepted before, within the limits
         of then.
         """
-        breathe, limits = self._breather(), self._limits
+        breathe, limits = breather(), self._limits
         if enqueued is None:
             limits = replace(limits, max_lines=max(limits.max_lines, batch.total), max_embedding_inputs=sys.maxsize)
         async with self._checking:
             checked = await self._contents.threads.run(
-                check_input, file.source, batch.endpoint, limits=limits, breathe=breathe
+                check_input, source, batch.endpoint, limits=limits, breathe=breathe
             )
         if enqueued is not None:
             self._admit(checked, enqueued())
         return checked
 
     def _admit(self, checked: CheckedInput, enqueued: int) -> None:
-        if not self._knows_model(checked.model):
+        if self._engines_of(checked.model) is None:
             message = f"The model {checked.model[:200]!r} does not exist. GET /v1/models lists the available models."
             raise InvalidInput([batch_error("model_not_found", message, 1, "body.model")])
         if enqueued + len(checked.index) > self._most_enqueued:

@@ -10,7 +10,6 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def has_no_room(error: OSError) -> bool:
-    """Whether something could not be written because the disk is full."""
     return error.errno in _NO_ROOM
 
 
@@ -40,13 +39,12 @@ class Contents(Protocol):
 
     Methods raise OSError where the disk fails, and StorageUnavailable where a bucket cannot be reached. `group`: of the
     journals that are parts; `piece_bytes`: of what is read; `threads`: all that reads and writes files of batches runs
-    in these; `is_alone`: no other process uses it.
+    in these.
     """
 
     group: JournalGroup
     piece_bytes: int
     threads: Threads
-    is_alone: bool
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:
         """Keep a content that is complete and durable; or nothing, if it ends with an exception.

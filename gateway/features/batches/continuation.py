@@ -67,7 +67,6 @@ def streamed(body: bytes, document: Mapping[str, Any]) -> bytes:
 
 
 def continued_fields(document: Mapping[str, Any], partial: PartialAnswer) -> dict[str, Any]:
-    """The fields that differ in a request for the rest of an answer."""
     fields: dict[str, Any] = {}
     if partial.is_chat:
         fields["kv_transfer_params"] = {"prompt_token_ids": partial.replay()}

@@ -74,14 +74,12 @@ class Folder:
 
     group = JournalGroup(64, 4194304, 0.5)
     piece_bytes = 262144
-    is_alone = True
 
     def __init__(self, folder: Path) -> None:
         self.threads = Threads("batches", _THREADS)
         self._files, self._parts = folder / "files", folder / "parts"
 
     def path(self, name: str) -> Path:
-        """Where a content is, or will be."""
         return self._files / name
 
     async def write(self, name: str, content: AsyncIterator[bytes]) -> None:

@@ -6,14 +6,15 @@ disk is full, what could not be written is kept, and nothing more is accepted, u
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import orjson
 
 from gateway.core.resources import Holding
-from gateway.features.batches.batch import Batch, LineUsage
+from gateway.features.batches.batch import Batch, Tally
 from gateway.features.batches.contents import AnswerFile, JournalGroup, has_no_room
 from gateway.features.batches.errors import StorageUnavailable
 
@@ -21,18 +22,31 @@ NO_SPACE = "no space is left on the disk"
 _RETRY_SECONDS = 1.0
 _WHOLE_BYTES = 1048576  # longer lines are not parsed as a whole
 _MOST_LINE_BYTES = 67174400  # the longest answer, and what its line has besides
-_CUSTOM_ID = b'","custom_id":'
-_RESPONSE = b',"response":'
+_BEGIN = re.compile(rb'\{"id":"batch_req_([0-9]{1,9})_')  # with the place of the line in the input file
+_END = b'},"error":null}\n'
 _USAGE = b'"usage":'
-_NO_USAGE = LineUsage()
 Breathe = Callable[[], None]
 
 
-def answer_line(line_id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
+class LineName(NamedTuple):
+    """What identifies a line in its file: its place in the input file, by which it is found again; an id, by which it
+    differs from others of the same place; and what the client calls it.
+    """
+
+    place: int
+    line_id: str
+    custom_id: str
+
+    def fields(self) -> bytes:
+        return b'{"id":"batch_req_%d_%b","custom_id":%b' % (
+            self.place, self.line_id.encode(), orjson.dumps(self.custom_id),
+        )  # fmt: skip
+
+
+def answer_line(name: LineName, status: int, request_id: str, body: bytes) -> bytes:
     """The line of an answer, or of an error that has an HTTP status. `body` is JSON on one line."""
     response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, orjson.dumps(request_id), body)
-    named = line_id.encode(), orjson.dumps(custom_id)
-    return b'{"id":"batch_req_%b","custom_id":%b,"response":%b,"error":null}\n' % (*named, response)
+    return b'%b,"response":%b,"error":null}\n' % (name.fields(), response)
 
 
 def why_unexecuted(batch: Batch) -> tuple[str, str, str]:
@@ -43,12 +57,9 @@ def why_unexecuted(batch: Batch) -> tuple[str, str, str]:
     return "expired", "batch_expired", message
 
 
-def unexecuted_line(line_id: str, custom_id: str, code: str, message: str) -> bytes:
+def unexecuted_line(name: LineName, code: str, message: str) -> bytes:
     """The line of a request that was never executed."""
-    error = orjson.dumps({"code": code, "message": message})
-    return b'{"id":"batch_req_%b","custom_id":%b,"response":null,"error":%b}\n' % (
-        line_id.encode(), orjson.dumps(custom_id), error,
-    )  # fmt: skip
+    return b'%b,"response":null,"error":%b}\n' % (name.fields(), orjson.dumps({"code": code, "message": message}))
 
 
 def on_one_line(body: bytes) -> bytes | None:
@@ -63,11 +74,24 @@ def on_one_line(body: bytes) -> bytes | None:
     return body.replace(b"\n", b" ").replace(b"\r", b" ")  # none is in a string: there they are escaped
 
 
-def usage_in(body: bytes) -> LineUsage:
-    """The tokens that an answer reports, by the names of chat or of responses."""
+def tally_of(body: bytes) -> Tally:
+    """One completed line, with the tokens that its answer reports, by the names of chat or of responses."""
+    usage = _usage_in(body)
+    inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
+    outputs = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
+    return Tally(
+        completed=1,
+        input_tokens=_tokens(usage, "prompt_tokens") or _tokens(usage, "input_tokens"),
+        cached_tokens=_tokens(inputs, "cached_tokens"),
+        output_tokens=_tokens(usage, "completion_tokens") or _tokens(usage, "output_tokens"),
+        reasoning_tokens=_tokens(outputs, "reasoning_tokens"),
+    )
+
+
+def _usage_in(body: bytes) -> dict[str, Any]:
     at = body.rfind(_USAGE)
     if at < 0:
-        return _NO_USAGE
+        return {}
     end = body[at : at + 4096]
     try:
         usage = orjson.loads(b"{" + end)["usage"]  # mostly, it is one of the last fields of the whole
@@ -75,17 +99,8 @@ def usage_in(body: bytes) -> LineUsage:
         try:
             usage, _ = json.JSONDecoder().raw_decode(end[len(_USAGE) :].decode("utf-8", "replace").lstrip())
         except ValueError:
-            return _NO_USAGE
-    if type(usage) is not dict:
-        return _NO_USAGE
-    inputs = usage.get("prompt_tokens_details") or usage.get("input_tokens_details")
-    outputs = usage.get("completion_tokens_details") or usage.get("output_tokens_details")
-    return LineUsage(
-        _tokens(usage, "prompt_tokens") or _tokens(usage, "input_tokens"),
-        _tokens(inputs, "cached_tokens"),
-        _tokens(usage, "completion_tokens") or _tokens(usage, "output_tokens"),
-        _tokens(outputs, "reasoning_tokens"),
-    )
+            return {}
+    return usage if type(usage) is dict else {}
 
 
 def _tokens(fields: Any, name: str) -> int:
@@ -93,33 +108,23 @@ def _tokens(fields: Any, name: str) -> int:
     return value if type(value) is int and 0 <= value < 1 << 40 else 0
 
 
-def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[str, bytes]]:
-    """The custom id and text of each line of a part that is whole."""
+def whole_lines(source: BinaryIO, breathe: Breathe) -> Iterator[tuple[int, bytes]]:
+    """The place in the input file, and the text, of each line of a part that is whole."""
     while line := source.readline(_MOST_LINE_BYTES):
         breathe()
-        if (custom_id := _custom_id(line)) is not None:
-            yield custom_id, line
+        if (begin := _BEGIN.match(line)) is not None and _is_whole(line):
+            yield int(begin[1]), line
 
 
-def _custom_id(line: bytes) -> str | None:
-    """None if the line is not whole."""
-    start, end = line.find(_CUSTOM_ID), line.find(_RESPONSE)
-    if not line.startswith(b'{"id":"batch_req_') or not line.endswith(b"}\n") or not 0 < start < end:
-        return None
+def _is_whole(line: bytes) -> bool:
+    if not line.endswith(_END):
+        return False
     if len(line) <= _WHOLE_BYTES:
         try:
-            found = orjson.loads(line)
+            orjson.loads(line)
         except orjson.JSONDecodeError:
-            return None
-        custom_id = found.get("custom_id")
-    else:
-        if not line.endswith(b'},"error":null}\n'):
-            return None
-        try:
-            custom_id = orjson.loads(line[start + len(_CUSTOM_ID) : end])
-        except orjson.JSONDecodeError:
-            return None
-    return custom_id if type(custom_id) is str else None
+            return False
+    return True
 
 
 class Journal:
@@ -135,11 +140,9 @@ class Journal:
         self._holdings: list[Holding] = []  # the memory of what is held
         self._accepted = self._durable = 0  # lines in all
         self._held_bytes = 0  # of those that are not durable yet
-        self._is_closing = False
-        self._arrived = asyncio.Event()
-        self._full = asyncio.Event()  # a group is complete, or no more will come
+        self._full = asyncio.Event()  # a group is complete, or is waited for
         self._room = asyncio.Event()
-        self._writer: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None  # while lines are held
 
     @property
     def _is_full(self) -> bool:
@@ -158,24 +161,18 @@ class Journal:
         self._held[failed].append(line)
         if holding is not None:
             self._holdings.append(holding.passed_on())
-        self._arrived.set()
         if self._is_full:
             self._full.set()
         if self._writer is None:
             self._writer = asyncio.get_running_loop().create_task(self._write(), name="batch_journal")
 
     async def _write(self) -> None:
-        while True:
-            if self._durable == self._accepted:
-                if self._is_closing:
-                    return
-                self._arrived.clear()
-                await self._arrived.wait()
-                continue
+        while self._durable < self._accepted:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._group.seconds):
                     await self._full.wait()
             await self._write_group()
+        self._writer = None
 
     async def _write_group(self) -> None:
         taken, self._held = self._held, ([], [])
@@ -193,15 +190,23 @@ class Journal:
             for each in holdings:
                 each.release()
         self._durable += count
-        if not self._is_closing:
+        if not self._is_full:
             self._full.clear()
         self._room.set()
 
     async def _append(self, file: AnswerFile, data: bytes) -> None:
-        while reason := await _try_append(file, data):
+        while True:
+            try:
+                await file.append(data)
+            except StorageUnavailable as error:
+                reason = error.message
+            except OSError as error:
+                reason = NO_SPACE if has_no_room(error) else f"cannot write: {error.strerror}"
+            else:
+                self._on_pause("")
+                return
             self._on_pause(reason)
             await asyncio.sleep(_RETRY_SECONDS)
-        self._on_pause("")
 
     async def flush(self) -> None:
         """Wait until all that was accepted before is durable."""
@@ -213,12 +218,10 @@ class Journal:
 
     async def close(self, *, most_seconds: float | None = None) -> None:
         """Write what was accepted, and close the files. Gives up after this time if nothing can be written."""
-        self._is_closing = True
-        self._full.set()
-        self._arrived.set()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            await asyncio.wait([writer], timeout=most_seconds)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_seconds):
+                await self.flush()
+        if (writer := self._writer) is not None:
             writer.cancel()
             await asyncio.gather(writer, return_exceptions=True)
         self._held = ([], [])
@@ -227,14 +230,3 @@ class Journal:
         self._holdings.clear()
         for file in self._files:
             await file.finish()
-
-
-async def _try_append(file: AnswerFile, data: bytes) -> str:
-    """Why it cannot be written; "" = it is."""
-    try:
-        await file.append(data)
-    except StorageUnavailable as error:
-        return error.message
-    except OSError as error:
-        return NO_SPACE if has_no_room(error) else f"cannot write: {error.strerror}"
-    return ""

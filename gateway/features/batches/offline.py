@@ -9,7 +9,7 @@ which are not worth aborting.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -34,7 +34,6 @@ _PAUSED_FOR: Final = 16  # interactive requests for which lines are paused at on
 
 
 def line_of(demand: Demand) -> OfflineLine:
-    """The line of a demand that was made for one."""
     line = demand.offline
     assert isinstance(line, OfflineLine)
     return line
@@ -64,20 +63,31 @@ def _loss(lease: Lease, now: float) -> tuple[bool, float]:
     return not continues, (now - lease.started_seconds) / max(1, lease.tokens_alone)
 
 
-class Every:
-    """Says at most once in so many seconds that something is due."""
+class ModelLines:
+    """The lines of one model: those that wait, and what is known of its tenants, prefills and idle capacity."""
 
-    __slots__ = ("_seconds", "_until")
+    __slots__ = ("_idle", "prefills", "tenants", "waiting")
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._until = -inf
+    def __init__(self) -> None:
+        self.waiting: OrderedDict[Ticket, None] = OrderedDict()
+        self.tenants = Tenants()
+        self.prefills = Prefills()
+        self._idle: IdleCapacity | None = None  # of the engines when it was last looked at
 
-    def is_due(self, now: float) -> bool:
-        if now < self._until:
-            return False
-        self._until = now + self._seconds
-        return True
+    def idle_capacity(self, view: ModelView, itl_objective_seconds: float | None) -> IdleCapacity:
+        idle = self._idle
+        if idle is None or idle.engines is not view.engines or idle.itl_objective_seconds != itl_objective_seconds:
+            capacity = view.capacity
+            idle = self._idle = IdleCapacity(
+                capacity.calibration,
+                capacity.lengths,
+                capacity.kv_headroom,
+                window_seconds=capacity.window_seconds,
+                prefills=self.prefills,
+                engines=view.engines,
+                itl_objective_seconds=itl_objective_seconds,
+            )
+        return idle
 
 
 class OfflineLeases:
@@ -120,42 +130,38 @@ class OfflineQueue:
         """`queue`: of the scheduler; lines of urgent batches join it."""
         self._scheduler = scheduler
         self._queue = queue
-        self._waiting: dict[str, OrderedDict[Ticket, None]] = {}  # by model
+        self._models: dict[str, ModelLines] = {}
         self._leases: dict[int, OfflineLeases] = {}  # by the engine's index
-        self._tenants: dict[str, Tenants] = {}
-        self._prefills: dict[str, Prefills] = {}
-        self._idle: dict[str, IdleCapacity] = {}  # by model, of its engines when it was last looked at
         self._count = 0  # of all that wait or hold leases
-        self._urgency_check = Every(_URGENCY_SECONDS)
-        self._pause_check = Every(_PAUSE_SECONDS)  # while no interactive request waits
+        self._urgency_due = self._pause_due = -inf  # when to look next; the latter if no interactive request waits
         self.apply(itl_objective_seconds)
 
     def apply(self, itl_objective_seconds: float | None) -> None:
         """Take over another objective for the time between tokens."""
         self._itl_objective_seconds = itl_objective_seconds
-        self._idle.clear()
 
     def __len__(self) -> int:
         return self._count
 
     def __repr__(self) -> str:
-        waiting = sum([len(tickets) for tickets in self._waiting.values()])
+        waiting = sum([len(lines.waiting) for lines in self._models.values()])
         return f"<OfflineQueue {waiting} waiting, {self._count - waiting} in flight>"
 
-    def waiting(self, model: str) -> Iterator[Ticket]:
-        """In order of arrival; it must not change meanwhile."""
-        return iter(self._waiting.get(model, ()))
+    def model(self, name: str) -> ModelLines:
+        """The lines of this model; only this class changes which of them wait."""
+        lines = self._models.get(name)
+        if lines is None:
+            lines = self._models[name] = ModelLines()
+        return lines
 
     def is_behind_others(self, ticket: Ticket) -> bool:
-        """Whether other lines of its model wait here before it."""
-        tickets = self._waiting.get(ticket.demand.model, ())
-        return ticket in tickets and next(iter(tickets)) is not ticket
+        waiting = self.model(ticket.demand.model).waiting
+        return ticket in waiting and next(iter(waiting)) is not ticket
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Lines that wait, and sequences in flight on idle capacity, of each model that has any."""
-        models = dict.fromkeys((*self._waiting, *self._tenants))
-        counts = {model: (len(self._waiting.get(model, ())), self.tenants(model).in_flight) for model in models}
-        return {model: count for model, count in counts.items() if any(count)}
+        counts = {name: (len(lines.waiting), lines.tenants.in_flight) for name, lines in self._models.items()}
+        return {name: count for name, count in counts.items() if any(count)}
 
     def place(self, demand: Demand, now: float, avoid: frozenset[str] = frozenset()) -> Ticket:
         """Have a line wait. Scans find idle capacity for it; one of an urgent batch waits in the scheduler's queue.
@@ -171,7 +177,7 @@ class OfflineQueue:
         return ticket
 
     def _join(self, ticket: Ticket) -> None:
-        waiting = self._waiting.setdefault(ticket.demand.model, OrderedDict())
+        waiting = self.model(ticket.demand.model).waiting
         waiting[ticket] = None
         self._count += 1
         if ticket.demand.generated_tokens:
@@ -179,13 +185,10 @@ class OfflineQueue:
 
     def leave(self, ticket: Ticket) -> bool:
         """Remove a ticket; False if it was removed before."""
-        model = ticket.demand.model
-        tickets = self._waiting.get(model)
-        if tickets is None or ticket not in tickets:
+        waiting = self.model(ticket.demand.model).waiting
+        if ticket not in waiting:
             return False
-        del tickets[ticket]
-        if not tickets:
-            del self._waiting[model]
+        del waiting[ticket]
         self._count -= 1
         return True
 
@@ -197,16 +200,20 @@ class OfflineQueue:
 
     def bind(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
         """Bind lines to idle capacity; an error for those that no backend can serve. Urgent ones join the queue."""
-        granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), self._urgency_check.is_due(now)
+        granted, is_due = list[tuple[Ticket, Lease | GatewayError]](), now >= self._urgency_due
+        if is_due:
+            self._urgency_due = now + _URGENCY_SECONDS
         scheduler, queue = self._scheduler, self._queue
-        for model in list(self._waiting):
-            view = scheduler.view(model)
-            is_open = [] if view is None or queue.waiting(model) else self._open_engines(model, view, now)
+        for name, lines in list(self._models.items()):
+            if not lines.waiting:
+                continue
+            view = scheduler.view(name)
+            is_open = [] if view is None or queue.waiting(name) else self._idle(lines, view).are_open(view.engines, now)
             if not is_due and view is not None and True not in is_open:
                 continue  # the usual case
-            tickets = [*islice(self.waiting(model), scheduler.settings.scan)]
+            tickets = [*islice(lines.waiting, scheduler.settings.scan)]
             tickets = [ticket for ticket in tickets if not is_due or not self._joins_queue(ticket, now)]
-            if not tickets or queue.waiting(model):
+            if not tickets or queue.waiting(name):
                 continue
             refused = list[tuple[Ticket, Lease | GatewayError]]()
             tickets, eligible = scheduler.eligible(tickets, now, refused)
@@ -214,15 +221,15 @@ class OfflineQueue:
                 self.leave(ticket)
             granted += refused
             if tickets:
-                granted += self._bind_idle(model, tickets, eligible, is_open, now)
+                granted += self._bind_idle(name, tickets, eligible, is_open, now)
         return granted
 
     def _bind_idle(
         self, model: str, tickets: list[Ticket], eligible: dict[Ticket, list[int]], is_open: list[bool], now: float
     ) -> list[tuple[Ticket, Lease]]:
         """`is_open` has a flag for each engine; empty = not known."""
-        scheduler, tenants, granted = self._scheduler, self.tenants(model), list[tuple[Ticket, Lease]]()
-        view = scheduler.view(model)
+        scheduler, lines, granted = self._scheduler, self.model(model), list[tuple[Ticket, Lease]]()
+        view, tenants = scheduler.view(model), lines.tenants
         assert view is not None  # there are eligible tickets
 
         def bind(ticket: Ticket, at: int, options: Options) -> None:
@@ -232,37 +239,21 @@ class OfflineQueue:
             self._hold(lease, now)
             granted.append((ticket, lease))
 
-        is_open = is_open or self._open_engines(model, view, now)
-        capacity = self._idle_capacity(model, view)
-        scan = QueueScan(view.engines, scheduler.policy, capacity, is_open, now, bind=bind)
-        scan.run(tickets, eligible)
+        idle = self._idle(lines, view)
+        is_open = is_open or idle.are_open(view.engines, now)
+        QueueScan(view.engines, scheduler.policy, idle, is_open, now, bind=bind).run(tickets, eligible)
         return granted
 
-    def _open_engines(self, model: str, view: ModelView, now: float) -> list[bool]:
-        return self._idle_capacity(model, view).are_open(view.engines, now)
-
-    def _idle_capacity(self, model: str, view: ModelView) -> IdleCapacity:
-        idle = self._idle.get(model)
-        if idle is None or idle.engines is not view.engines:
-            capacity = view.capacity
-            idle = self._idle[model] = IdleCapacity(
-                capacity.calibration,
-                capacity.lengths,
-                capacity.kv_headroom,
-                window_seconds=capacity.window_seconds,
-                prefills=self.prefills(model),
-                engines=view.engines,
-                itl_objective_seconds=self._itl_objective_seconds,
-            )
-        return idle
+    def _idle(self, lines: ModelLines, view: ModelView) -> IdleCapacity:
+        return lines.idle_capacity(view, self._itl_objective_seconds)
 
     def opens_seconds(self, now: float) -> float:
         """When lines that wait may be bound by time alone; infinite = not before something changes."""
         opens = inf
-        for model in self._waiting:
-            view = self._scheduler.view(model)
+        for name, lines in self._models.items():
+            view = self._scheduler.view(name) if lines.waiting else None
             if view is not None:
-                idle = self._idle_capacity(model, view)
+                idle = self._idle(lines, view)
                 opens = min([opens, *[idle.opens_seconds(engine, now) for engine in view.engines]])
         return opens
 
@@ -286,35 +277,26 @@ class OfflineQueue:
 
     def pause(self, now: float) -> list[Lease]:
         """Revoke leases of lines: for interactive requests that wait for what these hold, or that they slow down."""
-        chosen, is_due = list[Lease](), self._pause_check.is_due(now)
+        chosen, is_due = list[Lease](), now >= self._pause_due
         if not is_due and not self._queue.models():
             return chosen
+        if is_due:
+            self._pause_due = now + _PAUSE_SECONDS
         for model, view in self._scheduler.views():
             queue = self._queue.of_model(model)
             if not is_due and queue is None:
                 continue
             if engines := [engine for engine in view.engines if self.leases(engine).held]:
                 waiting = [] if queue is None else queue.in_order(_PAUSED_FOR)
-                idle = self._idle_capacity(model, view)
-                pause = Pause(engines, self._scheduler.policy, view.capacity, idle, offline=self, now=now)
-                chosen += pause.run(waiting)
+                idle = self._idle(self.model(model), view)
+                chosen += Pause(engines, self._scheduler.policy, view.capacity, idle, offline=self, now=now).run(
+                    waiting
+                )
         return chosen
-
-    def tenants(self, model: str) -> Tenants:
-        tenants = self._tenants.get(model)
-        if tenants is None:
-            tenants = self._tenants[model] = Tenants()
-        return tenants
-
-    def prefills(self, model: str) -> Prefills:
-        prefills = self._prefills.get(model)
-        if prefills is None:
-            prefills = self._prefills[model] = Prefills()
-        return prefills
 
     def _hold(self, lease: Lease, now: float) -> None:
         """A line is bound to idle capacity."""
-        self.prefills(lease.demand.model).started(lease, now)
+        self.model(lease.demand.model).prefills.started(lease, now)
         self._leases.setdefault(lease.engine_index, OfflineLeases()).hold(lease)
         self._count += 1
         lease.when_released(self._released)
@@ -322,7 +304,7 @@ class OfflineQueue:
     def _released(self, lease: Lease) -> None:
         own = self._leases[lease.engine_index]
         own.release(lease)
-        self.prefills(lease.demand.model).ended(lease)
+        self.model(lease.demand.model).prefills.ended(lease)
         self._count -= 1
         if not own.held and not own.revoked:
             del self._leases[lease.engine_index]

@@ -34,10 +34,7 @@ class _Range:
 
 
 class PrefixOrder:
-    """Lines are added first, then arranged, then taken: by the engine that will run them, or from all ranges in turn.
-
-    An engine whose range is used up takes a part of its neighbour's.
-    """
+    """Lines are added first, then arranged, then taken from the ranges of all engines in turn."""
 
     def __init__(self) -> None:
         self._keys = bytearray()  # of all lines, as big-endian bytes, which compare as the keys do
@@ -49,10 +46,6 @@ class PrefixOrder:
         self._shared = array("I")
         self._costs = array("f")
         self._ranges: list[_Range] = []
-
-    def __len__(self) -> int:
-        """Lines that are left to take, once they are arranged."""
-        return sum([len(each) for each in self._ranges])
 
     def add(self, keys: Sequence[int], prompt_tokens: int, output_tokens: int) -> None:
         """Add the next line: its chained prefix keys, and the estimated lengths of prompt and output."""
@@ -86,26 +79,14 @@ class PrefixOrder:
             yield
             self._sort_groups(own)
 
-    def take(self, engine: int) -> int | None:
-        """The next line for this engine; None = no line is left."""
-        own = self._ranges[engine]
-        if not len(own):
-            others = [other for other in self._ranges if len(other)]
-            if not others:
-                return None
-            self._split(min(others, key=lambda other: (abs(self._ranges.index(other) - engine), -other.cost)), own)
-        return self._next(own)
-
     def in_turn(self) -> Iterator[int]:
         """All lines that are left, from the ranges in turn, so that all ranges end at about the same time."""
         totals = [own.cost for own in self._ranges]
         while left := [at for at, own in enumerate(self._ranges) if len(own)]:
-            yield self._next(self._ranges[max(left, key=lambda at: self._ranges[at].cost / totals[at])])
-
-    def _next(self, own: _Range) -> int:
-        own.cost -= self._costs[own.start]
-        own.start += 1
-        return self._order[own.start - 1]
+            own = self._ranges[max(left, key=lambda at: self._ranges[at].cost / totals[at])]
+            own.cost -= self._costs[own.start]
+            own.start += 1
+            yield self._order[own.start - 1]
 
     def _path(self, line: int) -> bytes:
         return bytes(self._keys[self._ends[line] : self._ends[line + 1]])
@@ -150,15 +131,6 @@ class PrefixOrder:
     def _shared_at(self, place: int) -> int:
         return self._shared[place] if place < len(self._shared) else 0
 
-    def _split(self, source: _Range, into: _Range) -> None:
-        """Give about half of what is left to another engine: from the border of the largest subtree near the middle."""
-        middle, quarter = (source.start + source.end) // 2, len(source) // 4
-        nearby = range(max(source.start, middle - quarter), min(source.end - 1, middle + quarter) + 1)
-        at = min(nearby, key=lambda place: (self._shared[place], abs(place - middle)))
-        cost = sum(self._costs[at : source.end])
-        into.start, into.end, into.cost = at, source.end, cost
-        source.end, source.cost = at, source.cost - cost
-
     def _sort_groups(self, own: _Range) -> None:
         """Put the groups below the range's common prefix in another order: most output per uncached token first.
 
@@ -177,13 +149,11 @@ class PrefixOrder:
         self._costs[start:end] = _joined(self._costs, groups)
 
     def _output_share(self, group: slice) -> float:
-        """Expected output tokens per token of cost."""
         output = sum([self._output_tokens[line] for line in self._order[group]])
         return output / sum(self._costs[group])
 
 
 def _joined(values: "array[_Number]", groups: list[slice]) -> "array[_Number]":
-    """The values of all groups, one after another."""
     joined = values[:0]
     for group in groups:
         joined.extend(values[group])

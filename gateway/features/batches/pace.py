@@ -42,7 +42,6 @@ class BatchPace:
         self._done = 0.0  # fades with time
 
     def done(self, now: float) -> None:
-        """A line has got its answer."""
         self._done = self._done * exp((self._at - now) / _PACE_SECONDS) + 1
         self._at = now
         self.left -= 1

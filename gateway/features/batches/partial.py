@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import orjson
 
+from gateway.core.errors import WrongAnswer
+
 _DATA: Final = b"data:"
 _DONE: Final = b"[DONE]"
 _MESSAGE_FIELDS: Final = frozenset(("role", "content", "reasoning", "reasoning_content"))
@@ -17,7 +19,7 @@ _MOST_EVENT_BYTES: Final = 2097152  # the token ids of the longest prompt of a l
 _MOST_ID: Final = 2**32 - 1
 
 
-class StreamUnusable(Exception):
+class StreamUnusable(WrongAnswer):
     """The stream is not that of the request, or has what cannot be put together: the line has to be sent whole."""
 
 
@@ -48,7 +50,6 @@ class PartialAnswer:
 
     @property
     def tokens(self) -> int:
-        """How many tokens of the answer are there, of all streams."""
         return len(self._ids)
 
     @property

@@ -4,48 +4,42 @@ All of this runs in a thread. A line may be in several parts, because a gateway 
 it; the first answer counts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from gateway.features.batches.batch import LineUsage, Tally
+from gateway.features.batches.batch import Tally
 from gateway.features.batches.input import Breathe
-from gateway.features.batches.journal import usage_in, whole_lines
+from gateway.features.batches.journal import tally_of, whole_lines
 
 NAMES = ("output", "error")
 _PIECE_BYTES = 1048576
 
 
 class JoinedParts:
-    """Lines of all parts, each once: those of `wanted`. `places`: of lines, by the hashes of their custom ids.
+    """Lines of all parts, each once: those whose places are wanted.
 
-    `tally`: what was taken of the parts.
+    `has`: whether there is an answer, by the place from the first of them; `tally`: of these answers.
     """
 
-    def __init__(self, places: Mapping[int, int], wanted: range, breathe: Breathe) -> None:
+    def __init__(self, wanted: range, breathe: Breathe) -> None:
+        self.wanted = wanted
+        self.has = bytearray(len(wanted))
         self.tally = Tally()
-        self._places = places
-        self._wanted = wanted
         self._breathe = breathe
-        self._has = bytearray(len(wanted))
 
     def lines(self, parts: Sequence[BinaryIO], *, failed: bool) -> Iterator[bytes]:
         """The lines of all parts, one after the other, that were not taken before."""
         for part in parts:
             part.seek(0)
-            for custom_id, line in whole_lines(part, self._breathe):
-                place = self._places.get(hash(custom_id), -1)
-                if place in self._wanted and not self._has[at := place - self._wanted.start]:
-                    self._has[at] = 1
-                    self.tally.add(LineUsage() if failed else usage_in(line), failed=failed)
+            for place, line in whole_lines(part, self._breathe):
+                if place in self.wanted and not self.has[at := place - self.wanted.start]:
+                    self.has[at] = 1
+                    self.tally += Tally(failed=1) if failed else tally_of(line)
                     yield line
-
-    def answered(self) -> list[int]:
-        """The places of lines with an answer, counted from the first."""
-        return [at for at, has in enumerate(self._has) if has]
 
     def missing(self) -> list[int]:
         """The places of lines without an answer, counted from the first."""
-        return [at for at, has in enumerate(self._has) if not has]
+        return [at for at, has in enumerate(self.has) if not has]
 
 
 def next_piece(lines: Iterator[bytes]) -> bytes:

@@ -8,10 +8,9 @@ from typing import Any
 from psycopg import AsyncConnection, Error, OperationalError
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
-from gateway.core.errors import Draining
 from gateway.features.batches.errors import StorageUnavailable
 from gateway.features.batches.s3 import S3Bucket
-from gateway.features.batches.store import TABLES, StoreUnusable
+from gateway.features.batches.store import TABLES, Execute, Store, StoreUnusable
 
 _CONNECT_SECONDS = 5
 _POOL_SECONDS = 3.0
@@ -26,37 +25,26 @@ _SCHEMA = "CREATE TABLE IF NOT EXISTS gateway_bucket (id TEXT PRIMARY KEY);" + T
 _Raw = AsyncConnection[tuple[Any, ...]]
 
 
-class _Transaction:
-    """A `Connection`."""
+def _executing(connection: _Raw) -> Execute:
 
-    def __init__(self, connection: _Raw) -> None:
-        self._connection = connection
+    async def execute(statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        # PostgreSQL does not store NUL characters.
+        storable = [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in values]
+        cursor = await connection.execute(statement.replace("?", "%s").encode(), storable)
+        return [] if cursor.description is None else await cursor.fetchall()
 
-    async def ask(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        return await (await self._connection.execute(_translated(query), _storable(values))).fetchall()
-
-    async def do(self, query: str, *values: Any) -> int:
-        return (await self._connection.execute(_translated(query), _storable(values))).rowcount
-
-
-def _translated(query: str) -> bytes:
-    return query.replace("?", "%s").encode()
-
-
-def _storable(values: tuple[Any, ...]) -> list[Any]:
-    """The values without characters that PostgreSQL does not store."""
-    return [value.replace("\0", "\ufffd") if isinstance(value, str) else value for value in values]
+    return execute
 
 
 async def _configure(connection: _Raw) -> None:
     """A gateway that is frozen in a transaction must not lock out the others."""
     for setting in ("idle_in_transaction_session_timeout", "lock_timeout"):
-        await _Transaction(connection).do(f"SET {setting} = '{_LOCKED_SECONDS}s'")
+        await _executing(connection)(f"SET {setting} = '{_LOCKED_SECONDS}s'")
     await connection.commit()
 
 
-class PostgresDatabase:
-    """A `Database` by a few connections."""
+class PostgresStore(Store):
+    """A store by a few connections."""
 
     now = "extract(epoch FROM clock_timestamp())::float8"
     locking = " FOR UPDATE"
@@ -67,13 +55,9 @@ class PostgresDatabase:
         self._bucket = bucket
         self._pool: AsyncConnectionPool[_Raw] | None = None
 
-    def check_open(self) -> None:
-        self._opened()
-
-    def _opened(self) -> AsyncConnectionPool[_Raw]:
-        if self._pool is None:
-            raise Draining("Files and batches are not available here at the moment.", retry_after_seconds=1.0)
-        return self._pool
+    @property
+    def is_open(self) -> bool:
+        return self._pool is not None
 
     async def open(self) -> None:
         await prepare(self._url, self._bucket)
@@ -91,10 +75,12 @@ class PostgresDatabase:
             await pool.close()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[_Transaction]:
+    async def transaction(self) -> AsyncIterator[Execute]:
+        self.check_open()
+        assert self._pool is not None
         try:
-            async with self._opened().connection() as connection:
-                yield _Transaction(connection)
+            async with self._pool.connection() as connection:
+                yield _executing(connection)
         except (OperationalError, PoolTimeout) as error:
             raise StorageUnavailable(
                 "The database of files and batches is not available (batches.database); retry later.",
@@ -103,11 +89,11 @@ class PostgresDatabase:
 
 
 @asynccontextmanager
-async def _connected(url: str) -> AsyncIterator[_Transaction]:
+async def _connected(url: str) -> AsyncIterator[Execute]:
     """One transaction. Raises StoreUnusable without the password of the URL."""
     try:
         async with await AsyncConnection.connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
-            yield _Transaction(connection)
+            yield _executing(connection)
     except Error as error:
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise StoreUnusable(f"batches.database cannot be used: {reason}") from None
@@ -117,16 +103,16 @@ async def prepare(url: str, bucket: S3Bucket) -> None:
     """Create what is missing in the database and in the bucket. Raises StoreUnusable or StorageUnavailable."""
     if problem := await bucket.problem():
         raise StoreUnusable(problem)
-    async with _connected(url) as connection:
-        await connection.ask("SELECT pg_advisory_xact_lock(?)", _LOCK)
+    async with _connected(url) as execute:
+        await execute("SELECT pg_advisory_xact_lock(?)", _LOCK)
         for statement in _SCHEMA.split(";")[:-1]:
-            await connection.do(statement)
-        ids = await connection.ask("SELECT id FROM gateway_bucket")
+            await execute(statement)
+        ids = await execute("SELECT id FROM gateway_bucket")
         mark = await bucket.mark()
         if not ids and not (mark and await bucket.has_files()):
             mark = secrets.token_hex(16)
             ids = [(mark,)]
-            await connection.do("INSERT INTO gateway_bucket VALUES (?)", mark)
+            await execute("INSERT INTO gateway_bucket VALUES (?)", mark)
             await bucket.set_mark(mark)
     if problem := _other_than(bucket, mark, ids):
         raise StoreUnusable(problem)
@@ -135,13 +121,13 @@ async def prepare(url: str, bucket: S3Bucket) -> None:
 async def check(url: str, bucket: S3Bucket) -> str:
     """What is wrong with the database or the bucket, without changing them; "" = nothing."""
     try:
-        async with _connected(url) as connection:
+        async with _connected(url) as execute:
             if problem := await bucket.problem():
                 return problem
-            if await connection.ask("SELECT to_regclass('gateway_bucket')") != [(None,)]:
-                ids = await connection.ask("SELECT id FROM gateway_bucket")
+            if await execute("SELECT to_regclass('gateway_bucket')") != [(None,)]:
+                ids = await execute("SELECT id FROM gateway_bucket")
                 return _other_than(bucket, await bucket.mark(), ids)
-            if await connection.ask("SELECT has_schema_privilege(current_schema(), 'CREATE')") != [(True,)]:
+            if await execute("SELECT has_schema_privilege(current_schema(), 'CREATE')") != [(True,)]:
                 return "batches.database cannot be used: its user may not create tables."
     except StoreUnusable as error:
         return str(error)

@@ -3,12 +3,12 @@
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import filterfalse
 from random import Random
-from typing import NamedTuple
+from typing import BinaryIO
 
 import structlog
 
@@ -26,15 +26,21 @@ from gateway.core.errors import (
 )
 from gateway.core.resources import Holding, MemoryBudget
 from gateway.core.supervisor import Supervisor
-from gateway.features.batches.batch import Batch, LineUsage, Tally
-from gateway.features.batches.input import Breathe, CheckedInput, InputFile, Line, LineIndex, LineRequest
-from gateway.features.batches.journal import Journal, answer_line, on_one_line, usage_in
-from gateway.features.batches.metrics import BatchMetrics
+from gateway.core.threads import breather
+from gateway.features.batches.batch import Batch, Tally
+from gateway.features.batches.checks import InputChecks
+from gateway.features.batches.contents import Contents
+from gateway.features.batches.files import Files
+from gateway.features.batches.input import CheckedInput, Line, LineIndex, LineRequest, read_lines
+from gateway.features.batches.journal import Journal, LineName, answer_line, on_one_line, tally_of
+from gateway.features.batches.metrics import BatchCounters
 from gateway.features.batches.order import PrefixOrder
 from gateway.features.batches.pace import BatchPace, Urgency, urgency
 from gateway.features.batches.partial import PartialAnswer
-from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, error_answer
+from gateway.features.batches.parts import JoinedParts
+from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, SentLine, error_answer
 from gateway.features.batches.slots import Slots
+from gateway.features.batches.store import Store
 
 _READ_LINES, _READ_BYTES = 32, 262144  # at once; one longer line is read alone
 _MEMORY_SECONDS = 1.0  # between looks for memory to read lines
@@ -62,21 +68,70 @@ def _has_budget_within(error: GatewayError, seconds: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class RunParts:
-    """What the gateway gives to all batches. `engines_of`: how many engines serve a model of this name."""
+class BatchTools:
+    """What all batches of a gateway work with. `holder`: its id; `engines_of`: how many engines serve a model of this
+    name; None = there is no such model.
+    """
 
-    sender: LineSender
+    holder: str
     _: KW_ONLY
+    store: Store
+    files: Files
+    contents: Contents
+    checks: InputChecks
+    sender: LineSender
     memory: MemoryBudget
     slots: Slots
-    metrics: BatchMetrics
+    counters: BatchCounters
     unix_seconds: Callable[[], float]
     new_id: Callable[[], str]
     random: Random
-    breather: Callable[[], Breathe]
-    engines_of: Callable[[str], int]
-    knows_model: Callable[[str], bool]
+    engines_of: Callable[[str], int | None]
     supervisor: Supervisor
+
+
+class Standing:
+    """How a batch goes on at the moment, on this gateway.
+
+    `paused`: why it does not; `promoted`: the class of its lines, once its window leaves too little time for idle
+    capacity alone. Both empty = it goes on, on idle capacity.
+    """
+
+    def __init__(self, batch_id: str) -> None:
+        self.paused = self.promoted = ""
+        self._lacks_budget = False  # of its key
+        self._log = structlog.get_logger("gateway").bind(batch=batch_id)
+
+    def pause(self, reason: str) -> None:
+        """Nothing can be written at the moment; "" = it can again."""
+        if reason and not self.paused:
+            self._log.error("batch_paused", reason=reason, hint="it goes on as soon as it can be written")
+        if self.paused and not reason:
+            self._log.info("batch_goes_on")
+        self.paused = reason
+
+    def lack_budget(self, reason: str) -> None:
+        """No line can be sent, until the budget of its key is renewed."""
+        self._lacks_budget, self.paused = True, reason
+
+    def go_on(self) -> None:
+        """A line is sent, so that there is a budget, if there was none."""
+        if self._lacks_budget:
+            self._lacks_budget, self.paused = False, ""
+
+    def look(self, laxity_seconds: float, lines_left: int) -> None:
+        """Note how urgent the batch is."""
+        found = urgency(laxity_seconds)
+        promoted = "" if found is Urgency.IDLE else found.name.lower()
+        if promoted == self.promoted:
+            return
+        self.promoted = promoted
+        self._log.info(
+            "batch_promoted" if promoted else "batch_on_idle_capacity",
+            uses=promoted or "idle",
+            lines_left=lines_left,
+            laxity_seconds=None if math.isinf(laxity_seconds) else round(laxity_seconds),
+        )
 
 
 class Backoff:
@@ -99,85 +154,57 @@ class Backoff:
         self._failures = 0
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds until lines may be sent."""
         return max(0.0, self._until - now)
 
     async def wait(self, clock: Callable[[], float]) -> None:
-        """Return when lines may be sent."""
         while seconds := self.wait_seconds(clock()):  # noqa: ASYNC110 - nothing announces that time has passed
             await asyncio.sleep(seconds)
 
 
-def arrange(checked: CheckedInput, parts: RunParts) -> None:
+def arrange(checked: CheckedInput, tools: BatchTools) -> None:
     """Put the lines in the order of their prefixes, in a thread."""
-    breathe = parts.breather()
-    for _ in checked.order.arrange(max(1, parts.engines_of(checked.model))):
+    breathe = breather()
+    for _ in checked.order.arrange(max(1, tools.engines_of(checked.model) or 0)):
         breathe()
 
 
-def pause(batch: Batch, reason: str) -> None:
-    """Note why nothing can be written at the moment; "" = it can."""
-    log = structlog.get_logger("gateway")
-    if reason and not batch.paused:
-        log.error("batch_paused", batch=batch.id, reason=reason, hint="it goes on as soon as it can be written")
-    if batch.paused and not reason:
-        log.info("batch_goes_on", batch=batch.id)
-    batch.pause(reason)
+@dataclass(frozen=True, slots=True)
+class BatchWork:
+    """What the claims of a gateway have in common: its part in one batch. `source`: the input file."""
 
-
-def new_pace(batch: Batch, lines: int, parts: RunParts) -> BatchPace:
-    """The pace of a batch from now on, with so many lines left."""
-    now = parts.sender.now()
-    return BatchPace(now, now + batch.expires_at - parts.unix_seconds(), lines)
+    batch: Batch
+    _: KW_ONLY
+    source: BinaryIO
+    checked: CheckedInput
+    journal: Journal
+    standing: Standing
+    pace: BatchPace
 
 
 class BatchRun:
-    """Runs lines of a batch whose input is checked. It owns their states; the batch's state changes by its methods.
+    """Runs the lines of one claim. It owns their states. `tally`: of the lines that have an answer."""
 
-    `tally`: of the lines that have an answer.
-    """
-
-    def __init__(
-        self,
-        batch: Batch,
-        checked: CheckedInput,
-        *,
-        journal: Journal,
-        source: InputFile,
-        parts: RunParts,
-        pace: BatchPace,
-    ) -> None:
-        self.batch = batch
-        self.tally = Tally()
-        self._index: LineIndex = checked.index
-        self._order: PrefixOrder = checked.order
-        self._journal = journal
-        self._source = source
-        self._parts = parts
-        self._done = bytearray(len(checked.index))
-        self._left = len(checked.index)  # without an answer
+    def __init__(self, work: BatchWork, lines: CheckedInput, joined: JoinedParts, *, tools: BatchTools) -> None:
+        """`joined`: the answers to these lines that parts have."""
+        self.tally = joined.tally
+        self._work = work
+        self._tools = tools
+        self._first = joined.wanted.start  # the place of the first line in the file
+        self._index: LineIndex = lines.index
+        self._order: PrefixOrder = lines.order
+        self._done = joined.has
+        self._left = len(lines.index) - sum(self._done)  # without an answer
         self._again: deque[Line] = deque()  # to be sent before other lines: what they failed for passes
         self._last: deque[Line] = deque()  # to be sent after all others
         self._attempts: dict[int, int] = {}  # failures of backends, by line
         self._partial: dict[int, PartialAnswer] = {}  # of lines that are paused
-        self._partials = Holding(parts.memory)  # what they take
-        self._backoff = Backoff(parts.random)
-        self._in_flight = LinesInFlight(pace)
+        self._partials = Holding(tools.memory)  # what they take
+        self._backoff = Backoff(tools.random)
+        self._in_flight = LinesInFlight(work.pace)
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._feeding: asyncio.Task[None] | None = None
         self._is_stopping = False
-        self._lacks_budget = False  # of its key; then the batch is paused
-
-    def resume(self, places: Iterable[int], tally: Tally) -> None:
-        """Parts have answers to these lines, which count so much."""
-        self.tally = tally
-        for place in places:
-            self._answered(place)
-
-    def _answered(self, place: int) -> None:
-        self._left -= not self._done[place]
-        self._done[place] = 1
 
     def stop_feeding(self) -> None:
         """Start no more lines, and withdraw those that wait; `run` ends when those on engines have ended."""
@@ -186,16 +213,22 @@ class BatchRun:
         if self._feeding is not None:
             self._feeding.cancel()
 
+    @property
+    def is_done(self) -> bool:
+        return not self._left
+
+    @property
+    def _seconds_left(self) -> float:
+        return self._work.batch.expires_at - self._tools.unix_seconds()
+
     async def run(self) -> None:
         """Send lines until all have an answer, the window closes, or `stop_feeding` is called."""
-        parts, seconds = self._parts, self.batch.expires_at - self._parts.unix_seconds()
         try:
-            if not self._is_stopping and self._left and seconds > 0:
+            if not self._is_stopping and self._left and self._seconds_left > 0:
                 self._feeding = asyncio.get_running_loop().create_task(self._feed(), name="batch_feed")
                 await self._watch(self._feeding)
             if self._tasks and self._is_stopping:
-                left = self.batch.expires_at - parts.unix_seconds()
-                await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, left)))
+                await asyncio.wait(self._tasks, timeout=max(0.0, min(_CANCELLING_SECONDS, self._seconds_left)))
         finally:
             await self._end_tasks()
             self._partial.clear()
@@ -204,29 +237,14 @@ class BatchRun:
 
     async def _watch(self, feeding: asyncio.Task[None]) -> None:
         """Wait for the last answer or the end of the window. Meanwhile, note how urgent the batch is."""
-        while (seconds := self.batch.expires_at - self._parts.unix_seconds()) > 0:
-            self._look()
+        while (seconds := self._seconds_left) > 0:
+            self._work.standing.look(self._work.pace.laxity_seconds(self._tools.sender.now()), self._left)
             await asyncio.wait([feeding], timeout=min(seconds, _LOOK_SECONDS))
             if feeding.done():
                 try:
                     return None if feeding.cancelled() else feeding.result()
                 finally:
                     del feeding  # it has what is raised, whose traceback has this frame
-
-    def _look(self) -> None:
-        batch, laxity_seconds = self.batch, self._in_flight.pace.laxity_seconds(self._parts.sender.now())
-        found = urgency(laxity_seconds)
-        promoted = "" if found is Urgency.IDLE else found.name.lower()
-        if promoted == batch.promoted:
-            return
-        batch.promote(promoted)
-        structlog.get_logger("gateway").info(
-            "batch_promoted" if promoted else "batch_on_idle_capacity",
-            batch=batch.id,
-            uses=promoted or "idle",
-            lines_left=self._left,
-            laxity_seconds=None if math.isinf(laxity_seconds) else round(laxity_seconds),
-        )
 
     async def _end_tasks(self) -> None:
         tasks = [task for task in (self._feeding, *self._tasks) if task is not None]
@@ -235,23 +253,21 @@ class BatchRun:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _feed(self) -> None:
-        fresh, clock = self._lines(self._order.in_turn()), asyncio.get_running_loop().time
-        with Holding(self._parts.memory) as holding:
+        clock = asyncio.get_running_loop().time
+        unanswered = filterfalse(self._done.__getitem__, self._order.in_turn())
+        fresh = map(self._index.__getitem__, unanswered)
+        with Holding(self._tools.memory) as holding:
             while self._left:
                 if lines := self._next_group(fresh):
                     for request in await self._requests(lines, holding):
                         await self._backoff.wait(clock)
-                        self._go_on()
+                        self._work.standing.go_on()
                         await self._start(request)
                     del request
                     holding.release()
                 else:
                     self._changed.clear()
                     await self._changed.wait()
-
-    def _lines(self, places: Iterable[int]) -> Iterator[Line]:
-        """The lines at these places that have no answer."""
-        return map(self._index.__getitem__, filterfalse(self._done.__getitem__, places))
 
     async def _requests(self, lines: list[Line], holding: Holding) -> list[LineRequest]:
         """Read lines when there is memory for them. Those that were read before with this holding are dropped."""
@@ -263,7 +279,7 @@ class BatchRun:
                 break
             except MemoryFull:
                 await asyncio.sleep(_MEMORY_SECONDS)
-        return await self._source.requests(lines)
+        return await self._tools.contents.threads.run(read_lines, self._work.source, lines)
 
     def _next_group(self, fresh: Iterator[Line]) -> list[Line]:
         group: list[Line] = []
@@ -283,62 +299,65 @@ class BatchRun:
             yield self._last.popleft()
 
     async def _start(self, request: LineRequest) -> None:
-        await self._parts.slots.acquire()
+        await self._tools.slots.acquire()
         task = asyncio.get_running_loop().create_task(self._send(request))
         self._tasks.add(task)
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        self._parts.slots.release()
+        self._tools.slots.release()
         self._changed.set()
 
     async def _send(self, request: LineRequest) -> None:
         """Send a line once, and write its answer; or have it sent again."""
         line = request.line
-        with Holding(self._parts.memory) as holding:
+        with Holding(self._tools.memory) as holding:
             written = await self._answer(request, holding)
             del request
             if written is not None:
-                await self._journal.append(written.text, failed=written.failed, holding=holding)
-                self._count(line, written)
+                text, counts = written
+                await self._work.journal.append(text, failed=counts.failed > 0, holding=holding)
+                self._count(line, counts)
 
-    async def _answer(self, request: LineRequest, holding: Holding) -> "_Written | None":
-        """What is written of a line, of which `holding` has the memory; None = the line is sent again."""
-        parts, batch, line = self._parts, self.batch, request.line
+    async def _answer(self, request: LineRequest, holding: Holding) -> tuple[bytes, Tally] | None:
+        """What is written of a line, of which `holding` has the memory, and what it counts as; None = the line is sent
+        again.
+        """
+        tools, batch, line = self._tools, self._work.batch, request.line
         partial = self._partial.pop(line.place, None)
-        may_stream = line.place not in self._attempts  # a line that failed is sent whole
+        sent = SentLine(
+            request,
+            endpoint=batch.endpoint,
+            owner=batch.owner,
+            lines=self._in_flight,
+            holding=holding,
+            partial=partial,
+            may_stream=line.place not in self._attempts,  # a line that failed is sent whole
+        )
         if partial is not None:
             self._partials.shrink(partial.size_bytes)
-            parts.metrics.lines.add(("continued",))
+            tools.counters.lines.add(("continued",))
         try:
-            answer = await parts.sender.send(
-                batch.endpoint,
-                request,
-                owner=batch.owner,
-                lines=self._in_flight,
-                holding=holding,
-                partial=partial,
-                may_stream=may_stream,
-            )
+            answer = await tools.sender.send(sent)
         except LinePaused as paused:
             self._again.append(line)
             self._keep(line, paused.partial)
-            parts.metrics.lines.add(("paused",))
+            tools.counters.lines.add(("paused",))
             return None
         except GatewayError as error:
             if self._is_put_back(line, error):
                 return None
-            answer = error_answer(error, parts.new_id())
+            answer = error_answer(error, tools.new_id())
         except Exception as error:
-            parts.supervisor.caught("batch_line", error)
+            tools.supervisor.caught("batch_line", error)
             failure = InternalError(f"Internal error of the gateway ({type(error).__name__}).")
-            answer = error_answer(failure, parts.new_id())
+            answer = error_answer(failure, tools.new_id())
         else:
             self._backoff.succeeded()
-        written = self._written(request.custom_id, answer)
+        written = self._written(line, request.custom_id, answer)
         try:
-            holding.fit(len(written.text))
+            holding.fit(len(written[0]))
         except MemoryFull as error:
             self._is_put_back(line, error)
             return None
@@ -363,47 +382,30 @@ class BatchRun:
             if attempts >= _MOST_ATTEMPTS:
                 return False
             self._last.append(line)
-        self._parts.metrics.lines.add(("retried",))
+        self._tools.counters.lines.add(("retried",))
         return True
 
     def _waits_for_budget(self, error: GatewayError) -> bool:
-        if not _has_budget_within(error, self.batch.expires_at - self._parts.unix_seconds()):
+        if not _has_budget_within(error, self._seconds_left):
             return False
-        self._lacks_budget = True
-        self.batch.pause(error.message)
+        self._work.standing.lack_budget(error.message)
         return True
 
-    def _go_on(self) -> None:
-        if self._lacks_budget:
-            self._lacks_budget = False
-            self.batch.go_on()
-
-    def _written(self, custom_id: str, answer: LineAnswer) -> "_Written":
+    def _written(self, line: Line, custom_id: str, answer: LineAnswer) -> tuple[bytes, Tally]:
         body = on_one_line(answer.body)
         failed = answer.status >= 400
         if body is None:
             failed = True
             answer = error_answer(BackendFault("The backend's response is not valid JSON."), answer.request_id)
             body = answer.body
-        usage = LineUsage() if failed else usage_in(body)
-        text = answer_line(self._parts.new_id(), custom_id, answer.status, answer.request_id, body)
-        return _Written(text, usage, failed)
+        name = LineName(self._first + line.place, self._tools.new_id(), custom_id)
+        text = answer_line(name, answer.status, answer.request_id, body)
+        return text, Tally(failed=1) if failed else tally_of(body)
 
-    def _count(self, line: Line, written: "_Written") -> None:
+    def _count(self, line: Line, counts: Tally) -> None:
         self._attempts.pop(line.place, None)
-        self._answered(line.place)
-        self._in_flight.pace.done(self._parts.sender.now())
-        self.tally.add(written.usage, failed=written.failed)
-        self._parts.metrics.lines.add(("failed" if written.failed else "completed",))
-
-    @property
-    def is_done(self) -> bool:
-        return not self._left
-
-
-class _Written(NamedTuple):
-    """The line of an answer in its file, and what it counts as."""
-
-    text: bytes
-    usage: LineUsage
-    failed: bool
+        self._left -= not self._done[line.place]
+        self._done[line.place] = 1
+        self._work.pace.done(self._tools.sender.now())
+        self.tally += counts
+        self._tools.counters.lines.add(("failed" if counts.failed else "completed",))

@@ -91,7 +91,6 @@ class S3Bucket:
 
     group = JournalGroup(512, 4194304, 5.0)
     piece_bytes = 1048576
-    is_alone = False
 
     def __init__(self, where: str, endpoint: str | None, region: str | None, *, memory: MemoryBudget) -> None:
         self.where = where
@@ -191,20 +190,17 @@ class S3Bucket:
                     return
             await self._put(f"{_FILES}/{name}", bytes(begun))
 
-    def read(self, name: str) -> AsyncGenerator[bytes, None]:
-        return self._ranges(name, self.piece_bytes)
-
-    async def _ranges(self, name: str, most_bytes: int) -> AsyncGenerator[bytes, None]:
+    async def read(self, name: str, piece_bytes: int = piece_bytes) -> AsyncGenerator[bytes, None]:
         """A content by requests for a part of it each, so that a client may read it as slowly as it likes."""
         path = f"{_FILES}/{name}"
         with self._reachable():
             size_bytes = (await obstore.head_async(self._store, path))["size"]
-        if size_bytes <= most_bytes:
+        if size_bytes <= piece_bytes:
             yield await self._get(path)
             return
-        for start in range(0, size_bytes, most_bytes):
+        for start in range(0, size_bytes, piece_bytes):
             with self._reachable():
-                end = min(start + most_bytes, size_bytes)
+                end = min(start + piece_bytes, size_bytes)
                 piece = bytes(await obstore.get_range_async(self._store, path, start=start, end=end))
             yield piece
 
@@ -212,7 +208,7 @@ class S3Bucket:
         """A copy without a name, in the folder for temporary files."""
         with Holding(self._memory) as holding:
             holding.add(_COPIED_BYTES)
-            return await self._copied(self._ranges(name, _COPIED_BYTES))
+            return await self._copied(self.read(name, _COPIED_BYTES))
 
     async def _copied(self, content: AsyncIterator[bytes]) -> BinaryIO:
         copy: BinaryIO = await self.threads.run(tempfile.TemporaryFile)

@@ -2,8 +2,8 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, NamedTuple, Protocol, cast
 
 from gateway.config import Config
@@ -16,13 +16,13 @@ from gateway.core.front.routes import Route, find_route
 from gateway.core.ledger import RequestLedger
 from gateway.core.observe.record import Record
 from gateway.core.request import Demand, InferenceRequest, UpstreamResult
-from gateway.core.resources import Holding
+from gateway.core.resources import Holding, MemoryBudget
 from gateway.core.turns import Steps, at_once, in_turns
 from gateway.features.batches.batch import Owner
 from gateway.features.batches.continuation import can_continue, continued_fields, saves_work, streamed
 from gateway.features.batches.input import LineRequest
 from gateway.features.batches.pace import BatchPace, OfflineLine
-from gateway.features.batches.partial import PartialAnswer
+from gateway.features.batches.partial import PartialAnswer, StreamUnusable
 from gateway.features.batches.sink import LineSink
 
 _MOST_STREAMED_BYTES = 262144  # of a body: it is kept until the line has ended
@@ -39,18 +39,6 @@ class LinePaused(Exception):
     def __init__(self, partial: PartialAnswer | None) -> None:
         super().__init__()
         self.partial = partial
-
-
-class _NotStreamed(Exception):
-    """The backend's stream cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StreamedLine:
-    """A line that is sent as a stream. `document`: its body; `partial`: what is generated of its answer."""
-
-    document: dict[str, Any]
-    partial: PartialAnswer | None
 
 
 class LinesInFlight:
@@ -98,6 +86,23 @@ class LineAnswer(NamedTuple):
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class SentLine:
+    """What is sent of a line. `holding` has the memory of the request; that of the answer is to be added to it.
+
+    `partial`: what is generated of its answer; `may_stream`: false = it is sent whole.
+    """
+
+    line: LineRequest
+    _: KW_ONLY
+    endpoint: str
+    owner: Owner
+    lines: LinesInFlight
+    holding: Holding
+    partial: PartialAnswer | None = None
+    may_stream: bool = True
+
+
 class LineSender:
     """Sends lines for the owners of batches. Their keys' permissions and budgets apply, their rate limits do not."""
 
@@ -107,6 +112,7 @@ class LineSender:
         complete: Callable[[InferenceRequest], Awaitable[InferenceRequest]],
         *,
         ledger: RequestLedger,
+        memory: MemoryBudget,
         clock: Callable[[], float],
         unix_seconds: Callable[[], float],
         new_id: Callable[[], str],
@@ -114,6 +120,7 @@ class LineSender:
         self._dispatchers = dispatchers
         self._complete = complete
         self._ledger = ledger
+        self._memory = memory
         self._clock = clock
         self._unix_seconds = unix_seconds
         self._new_id = new_id
@@ -131,71 +138,51 @@ class LineSender:
         self._unstreamed.clear()
         self._tenant_header = config.admission.tenant_header.lower().encode()
 
-    def apply_keys(self, keys: Sequence[ClientKey], *, are_needed: bool) -> None:
+    def apply_keys(self, keys: Sequence[ClientKey], are_needed: bool) -> None:
         """Take over the keys in effect, for the next lines."""
         self._keys, self._has_keys = {key.name: key for key in keys}, are_needed
 
     def now(self) -> float:
         return self._clock()
 
-    async def send(
-        self,
-        endpoint: str,
-        line: LineRequest,
-        owner: Owner,
-        lines: LinesInFlight,
-        holding: Holding,
-        partial: PartialAnswer | None = None,
-        *,
-        may_stream: bool = True,
-    ) -> LineAnswer:
+    async def send(self, sent: SentLine) -> LineAnswer:
         """The answer of a backend, whatever its status. Raises a GatewayError if there is none, or LinePaused.
 
         What can be continued after a pause is sent as a stream; if that fails for the stream, it is sent whole.
-        `holding` has the memory of the request, and then that of the answer.
         """
-        stream = self._stream_of(endpoint, line, partial) if may_stream else None
-        if stream is not None:
-            try:
-                body = streamed(line.body, line.document)
-                answer = await self._send(endpoint, body, owner, lines, holding=holding, stream=stream)
+        is_streamed = self._is_streamed(sent)
+        if is_streamed:
+            with suppress(StreamUnusable):
+                answer = await self._send(sent, is_streamed=True)
                 if answer.status < 400:
                     return answer
-            except _NotStreamed:
-                pass
-            holding.release()
-        answer = await self._send(endpoint, line.body, owner, lines, holding=holding, stream=None)
-        if stream is not None and answer.status < 400:
-            self._unstreamed.add(stream.document["model"])
+            sent.holding.release()
+        answer = await self._send(sent, is_streamed=False)
+        if is_streamed and answer.status < 400:
+            self._unstreamed.add(sent.line.document["model"])
         return answer
 
-    def _stream_of(self, endpoint: str, line: LineRequest, partial: PartialAnswer | None) -> _StreamedLine | None:
-        document = line.document
-        if not self._idle_only or len(line.body) > _MOST_STREAMED_BYTES or document["model"] in self._unstreamed:
-            return None
-        if not can_continue(endpoint, document) or not (partial or saves_work(document)):
-            return None
-        return _StreamedLine(document, partial)
+    def _is_streamed(self, sent: SentLine) -> bool:
+        line, document = sent.line, sent.line.document
+        if not self._idle_only or not sent.may_stream or len(line.body) > _MOST_STREAMED_BYTES:
+            return False
+        if document["model"] in self._unstreamed or not can_continue(sent.endpoint, document):
+            return False
+        return sent.partial is not None or saves_work(document)
 
-    async def _send(
-        self,
-        endpoint: str,
-        body: bytes,
-        owner: Owner,
-        lines: LinesInFlight,
-        *,
-        holding: Holding,
-        stream: _StreamedLine | None,
-    ) -> LineAnswer:
-        request_id, route = self._new_id(), find_route(b"POST", endpoint.encode())
-        record = Record(request_id, route.endpoint, self._clock(), len(body), owner.key)
+    async def _send(self, sent: SentLine, *, is_streamed: bool) -> LineAnswer:
+        request_id, route = self._new_id(), find_route(b"POST", sent.endpoint.encode())
+        body = streamed(sent.line.body, sent.line.document) if is_streamed else sent.line.body
+        record = Record(request_id, route.endpoint, self._clock(), len(body), sent.owner.key)
         outcome = message = ""
         status = 0
-        sink = LineSink(holding)
+        sink = LineSink(Holding(self._memory))
         try:
-            holding.add(len(body) + _LINE_BYTES)
-            incoming = self._incoming(endpoint, body, owner)
-            await self._fetch(incoming, route, record, sink, lines=lines, stream=stream)
+            sent.holding.add(len(body) + _LINE_BYTES)
+            request = await self._request(sent, body, route, request_id)
+            if is_streamed:
+                request = _continued(request, sent, sink)
+            await self._fetch(request, record, sink, sent.lines)
             status = sink.status
             whole = sink.whole()
             outcome = "completed" if status < 400 else "refused_by_backend"
@@ -208,8 +195,6 @@ class LineSender:
             raise
         except GatewayError as error:
             outcome, message, status = error.outcome, error.message, error.status
-            if sink.is_unusable:
-                raise _NotStreamed from error
             raise
         except Exception as error:
             outcome, message, status = InternalError.outcome, type(error).__name__, InternalError.status
@@ -218,6 +203,15 @@ class LineSender:
             sink.close()
             record.ended(outcome, status, self._clock(), message)
             self._ledger.finished(record)
+
+    async def _request(self, sent: SentLine, body: bytes, route: Route, request_id: str) -> InferenceRequest:
+        """The request as if the owner had sent it. Raises what this would be refused with."""
+        incoming = self._incoming(sent.endpoint, body, sent.owner)
+        if len(body) <= SHORT_BYTES:
+            request = self._reader.read(incoming, route, request_id, _no_model)
+        else:
+            request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
+        return request if request.document is None else await self._complete(request)
 
     def _incoming(self, endpoint: str, body: bytes, owner: Owner) -> HttpRequest:
         """The request as if the owner had sent it, in the class of batch requests. Raises Unauthorized."""
@@ -237,33 +231,10 @@ class LineSender:
             raise KeyExpired("The API key that the batch was created with has expired.")
         return key
 
-    async def _fetch(
-        self,
-        incoming: HttpRequest,
-        route: Route,
-        record: Record,
-        sink: LineSink,
-        *,
-        lines: LinesInFlight,
-        stream: _StreamedLine | None,
-    ) -> None:
-        request_id = record.request_id
-        if len(incoming.body) <= SHORT_BYTES:
-            request = self._reader.read(incoming, route, request_id, _no_model)
-        else:
-            request = await in_turns(self._reader.read_in_steps(incoming, route, request_id, _no_model))
-        if request.document is not None:
-            request = await self._complete(request)
-        continues = False
-        if stream is not None:
-            partial = _partial_of(request, stream)
-            sink.expect_stream(partial)
-            continues = partial.continues
-            if partial.tokens:
-                request = _continued(request, stream.document, partial)
+    async def _fetch(self, request: InferenceRequest, record: Record, sink: LineSink, lines: LinesInFlight) -> None:
         if self._idle_only:
             pace = lines.pace
-            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues=continues)
+            line = OfflineLine(pace.expires_seconds, pace.laxity_seconds, sink.revoke, continues=sink.continues)
             request = _as_line(request, line)
         record.parsed(request.demand, request.demand.model)
         self._ledger.open_line(request, record)
@@ -283,17 +254,19 @@ class LineSender:
             raise sink.error.again()
 
 
-def _partial_of(request: InferenceRequest, stream: _StreamedLine) -> PartialAnswer:
-    """Where the stream is put together: in what is generated of the line, if that is of the same model."""
-    model, choice, partial = request.demand.model, request.model_choice, stream.partial
-    continues = choice is None or not choice.fallbacks  # another model has other token ids
-    if partial is not None and partial.model == model and continues:
-        return partial
-    return PartialAnswer(model, is_chat=request.endpoint == "chat", continues=continues)
+def _continued(request: InferenceRequest, sent: SentLine, sink: LineSink) -> InferenceRequest:
+    """The request for a stream that is put together in `sink`: for the rest of an answer, if a part is there.
 
-
-def _continued(request: InferenceRequest, document: dict[str, Any], partial: PartialAnswer) -> InferenceRequest:
-    """The request for the rest of an answer."""
+    A part is of the same model: another one has other token ids.
+    """
+    model, choice, partial = request.demand.model, request.model_choice, sent.partial
+    continues = choice is None or not choice.fallbacks
+    if partial is None or partial.model != model or not continues:
+        partial = PartialAnswer(model, is_chat=request.endpoint == "chat", continues=continues)
+    sink.expect_stream(partial)
+    if not partial.tokens:
+        return request
+    document = sent.line.document
     body = at_once(with_fields(request.body, document, continued_fields(document, partial)))
     return replace(request, body=body, demand=_longer(request.demand, partial.tokens))
 

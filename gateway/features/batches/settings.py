@@ -23,25 +23,23 @@ def _checked_path(path: str) -> str:
     return path
 
 
-def _checked_endpoint(url: str) -> str:
+def _is_url(url: str, *schemes: str) -> bool:
     try:
         parts = urlsplit(url)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and "@" not in parts.netloc
+        return parts.scheme in schemes and url.isprintable() and parts.port != 0
     except ValueError:
-        is_good = False
-    if not is_good:
+        return False
+
+
+def _checked_endpoint(url: str) -> str:
+    if not _is_url(url, "http", "https") or not urlsplit(url).hostname or "@" in url:
         raise ValueError("must look like https://host:9000")
     return url
 
 
 def _checked_database(url: str) -> str:
     """The URL. Its text is not in the errors: it has a password."""
-    try:
-        parts = urlsplit(url)
-        is_good = parts.scheme in ("postgresql", "postgres") and url.isprintable() and parts.port != 0
-    except ValueError:
-        is_good = False
-    if not is_good:
+    if not _is_url(url, "postgresql", "postgres"):
         raise ValueError("must look like postgresql://user:password@host:5432/name")
     check_installed("psycopg_pool", "batches-postgres")
     return url

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from gateway.core.errors import GatewayError, MemoryFull, WrongAnswer
 from gateway.core.resources import Holding
-from gateway.features.batches.partial import PartialAnswer, StreamUnusable
+from gateway.features.batches.partial import PartialAnswer
 
 _MOST_ANSWER_BYTES = 67108864
 _TOO_LARGE = f"The response exceeds the limit of {_MOST_ANSWER_BYTES} bytes."
@@ -14,7 +14,7 @@ _STEP_BYTES = 8192  # in which memory is reserved
 
 
 class LineSink:
-    """Collects one whole answer, in memory that `holding` reserves. At the bound, `fetching` ends the request."""
+    """Collects one whole answer, whose memory is all that `holding` has. At the bound, `fetching` ends the request."""
 
     address = ""
 
@@ -22,14 +22,17 @@ class LineSink:
         self.begun = self.chunked = False
         self.status = 0
         self.is_revoked = False
-        self.is_unusable = False  # the stream; the error is the reason
         self.fetching = asyncio.Timeout(None)
         self.error: GatewayError | None = None  # why no more is kept
         self._kept = bytearray()  # an object for each piece would take many times the memory of short ones
         self._room_bytes = 0  # for how many of them memory is reserved
         self._partial: PartialAnswer | None = None
-        self._read_bytes = 0  # that it takes
         self._holding = holding
+
+    @property
+    def continues(self) -> bool:
+        """Whether what has come of the answer is kept if its request ends early."""
+        return self._partial is not None and self._partial.continues
 
     @property
     def blocked(self) -> bool:
@@ -38,8 +41,7 @@ class LineSink:
     def expect_stream(self, partial: PartialAnswer) -> None:
         """Put a stream together in this. Its chunks come as they are, with their framing, which has no events."""
         self._partial, self.chunked = partial, True
-        self._read_bytes = partial.size_bytes
-        self._holding.add(self._read_bytes)
+        self._reserve(0)
 
     def send(self, status: int, content_type: bytes, extra: bytes, body: bytes) -> None:
         self.begin(status, content_type, extra)
@@ -60,14 +62,12 @@ class LineSink:
     def _makes_room(self) -> bool:
         """Whether there is memory for what is kept; else the request ends."""
         try:
-            if len(self._kept) + self._read_bytes > _MOST_ANSWER_BYTES:
-                raise WrongAnswer(_TOO_LARGE)
             if self._partial is not None and len(self._kept) >= _READ_BYTES:
                 self._read(self._partial)
-            self._reserve(len(self._kept) + _STEP_BYTES)
+            self._reserve(_STEP_BYTES)
         except (WrongAnswer, MemoryFull) as error:
             self.error = error.again()
-            self._drop()
+            self.close()
             self._end_request()
             return False
         return True
@@ -75,34 +75,22 @@ class LineSink:
     def close(self) -> None:
         """Drop all that is kept: the request has ended, but what remembers it may hold this."""
         self._kept, self._partial = bytearray(), None
+        self._holding.release()
 
-    def _drop(self) -> None:
-        """Drop all that is kept, and give its memory back."""
-        self.close()
-        self._holding.shrink(self._room_bytes + self._read_bytes)
-        self._room_bytes = self._read_bytes = 0
-
-    def _reserve(self, size_bytes: int) -> None:
-        """Have memory for so many bytes as they come. Raises MemoryFull."""
-        self._holding.add(size_bytes - self._room_bytes)
-        self._room_bytes = size_bytes
+    def _reserve(self, more_bytes: int) -> None:
+        """Have memory for what is kept, and for so many bytes as they come. Raises WrongAnswer or MemoryFull."""
+        size_bytes = len(self._kept) + (0 if self._partial is None else self._partial.size_bytes)
+        if size_bytes > _MOST_ANSWER_BYTES:
+            raise WrongAnswer(_TOO_LARGE)
+        self._holding.fit(size_bytes + more_bytes)
+        self._room_bytes = len(self._kept) + more_bytes
 
     def _read(self, partial: PartialAnswer) -> None:
         """Put together what has come of a stream. Raises WrongAnswer or MemoryFull."""
-        data, read_bytes = bytes(self._kept), self._read_bytes
+        data = bytes(self._kept)
         self._kept.clear()
-        try:
-            partial.feed(data)
-        except StreamUnusable as error:
-            raise self._unusable(error) from error
-        self._holding.shrink(self._room_bytes)
-        self._room_bytes = 0
-        self._read_bytes = partial.size_bytes
-        self._holding.add(self._read_bytes - read_bytes)
-
-    def _unusable(self, error: StreamUnusable) -> WrongAnswer:
-        self.is_unusable = True
-        return WrongAnswer(str(error))
+        partial.feed(data)
+        self._reserve(0)
 
     def whole(self) -> bytes:
         """The body of the answer, which has ended. Raises WrongAnswer or MemoryFull."""
@@ -112,10 +100,7 @@ class LineSink:
             self._kept.clear()  # `data` has its memory
             return data
         self._read(partial)
-        try:
-            body = partial.body()
-        except StreamUnusable as error:
-            raise self._unusable(error) from error
+        body = partial.body()
         if len(body) > _MOST_ANSWER_BYTES:  # escapes and other letters are longer than the text that was counted
             raise WrongAnswer(_TOO_LARGE)
         return body

@@ -147,7 +147,7 @@ def batched(counter: Counter, units: int, *, streams: bool) -> None:
             async def of(file_id: str) -> None:
                 wanted = {"input_file_id": file_id, "endpoint": _PATH.decode(), "completion_window": "24h"}
                 await client.ask(request(b"/v1/batches", wanted))
-                while batches.states():
+                while batches.runner.states():
                     for _ in range(_STEPS):
                         await _step()
                 gateway.core.finished.settle()

@@ -9,8 +9,7 @@ import orjson
 import pytest
 
 from gateway.config import ServerConfig
-from gateway.core.threads import Threads
-from gateway.features.batches.input import CheckedInput, InputFile, InputLimits, InvalidInput, check_input
+from gateway.features.batches.input import CheckedInput, InputLimits, InvalidInput, check_input, read_lines
 from gateway.features.batches.settings import BatchesConfig
 
 URL = "/v1/chat/completions"
@@ -43,14 +42,13 @@ def test_a_valid_file_is_indexed_and_read_again_in_any_order(tmp_path: Path) -> 
     content = b"\xef\xbb\xbf" + line("a") + b"\r\n\n  " + line("b\u00e4") + b" \n" + line("c")
     checked = check(tmp_path, content)
     assert (len(checked.index), checked.model) == (3, "m")
-    assert checked.places == {hash("a"): 0, hash("b\u00e4"): 1, hash("c"): 2}
-    source = InputFile((tmp_path / "input").open("rb"), Threads("test"))
-    assert [each.custom_id for each in source.read([checked.index[2], checked.index[0]])] == ["c", "a"]
-    assert [each.custom_id for each in source.read(checked.index[:2])] == ["a", "b\u00e4"]
-    [first] = source.read(checked.index[:1])
+    index = checked.index
+    with (tmp_path / "input").open("rb") as source:
+        assert [each.custom_id for each in read_lines(source, [index[2], index[0]])] == ["c", "a"]
+        assert [each.custom_id for each in read_lines(source, [index[0], index[1]])] == ["a", "b\u00e4"]
+        [first] = read_lines(source, [index[0]])
     assert orjson.loads(first.body) == first.document
     assert first.document["model"] == "m"
-    source.close()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_all_embeddings_requests_of_a_file_share_a_limit_of_inputs(tmp_path: Pat
     inputs: list[Any] = [["a", "b"], "c", [1, 2, 3], ["d"]]
     made = [line(str(number), url=url, body={"model": "m", "input": each}) for number, each in enumerate(inputs)]
     path.write_bytes(b"\n".join(made))
-    assert check_file(path, few, url).embedding_inputs == 5
+    assert len(check_file(path, few, url).index) == 4
     path.write_bytes(b"\n".join([*made, made[1].replace(b'"1"', b'"more"')]))
     with pytest.raises(InvalidInput) as invalid:
         check_file(path, few, url)

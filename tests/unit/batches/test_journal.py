@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from gateway.core.resources import Holding, MemoryBudget
 from gateway.core.threads import Threads
-from gateway.features.batches.batch import LineUsage
+from gateway.features.batches.batch import Tally
 from gateway.features.batches.folder import DurableFile, Folder
 from gateway.features.batches.journal import (
     Journal,
+    LineName,
     answer_line,
     on_one_line,
-    unexecuted_line,
-    usage_in,
+    tally_of,
     whole_lines,
 )
 
@@ -29,14 +29,25 @@ NAMES = st.one_of(
 )
 
 
-def answer(name: str, tokens: int = 7, text: str = "") -> bytes:
+def answer(name: str, tokens: int = 7, text: str = "", place: int = 0) -> bytes:
     usage = {"prompt_tokens": tokens, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 2}}
-    return answer_line("1", name, 200, "r", orjson.dumps({"text": text, "usage": usage}))
+    return answer_line(LineName(place, "1", name), 200, "r", orjson.dumps({"text": text, "usage": usage}))
 
 
-def recovered(path: Path) -> list[str]:
+def tally(input_tokens: int, cached_tokens: int, output_tokens: int, reasoning_tokens: int) -> Tally:
+    return Tally(
+        1,
+        input_tokens=input_tokens,
+        cached_tokens=cached_tokens,
+        output_tokens=output_tokens,
+        reasoning_tokens=reasoning_tokens,
+    )
+
+
+def recovered(path: Path) -> list[int]:
+    """The places of the lines that are whole."""
     with path.open("rb") as part:
-        return [name for name, _ in whole_lines(part, lambda: None)]
+        return [place for place, _ in whole_lines(part, lambda: None)]
 
 
 @settings(deadline=None)
@@ -44,14 +55,11 @@ def recovered(path: Path) -> list[str]:
 def test_after_a_crash_at_any_byte_every_whole_line_is_there_and_no_other(
     names: list[str], data: st.DataObject
 ) -> None:
-    lines = [
-        unexecuted_line("2", name, "batch_expired", "No.") if number % 3 == 2 else answer(name, text=name)
-        for number, name in enumerate(names)
-    ]
+    lines = [answer(name, text=name, place=number) for number, name in enumerate(names)]
     whole = b"".join(lines)
     cut = data.draw(st.integers(0, len(whole)))
     tail = data.draw(st.sampled_from([b"", b"\0" * 50, b"\0\n"]))
-    expected = [name for number, name in enumerate(names) if len(b"".join(lines[: number + 1])) <= cut]
+    expected = [number for number, _ in enumerate(names) if len(b"".join(lines[: number + 1])) <= cut]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "journal")
         path.write_bytes(whole[:cut] + tail)
@@ -60,10 +68,10 @@ def test_after_a_crash_at_any_byte_every_whole_line_is_there_and_no_other(
 
 def test_very_long_lines_are_recovered_too(tmp_path: Path) -> None:
     path = tmp_path / "journal"
-    path.write_bytes(answer("a", text="x" * 2000000) + answer("b"))
+    path.write_bytes(answer("a", text="x" * 2000000) + answer("b", place=1))
     with path.open("rb") as part:
-        found = [(name, usage_in(line)) for name, line in whole_lines(part, lambda: None)]
-    assert found == [("a", LineUsage(7, 2, 1, 0)), ("b", LineUsage(7, 2, 1, 0))]
+        found = [(place, tally_of(line)) for place, line in whole_lines(part, lambda: None)]
+    assert found == [(0, tally(7, 2, 1, 0)), (1, tally(7, 2, 1, 0))]
 
 
 def test_usage_by_the_names_of_chat_and_of_responses() -> None:
@@ -72,10 +80,10 @@ def test_usage_by_the_names_of_chat_and_of_responses() -> None:
     }  # fmt: skip
     responses = {"input_tokens": 5, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 3}
     said = {"content": '"usage":{"prompt_tokens":99}'}
-    assert usage_in(orjson.dumps({"usage": chat, **said})) == LineUsage(5, 0, 3, 2)
-    assert usage_in(orjson.dumps({"usage": responses})) == LineUsage(5, 4, 3, 0)
-    assert usage_in(b'{"usage":null}') == usage_in(b"{}") == usage_in(b'"usage":[1') == LineUsage()
-    assert usage_in(b'{"usage":{"prompt_tokens":-1,"completion_tokens":"9"}}') == LineUsage()
+    assert tally_of(orjson.dumps({"usage": chat, **said})) == tally(5, 0, 3, 2)
+    assert tally_of(orjson.dumps({"usage": responses})) == tally(5, 4, 3, 0)
+    assert tally_of(b'{"usage":null}') == tally_of(b"{}") == tally_of(b'"usage":[1') == Tally(1)
+    assert tally_of(b'{"usage":{"prompt_tokens":-1,"completion_tokens":"9"}}') == Tally(1)
 
 
 def test_an_answer_is_written_on_one_line() -> None:
@@ -131,10 +139,10 @@ async def test_answers_and_errors_go_to_files_of_their_own_and_closing_makes_all
     answers, errors = [DurableFile(tmp_path / name, Threads("test")) for name in ("answers", "errors")]
     journal = Journal(answers, errors, lambda _: None, group=GROUP)
     for number in range(200):
-        await journal.append(answer(str(number)), failed=number % 2 == 1)
+        await journal.append(answer(str(number), place=number), failed=number % 2 == 1)
     await journal.close()
-    assert recovered(tmp_path / "answers") == [str(number) for number in range(0, 200, 2)]
-    assert recovered(tmp_path / "errors") == [str(number) for number in range(1, 200, 2)]
+    assert recovered(tmp_path / "answers") == [*range(0, 200, 2)]
+    assert recovered(tmp_path / "errors") == [*range(1, 200, 2)]
 
 
 async def test_a_write_that_fails_half_way_leaves_the_file_as_it_was(

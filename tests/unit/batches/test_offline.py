@@ -129,7 +129,7 @@ def test_lines_follow_another_objective() -> None:
 @pytest.mark.parametrize("tokens", [0, 200, 2000])
 def test_a_prefill_that_few_tokens_follow_needs_more_of_the_time_free(tokens: int) -> None:
     here = offline_hall(32)
-    prefills = here.offline.prefills("m")
+    prefills = here.offline.model("m").prefills
     [lease] = fill(here, 1)
     assert prefills.least_share(9, 0.01) == 0  # of what prefills bring, nothing is known
     lease.on_tokens(tokens)

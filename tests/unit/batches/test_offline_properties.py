@@ -82,7 +82,7 @@ class OfflineMachine(RuleBasedStateMachine):
     def every_sum_is_that_of_a_recount(self) -> None:
         offline = self.here.offline
         of_lines = [ticket for ticket in self.waiting if ticket not in set(self.here.queue)]
-        assert set(offline.waiting("m")) == set(of_lines)
+        assert set(offline.model("m").waiting) == set(of_lines)
         of_sites = [offline.leases(site) for site in self.here.sites]
         held = [lease for own in of_sites for lease in (*own.held, *own.revoked)]
         assert len(offline) == len(of_lines) + len(held)
@@ -110,7 +110,7 @@ class OfflineMachine(RuleBasedStateMachine):
         for site in self.here.sites:
             assert repr(site.load) == "<EngineLoad 0 in flight, 0 decoding, 0 tokens>"
             assert repr(site.kv) == "<KvLedger 0 tokens, 0 requests, 0 prefixes>"
-        assert all(tenant.in_flight == 0 for tenant in self.here.offline.tenants("m"))
+        assert all(tenant.in_flight == 0 for tenant in self.here.offline.model("m").tenants)
 
     def _place(self, demand: Demand) -> None:
         placed = self.here.place(demand)

@@ -1,7 +1,7 @@
 """The order of a batch's lines: complete, depth first, and worth nearly all prompt tokens that any order could save."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
@@ -65,39 +65,29 @@ def best_possible(lines: list[Prompt]) -> int:
     return BLOCK_TOKENS * (sum(map(len, lines)) - len(known))
 
 
-@dataclass
-class Fleet:
-    """Engines that each take the next line as soon as a sequence ends."""
+def saved_tokens(lines: list[Prompt], engines: list[list[int]]) -> int:
+    """Tokens that engines have in their caches, each of which runs some of the lines, in this order."""
+    return sum(_run(lines, own) for own in engines)
 
-    lines: list[Prompt]
-    take: Callable[[int], int | None]
 
-    def saved_tokens(self) -> int:
-        return sum(self._run(scheduler, at) for at, scheduler in enumerate(self._engines()))
-
-    def _engines(self) -> list[Scheduler]:
-        limits = Limits(max_num_seqs=AT_ONCE, block_size=BLOCK_TOKENS, num_blocks=KV_BLOCKS)
-        return [Scheduler(limits, PRESETS[Preset.H100_8B]) for _ in range(ENGINES)]
-
-    def _run(self, scheduler: Scheduler, engine: int) -> int:
-        """Each engine on its own: a fair share of the lines, as all are equally fast."""
-        left, now, in_flight = -(-len(self.lines) // ENGINES), 0.0, 0
-        while left or in_flight:
-            while left and in_flight < AT_ONCE:
-                line = self.take(engine)
-                left -= 1
-                if line is not None:
-                    path = self.lines[line]
-                    scheduler.add(
-                        SequenceState(line, BLOCK_TOKENS * len(path) + 5, OUTPUT_TOKENS + line % 30, prompt_keys=path)
-                    )
-                    in_flight += 1
-            step = scheduler.schedule(now)
-            if step is None:
-                break
-            now += step.duration_seconds
-            in_flight -= len(scheduler.commit(step, now).finished)
-        return scheduler.counters.prompt_tokens_cached
+def _run(lines: list[Prompt], own: list[int]) -> int:
+    """One engine, which takes the next line as soon as a sequence ends."""
+    limits = Limits(max_num_seqs=AT_ONCE, block_size=BLOCK_TOKENS, num_blocks=KV_BLOCKS)
+    scheduler, left, now, in_flight = Scheduler(limits, PRESETS[Preset.H100_8B]), deque(own), 0.0, 0
+    while left or in_flight:
+        while left and in_flight < AT_ONCE:
+            line = left.popleft()
+            path = lines[line]
+            scheduler.add(
+                SequenceState(line, BLOCK_TOKENS * len(path) + 5, OUTPUT_TOKENS + line % 30, prompt_keys=path)
+            )
+            in_flight += 1
+        step = scheduler.schedule(now)
+        if step is None:
+            break
+        now += step.duration_seconds
+        in_flight -= len(scheduler.commit(step, now).finished)
+    return scheduler.counters.prompt_tokens_cached
 
 
 def arranged(lines: list[Prompt], engines: int = ENGINES) -> PrefixOrder:
@@ -109,16 +99,17 @@ def arranged(lines: list[Prompt], engines: int = ENGINES) -> PrefixOrder:
     return order
 
 
-def share_of_optimum(lines: list[Prompt], take: Callable[[int], int | None]) -> float:
-    return Fleet(lines, take).saved_tokens() / best_possible(lines)
+def ranges(order: PrefixOrder) -> list[list[int]]:
+    """The lines of each engine."""
+    return [[*order._order[own.start : own.end]] for own in order._ranges]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_it_saves_nearly_what_the_best_order_could_and_more_than_the_order_of_arrival(name: str) -> None:
     lines = FILES[name](Random(name))
-    arrival: Iterator[int] = iter(range(len(lines)))
-    as_they_came = share_of_optimum(lines, lambda _: next(arrival, None))
-    in_order = share_of_optimum(lines, arranged(lines).take)
+    best = best_possible(lines)
+    as_they_came = saved_tokens(lines, [[*range(engine, len(lines), ENGINES)] for engine in range(ENGINES)]) / best
+    in_order = saved_tokens(lines, ranges(arranged(lines))) / best
     assert in_order >= 0.95
     assert in_order > as_they_came + 0.1
 
@@ -129,17 +120,6 @@ PATHS = st.lists(st.lists(st.integers(0, 2), max_size=5), max_size=40)
 def chained(path: list[int]) -> Prompt:
     """Keys as they are made of a prompt: each depends on all before it."""
     return tuple(hash(tuple(path[: end + 1])) % (1 << 64) for end in range(len(path)))
-
-
-@given(PATHS, st.integers(1, 5), st.randoms())
-def test_every_line_is_taken_once(paths: list[list[int]], engines: int, random: Random) -> None:
-    order = arranged([chained(path) for path in paths], engines)
-    assert len(order) == len(paths)
-    taken = []
-    while (line := order.take(random.randrange(engines))) is not None:
-        taken.append(line)
-    assert sorted(taken) == list(range(len(paths)))
-    assert len(order) == 0
 
 
 @given(PATHS, st.integers(1, 5))
@@ -160,11 +140,8 @@ def test_ranges_are_cut_between_large_subtrees() -> None:
     random = Random(3)
     roots = [keys(random, 50) for _ in range(40)]
     lines = [root + keys(random, 2) for root in roots for _ in range(25)]
-    order = arranged(lines)
-    shares = []
-    for engine in range(ENGINES):
-        taken = [order.take(engine) for _ in range(230)]
-        shares.append({lines[line][0] for line in taken if line is not None})
+    shares = [{lines[line][0] for line in own} for own in ranges(arranged(lines))]
+    assert len(shares) == ENGINES
     assert sum(map(len, shares)) == len(set().union(*shares))
 
 
@@ -178,14 +155,6 @@ def test_groups_with_most_output_for_their_prompt_come_first() -> None:
     assert [line // 3 for line in order.in_turn()] == [1, 1, 1, 2, 2, 2, 0, 0, 0]
 
 
-def test_an_engine_without_lines_takes_half_of_its_neighbours() -> None:
-    order = arranged([(number,) for number in range(1, 101)], 2)
-    first = [order.take(0) for _ in range(60)]
-    assert None not in first
-    assert len(order) == 40
-    assert order.take(1) is not None
-
-
 def test_many_lines_are_arranged_in_short_steps() -> None:
     random = Random(5)
     order = PrefixOrder()
@@ -193,4 +162,4 @@ def test_many_lines_are_arranged_in_short_steps() -> None:
     for _ in range(50_000):
         order.add(random.choice(roots) + keys(random, 2), 3000, 200)
     assert sum(1 for _ in order.arrange(8)) > 50_000 // 2048 * 2
-    assert len(order) == 50_000
+    assert len([*order.in_turn()]) == 50_000

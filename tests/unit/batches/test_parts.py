@@ -6,19 +6,19 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.features.batches.journal import answer_line
+from gateway.features.batches.journal import LineName, answer_line
 from gateway.features.batches.parts import JoinedParts, next_piece
 
 LINES = 6
 
 
 def joined_parts(wanted: range = range(LINES)) -> JoinedParts:
-    return JoinedParts({hash(str(number)): number for number in range(LINES)}, wanted, lambda: None)
+    return JoinedParts(wanted, lambda: None)
 
 
 def answer(number: int, holder: str, status: int = 200) -> bytes:
     usage = {"prompt_tokens": 5, "completion_tokens": 1}
-    return answer_line(f"{number}{holder}", str(number), status, "r", orjson.dumps({"usage": usage}))
+    return answer_line(LineName(number, holder, str(number)), status, "r", orjson.dumps({"usage": usage}))
 
 
 def put_together(joined: JoinedParts, parts: bytes, *, failed: bool) -> list[int]:
@@ -40,8 +40,8 @@ def test_each_line_is_there_once(runs: list[tuple[int, int, bool]]) -> None:
     assert joined.missing() == sorted(set(range(LINES)) - done)
     some = joined_parts(range(2, 5))
     assert put_together(some, output, failed=False) == [number for number in answers if 2 <= number < 5]
-    assert some.answered() == [number - 2 for number in sorted(completed) if 2 <= number < 5]
-    assert some.tally.lines == len(some.answered())
+    assert [*some.has] == [number in completed for number in range(2, 5)]
+    assert some.tally.lines == sum(some.has)
     tally = joined.tally
     assert (tally.completed, tally.failed, tally.input_tokens) == (len(answers), len(errors), 5 * len(answers))
 

@@ -19,7 +19,7 @@ from gateway.features.batches.input import Line, LineRequest
 from gateway.features.batches.offline import line_of as offline_line_of
 from gateway.features.batches.pace import BatchPace
 from gateway.features.batches.partial import PartialAnswer
-from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight
+from gateway.features.batches.sender import LineAnswer, LinePaused, LineSender, LinesInFlight, SentLine
 from gateway.features.batches.sink import LineSink
 from tests.unit.batches.test_partial import Engine
 from tests.unit.front.readers import request_reader
@@ -75,6 +75,7 @@ class Desk:
             defaultdict(lambda: plain),
             _as_it_is,
             ledger=ledger,
+            memory=self.memory,
             clock=lambda: 0.0,
             unix_seconds=lambda: 0.0,
             new_id=lambda: f"line-{next(numbers)}",
@@ -91,7 +92,9 @@ class Desk:
     ) -> LineAnswer:
         """Send it once. Its memory is given back."""
         with Holding(self.memory) as holding:
-            return await self.sender.send(endpoint, line, OWNER, lines, holding, partial)
+            return await self.sender.send(
+                SentLine(line, endpoint=endpoint, owner=OWNER, lines=lines, holding=holding, partial=partial)
+            )
 
     async def answer(self, max_tokens: int) -> dict[str, Any]:
         body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": max_tokens}
