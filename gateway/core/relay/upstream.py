@@ -174,7 +174,7 @@ class UpstreamResponse(Receiver):
             self._finish()
 
     def received_chunks(self, data: bytes, chunks: int) -> None:
-        """Pass on events unchanged."""
+        """Pass complete events on as they arrive, byte for byte."""
         self.heard = True
         if self._remembering is not None:
             self._remembering.skip(data)
@@ -209,7 +209,7 @@ class UpstreamResponse(Receiver):
         return self.answered
 
     def give_up(self, error: BackendError) -> None:
-        """Stop waiting for the backend."""
+        """End the wait for the backend without its answer."""
         self.failed(error)
         self._connection.abort()
 
