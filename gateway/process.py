@@ -120,7 +120,7 @@ class Life:
         loop.add_signal_handler(signal.SIGHUP, self._hangups.set)
 
     def _on_stop(self, do: Callable[[], None] | None) -> None:
-        """What SIGTERM and Ctrl-C do from now on; None = they end the process."""
+        """Set the effect of SIGTERM and Ctrl-C; None = they end the process."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             if do is None:
@@ -178,12 +178,12 @@ class Life:
                     self._on_stop(self._stop_later)
                     await handover.hand_over()
                     return
-                if self._parent is None:  # else the parent sends, and what supervises both may send the same
-                    self._on_stop(None)  # a second signal ends the process at once
+                if self._parent is None:  # else the parent sends, and the supervisor of both may send the same
+                    self._on_stop(None)  # a second signal ends the process immediately
                 notify_systemd(os.environ, "STOPPING=1")
                 self._log.info("draining", answering=gateway.server.answering)
                 await gateway.server.drain()
-                await background.stop()  # so that the snapshot has what they cost
+                await background.stop()  # so that the snapshot has their cost
                 await handover.wait_for_before()
                 await self._snapshots.save_last(gateway.core.config.state.path, gateway.knowledge)
 
@@ -213,7 +213,7 @@ class Life:
 
     @asynccontextmanager
     async def _serving(self, gateway: Gateway) -> AsyncIterator[None]:
-        """What is done beside serving, until the process ends or hands over."""
+        """Background work during serving, until the process ends or hands over."""
         repeating = gateway.core.supervisor.repeating
         async with running(_warn_of_names(self._config)), AsyncExitStack() as stack:
             enter = stack.enter_async_context

@@ -1,4 +1,4 @@
-"""Messages about what is invalid in a configuration: one line for each mistake, with the key, and file and line."""
+"""Messages about an invalid configuration: one line for each mistake, with the key, and file and line."""
 
 import difflib
 import re
@@ -48,8 +48,8 @@ def error_lines(error: ValidationError, within: Place | None = None) -> list[str
 
 
 def mistakes(error: ValidationError, within: Place | None = None) -> list[Mistake]:
-    """The key and the text of each mistake, in order, each once. `within`: the place of what was checked in the
-    configuration, to find the key that an unknown one may mean; None = it is no part of a configuration.
+    """The key and the text of each mistake, in order, each once. `within`: the place of the checked part in the
+    configuration, to find the key that an unknown one may mean; None = outside a configuration.
     """
     wrong = error.errors(include_url=False)
     or_auto = {item["loc"][:-1] for item in wrong if item["loc"][-1:] == ("literal['auto']",)}
@@ -82,7 +82,7 @@ def _schema() -> dict[str, Any]:
 
 
 def _meant(place: Place) -> str:
-    """What to add about an unknown key: one with a similar name, or the section that has it."""
+    """A hint about an unknown key: a key with a similar name, or the section that has it."""
     siblings, name = _names_at(place[:-1]), str(place[-1])
     if near := difflib.get_close_matches(name, siblings, n=1):
         return f"; did you mean {near[0]}?"
@@ -149,7 +149,7 @@ def of_yaml(error: yaml.YAMLError, text: str) -> str:
 
 
 def with_lines(file: object, root: yaml.Node | None, found: Iterable[Mistake]) -> list[str]:
-    """The mistakes, each with file and line; those of options and environment variables have no line."""
+    """The mistakes, each with file and line; mistakes in options and environment variables have no line."""
     lines = []
     for place, what in found:
         line = line_of(root, place)
@@ -159,7 +159,7 @@ def with_lines(file: object, root: yaml.Node | None, found: Iterable[Mistake]) -
 
 
 def line_of(root: yaml.Node | None, place: Place) -> int | None:
-    """The line of a key, or of what should have it, from 1 on; None = nothing of it is in the file."""
+    """The line of a key, or of its innermost parent in the file, from 1 on; None = the file has no part of it."""
     node, line = root, None
     for part in place:
         if isinstance(node, yaml.MappingNode):

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, ARG005 - what is there without features uses nothing of what it is given
+# ruff: noqa: ARG002, ARG005 - the defaults without features ignore their arguments
 """The core, put together: all that a chat request runs through between its reading and its record."""
 
 import math
@@ -149,18 +149,18 @@ class Core:
         self.ledger.count(self.metrics.counted)
         self.retry_budget = RetryBudget(config.upstream)
         self.dispatcher = self.new_dispatcher(self.relay.send)
-        self.feature_dispatcher = self.new_dispatcher(self.relay.send)  # of what features make: batches, other requests
+        self.feature_dispatcher = self.new_dispatcher(self.relay.send)  # of features: batches, other requests
         self.lower_queue_counts: Callable[[], Mapping[str, tuple[int, int]]] = dict
         self._listen_to_fleet()
 
-        # What features give, by the names in requests and routes; "" is the plain dispatcher.
+        # Dispatchers of features, by the names in requests and routes; "" is the plain dispatcher.
         self.dispatchers: dict[str, RequestDispatcher] = {"": self.dispatcher}
         self.sources: dict[str, RequestSource] = {}
         self.apis: dict[str, LocalApi] = {}
         self.routes: dict[tuple[bytes, bytes], Route] = {}
         self.prompts: Prompts = NoPrompts()
         self.store: ResponseStore = NoStore()
-        # Keys that clients may use, and what they are told of.
+        # API keys, and the information that their clients get.
         self.keys: Sequence[ClientKey] = ()
         self.check_key: KeyCheck | None = None
         self.on_keys: list[Callable[[Sequence[ClientKey], bool], None]] = []
@@ -170,7 +170,7 @@ class Core:
         self.on_secret: list[Callable[[], None]] = []
 
     def connect(self, feature: Feature) -> None:
-        """Put what a feature gives where the core asks for it."""
+        """Put a feature's parts where the core reads them."""
         self.routes.update(feature.routes())
         self.dispatchers.update(feature.dispatchers())
         self.sources.update(feature.sources())
@@ -195,8 +195,8 @@ class Core:
     def lower(
         self, queue: LowerQueue, leases: LeaseSource, counts: Callable[[], Mapping[str, tuple[int, int]]]
     ) -> None:
-        """Bind requests of this queue to what others leave over. `leases`: for what features send; `counts`: by model,
-        how many wait, and their sequences in flight."""
+        """Bind requests of this queue to idle capacity. `leases`: of the requests that features send; `counts`: by
+        model, the waiting requests and the sequences in flight."""
         self.lease_broker.add_lower_queue(queue)
         self.feature_dispatcher.lease_from(leases)
         self.lower_queue_counts = counts
@@ -207,7 +207,7 @@ class Core:
             dispatcher.keep_with(keep)
 
     def use_keys(self, keys: Sequence[ClientKey], check: KeyCheck | None) -> None:
-        """Take over other API keys, and what finds that of a request. None = no request needs one."""
+        """Take over other API keys, and the function that finds a request's key. None = no request needs one."""
         self.keys, self.check_key = keys, check
         for changed in self.on_keys:
             changed(keys, check is not None)
@@ -248,7 +248,7 @@ class Core:
         return self.unix_seconds() - self.clock()
 
     def apply(self, config: Config) -> None:
-        """Take over another configuration, but for the backends. Requests in flight are not disturbed."""
+        """Take over another configuration, except for the backends. Requests in flight are not disturbed."""
         self.finished.settle()  # they ended under the old settings of the logs
         self.config, admission = config, config.admission
         self.watches.apply(config.health)

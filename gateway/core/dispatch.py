@@ -31,7 +31,7 @@ from gateway.core.scheduling.scheduler import Broker, Lease, LeaseSource
 
 MOST_EXECUTIONS = 2
 _MAX_CONNECT_FAILURES = 3
-_MAX_SAVED = 100.0  # requests whose fractions of a retry are kept
+_MAX_SAVED = 100.0  # requests with a kept fraction of a retry
 _PAUSE_SECONDS = 1.0  # before a retry on the only backend
 
 
@@ -43,7 +43,7 @@ class RetryBudget:
         self.apply(config)
 
     def apply(self, config: UpstreamConfig) -> None:
-        """Take over another budget; what was spent stays spent."""
+        """Take over another budget; spent retries still count."""
         self._fraction, minimum = config.retry_budget_fraction, float(config.retry_budget_min)
         self._ceiling = max(_MAX_SAVED * self._fraction, minimum)
         self._tokens = min(self._ceiling, max(0.0, self._tokens + minimum - self._minimum))
@@ -76,7 +76,7 @@ class RetryBudget:
 class Attempts:
     """The attempts of one request: which backends failed, and whether another attempt is allowed.
 
-    A request is executed twice at most, under whatever models: its record counts how often it may have been.
+    A request is executed twice at most, even under several models: its record counts possible executions.
     """
 
     __slots__ = ("_budget", "_connect_failures", "_record", "_repeatable", "avoid", "fresh")
@@ -96,7 +96,7 @@ class Attempts:
         return self._record.executions + 1 >= MOST_EXECUTIONS
 
     def allows(self, error: BackendError, backend: str, *, others: bool, waits: bool = False) -> bool:
-        """Whether to retry after this failure, of which the client has seen nothing.
+        """Whether to retry after this failure, before the client has seen any of the answer.
 
         `others`: a backend that has not failed this request exists. `waits`: the request may wait for a backend to
         recover. A failed connect, a pooled connection that was closed, or a backend that is down is not caused by the
@@ -165,7 +165,7 @@ class Dispatcher:
         self._keep = keep
 
     def apply(self, *, response_headers: bool, holds: bool) -> None:
-        """Take over other settings, for the next attempts of requests in flight, too."""
+        """Take over other settings, also for the next attempts of requests in flight."""
         self._response_headers, self._holds = response_headers, holds
 
     async def dispatch(self, request: InferenceRequest, reply: Sink, record: Record) -> UpstreamResult:
@@ -230,10 +230,10 @@ class Dispatcher:
                 request = replace(request, headers=record.trace.retried(request.headers))
 
     def _explanation(self, request: InferenceRequest, attempts: Attempts, record: Record) -> bytes:
-        """The header line x-gateway-explain, or nothing. The trace of the request gets the prices, too."""
+        """The header line x-gateway-explain, or nothing. The trace of the request gets the prices as well."""
         demand, verdicts = request.demand, list[EngineVerdict]()
         if demand.sequences:
-            with suppress(NoBackend, ModelNotFound):  # which the lease raises, too
+            with suppress(NoBackend, ModelNotFound):  # the lease raises it as well
                 verdicts = self._lease_broker.explain(demand, attempts.avoid)
         if record.trace is not None:
             record.trace.asks(verdicts)
@@ -250,7 +250,7 @@ class Dispatcher:
             request.background.end()  # its stream ends with the response
         self._fleet.succeeded(backend, None if demand.tenant == SEVERAL_TENANTS else demand.tenant)
         self._metrics.attempts.add((lease.backend, "ok"))
-        if answer.usage is not None and demand.sequences:  # a stored response repeats what another request used
+        if answer.usage is not None and demand.sequences:  # a stored response repeats another request's usage
             plausible = answer.limit_usage(demand, backend.context_tokens.get(demand.model))
             record.answered(
                 answer.usage, demand if plausible else None, lease.engine_index, client_was_slow=answer.client_was_slow

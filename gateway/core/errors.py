@@ -17,14 +17,14 @@ _TYPES = {
 
 
 class GatewayError(Exception):
-    """Base class of all request errors; only leaves are raised. A subclass states what differs."""
+    """Base class of all request errors; only leaves are raised. A subclass states the differences."""
 
     status: ClassVar[int] = 400
     type: ClassVar[str] = "invalid_request_error"  # follows from the status, unless a class states its own
     code: ClassVar[str | None] = None
     outcome: ClassVar[str] = "rejected"
     not_retryable: bool = False  # the same request would fail again
-    in_bursts: ClassVar[bool] = False  # many clients at once: their retries are spread out
+    in_bursts: ClassVar[bool] = False  # many clients together: their retries are spread out
 
     def __init_subclass__(cls, **differences: Any) -> None:
         if "status" in differences:
@@ -44,7 +44,7 @@ class GatewayError(Exception):
         super().__init__(message)
         self.message = message
         self.param = param
-        self.model = model  # whose backends the message should name
+        self.model = model  # its backends belong in the message
         self.retry_after_seconds = retry_after_seconds
         if not_retryable or self.status in _REQUEST_IS_AT_FAULT:
             self.not_retryable = True
@@ -91,7 +91,7 @@ class ContextTooComplex(InvalidRequest, code="context_too_complex"):
 
 
 class PreviousResponseNotFound(GatewayError, status=400, code="previous_response_not_found"):
-    """The response to continue is unknown: send the whole input again. Code and status are those of OpenAI."""
+    """The response to continue is unknown: send the whole input again. Code and status as at OpenAI."""
 
     @classmethod
     def of(cls, response_id: str) -> Self:
@@ -115,7 +115,7 @@ class KeyExpired(GatewayError, status=401, code="expired_api_key"):
 
 
 class ModelNotAllowed(GatewayError, status=403, code="model_not_found"):
-    """The API key may not use this model; code and type are those of OpenAI."""
+    """The API key may not use this model; code and type as at OpenAI."""
 
     @classmethod
     def of(cls, model: str) -> Self:
@@ -241,7 +241,7 @@ class InternalError(GatewayError, status=500, code="internal_error", outcome="in
 
 
 class RestartFailed(GatewayError, status=500, code="restart_failed"):
-    """The process that should take over did not; this one goes on."""
+    """The successor did not take over; this process continues."""
 
 
 class WorkerUnreachable(GatewayError, status=503, code="worker_unreachable"):
@@ -320,7 +320,7 @@ class BackendBusy(
 class ModelMissing(
     BackendError, status=404, code="model_not_found", retryable=True, counts_as_failure=False, ran=False
 ):
-    """The backend no longer serves a model that it listed before."""
+    """The backend has stopped serving a model that it listed before."""
 
 
 class BackendFault(BackendError, answered=True):

@@ -19,7 +19,7 @@ from gateway.core.routing.estimates import LEAST_PACED_TOKENS, Estimates, Output
 from gateway.core.routing.policy import HitPredictor
 from gateway.core.supervisor import LogThrottle
 
-_UNKNOWN_KV_TOKENS = 2_000_000  # too large a record costs little, too small a one much
+_UNKNOWN_KV_TOKENS = 2_000_000  # an oversized record costs little, an undersized one much
 _START_BYTES_PER_TOKEN = 4.0
 _TEMPLATE_TOKENS = 32  # that a chat template adds to a prompt, until it is learned
 _LARGE_HIT_TOKENS: Final = 1024
@@ -41,7 +41,7 @@ class Learning:
         prompt, cached = usage.prompt_tokens, usage.cached_tokens
         output = usage.completion_tokens + demand.generated_tokens
         estimates, learnable_bytes = self._estimates, demand.learnable_bytes
-        if demand.sequences != 1:  # the tokens are those of all its prompts and answers
+        if demand.sequences != 1:  # the tokens include all its prompts and answers
             estimates.learn(demand.model, 0, 0, output // max(1, demand.sequences))
             return
         estimates.learn(demand.model, learnable_bytes, prompt, output)
@@ -60,7 +60,7 @@ class Learning:
             self._index.record_answer(engine, last, int(output * size))
 
     def forget(self, engine: int) -> None:
-        """Drop the misses of an engine whose number another one gets."""
+        """Drop the misses of an engine; another engine reuses its number."""
         self._misses.pop(engine, None)
 
     def _is_gone(self, engine: int, predicted_hit_tokens: int, cached_tokens: int) -> bool:
@@ -71,14 +71,14 @@ class Learning:
 
 
 class CacheReports(Protocol):
-    """What engines themselves report of their caches."""
+    """Engines' own reports of their caches."""
 
     @property
     def blocks(self) -> EngineBlocks:
-        """The blocks of engines whose reports are complete and current."""
+        """The blocks of engines with complete and current reports."""
 
     def finished(self, record: Record) -> bool:
-        """A request ended. Returns whether its hit was predicted from reports, so it says nothing of the own record."""
+        """A request ended. Returns whether its hit was predicted from reports, not from the own record."""
 
 
 class CacheState:
@@ -94,7 +94,7 @@ class CacheState:
         self.index = PrefixIndex([]) if index is None else index
         self.hit_accuracy = HitAccuracy(self._accuracy_changed)
         self._accuracy_throttle = LogThrottle(clock)
-        self._logged_falls: set[int] = set()  # engines whose predictions fail, if that was logged
+        self._logged_falls: set[int] = set()  # engines with failing predictions, if that was logged
         self.hit_predictor = HitPredictor(self.index, self.hit_accuracy)
         self._reports: CacheReports | None = None
         self._learning = Learning(self.estimates, self.index, self.hit_accuracy)
@@ -102,13 +102,13 @@ class CacheState:
         self.apply(config)
 
     def apply(self, config: RoutingConfig) -> None:
-        """Take over other sizes of the own record, whose blocks stay as far as they fit."""
+        """Take over other sizes of the own record, which keeps as many blocks as fit."""
         self._capacity_factor = config.index_capacity_factor
         self.index.apply(config.index_memory_bytes // BLOCK_MEMORY_BYTES)
         self.follow_sizes()
 
     def use(self, reports: CacheReports) -> None:
-        """Predict from these reports where they are complete, and learn there nothing of the own record."""
+        """Predict from these reports where they are complete; such predictions do not judge the own record."""
         self._reports = reports
         self.hit_predictor.use(reports.blocks)
 
@@ -144,7 +144,7 @@ class CacheState:
             self.hit_accuracy.reset(engine.index)
 
     def left(self, backend: Backend) -> None:
-        """Its engines are gone; their numbers will be those of others."""
+        """Its engines are gone; others will reuse their numbers."""
         for engine in backend.all_engines:
             self.index.wipe(engine.index)
             self.hit_accuracy.reset(engine.index)

@@ -1,8 +1,8 @@
-"""The ledger: one entry for each request of a key with limits, from its admission until what it used is known. Pure.
+"""The ledger: one entry for each request of a key with limits, from its admission until its usage is known. Pure.
 
-A request is charged the tokens that it is expected to need. Its entry is closed once, with those that it used, by the
-owner of the work: the handler when the answer ends, the sender of a batch line, or the part that holds a response in
-the background. Limits and usage count the numbers of the same record, so they agree.
+A request is charged its expected tokens. Its entry is closed once, with the used tokens, by the owner of the work: the
+handler when the answer ends, the sender of a batch line, or the part that holds a response in the background. Limits
+and usage count the numbers of the same record, so they agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ _CUT: Final = frozenset(("client_gone", "cut_by_shutdown"))
 
 
 class Limits(Protocol):
-    """What one API key may use. `most_tokens`: that one request may need; None = any number."""
+    """The limits of one API key. `most_tokens`: of one request; None = any number."""
 
     most_tokens: int | None
 
@@ -26,13 +26,13 @@ class Limits(Protocol):
     def has_budget(self) -> bool: ...
 
     def charge(self, tokens: int) -> int:
-        """Charge what a request is expected to need. Returns the day; `correct` must follow with it when it ends.
+        """Charge a request's expected tokens. Returns the day; `correct` must follow with it when the request ends.
 
         Raises RateLimited or QuotaExceeded.
         """
 
     def correct(self, charged_tokens: int, used_tokens: int, *, counts: bool, day: int = 0) -> None:
-        """A request ended: replace what it was charged by what it used.
+        """A request ended: replace its charge by its usage.
 
         `counts` as a request: a backend worked, or it was answered.
         """
@@ -43,7 +43,7 @@ class Limits(Protocol):
     def correct_line(self, charged_tokens: int, used_tokens: int, *, day: int) -> None: ...
 
     def spend(self, tokens: int) -> int:
-        """Charge a request that runs what was not expected, into debt if need be. Returns the day, for `correct`."""
+        """Charge a running request for unexpected tokens, into debt if need be. Returns the day, for `correct`."""
 
     def check_left(self) -> None:
         """Raises QuotaExceeded if a budget is used up."""
@@ -53,7 +53,7 @@ class Limits(Protocol):
 
 
 class Entry:
-    """What a request was charged, and on which day. `is_line`: of an offline batch, which has budgets only."""
+    """A request's charge, and its day. `is_line`: of an offline batch, which has budgets only."""
 
     __slots__ = ("_charged_tokens", "_day", "_is_line", "_limits")
 
@@ -65,7 +65,7 @@ class Entry:
         self._day = limits.charge_line(expected_tokens) if is_line else limits.charge(expected_tokens)
 
     def spend(self, used_tokens: int) -> None:
-        """So many tokens are used so far. Raises QuotaExceeded if more than expected are, and a budget is used up."""
+        """Update the used tokens. Raises QuotaExceeded if they exceed the expected ones, and a budget is used up."""
         more = used_tokens - self._charged_tokens
         if more > 0:
             self._charged_tokens = used_tokens
@@ -73,7 +73,7 @@ class Entry:
             self._limits.check_left()
 
     def close(self, used_tokens: int, *, counts: bool) -> None:
-        """Replace what was charged by what was used."""
+        """Replace the charge by the usage."""
         if self._is_line:
             self._limits.correct_line(self._charged_tokens, used_tokens, day=self._day)
         else:
@@ -105,7 +105,7 @@ class RequestLedger:
         self.limits = limits
 
     def open(self, request: InferenceRequest, record: Record, limits: Limits) -> None:
-        """Admit a request: charge its key what it is expected to need. Raises RateLimited or QuotaExceeded."""
+        """Admit a request: charge its key the expected tokens. Raises RateLimited or QuotaExceeded."""
         expected, most = sum(self._expected(request.demand, request.worked_bytes)), limits.most_tokens
         if request.worked_bytes and most is not None:
             expected = min(expected, most)  # too rough an estimate to reject an upload as too large
@@ -119,14 +119,14 @@ class RequestLedger:
             self._open[record] = Entry(limits, sum(self._expected(request.demand, 0)), is_line=True)
 
     def spend(self, record: Record, prompt_tokens: int, completion_tokens: int) -> None:
-        """A request that goes on has used so many tokens so far. Raises QuotaExceeded if its key has none left."""
+        """Update the used tokens of a running request. Raises QuotaExceeded if its key has none left."""
         record.spent(prompt_tokens, completion_tokens)
         entry = self._open.get(record)
         if entry is not None:
             entry.spend(prompt_tokens + completion_tokens)
 
     def finished(self, record: Record) -> None:
-        """The answer has ended: close its entry, unless the engine goes on with the response. To be called once."""
+        """The answer has ended: close its entry, unless the engine continues the response. To be called once."""
         if record.later is None:
             if self._open or not record.prompt_tokens:
                 self._close(record)
@@ -148,9 +148,9 @@ class RequestLedger:
             entry.close(record.prompt_tokens + record.completion_tokens, counts=counts)
 
     def _estimate(self, record: Record) -> None:
-        """Count what no backend reported: a cut stream is its prompt and its events, other work is what was expected.
+        """Estimate unreported usage: prompt and events of a cut stream, the expected tokens of other work.
 
-        What failed before the client had a part of it costs nothing.
+        A request that failed before its client had a part of the answer costs nothing.
         """
         demand, outcome, streamed_tokens = record.requested, record.outcome, record.streamed_tokens
         is_whole = outcome == "completed"

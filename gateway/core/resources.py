@@ -1,4 +1,4 @@
-"""What the process may use: open files, one memory budget for bodies, uploads, queue and answers; and what it uses."""
+"""Resource limits: open files, one memory budget for bodies, uploads, queue and answers; and resource usage."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def raise_limit() -> int:
 
 
 def operator_connections(limit: int | None = None) -> int:
-    """How many connections each port for operators accepts. `limit`: of descriptors; None = the one in force."""
+    """The most connections of each port for operators. `limit`: of descriptors; None = the limit in force."""
     if limit is None:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_OPERATORS if limit == resource.RLIM_INFINITY else limit // 32
@@ -70,7 +70,7 @@ class MemoryBudget:
         self.used_bytes = 0
 
     def apply(self, limit_bytes: int) -> None:
-        """Take over another limit; what is held stays held."""
+        """Take over another limit; held memory stays held."""
         self.limit_bytes = limit_bytes
 
     def __repr__(self) -> str:
@@ -99,7 +99,7 @@ class Holding:
         self.size_bytes += size_bytes
 
     def shrink(self, size_bytes: int) -> None:
-        """Give a part back, at most what is held: after `release` this does nothing."""
+        """Return a part, at most the held bytes: after `release` this does nothing."""
         if size_bytes > self.size_bytes:
             size_bytes = self.size_bytes
         self._budget.used_bytes -= size_bytes
@@ -109,7 +109,7 @@ class Holding:
         self.shrink(self.size_bytes)
 
     def fit(self, size_bytes: int) -> None:
-        """Hold exactly so many bytes. Raises MemoryFull, and changes nothing, if they exceed the limit."""
+        """Hold exactly this many bytes. Raises MemoryFull, and changes nothing, if they exceed the limit."""
         if size_bytes > self.size_bytes:
             self.add(size_bytes - self.size_bytes)
         else:
@@ -129,7 +129,7 @@ class Holding:
 
 
 class ProcessUse(NamedTuple):
-    """What the process has used since its start: CPU time; and its memory now."""
+    """The process's CPU time since its start, and its current memory."""
 
     cpu_seconds: float
     memory_bytes: int

@@ -30,7 +30,7 @@ class LogThrottle:
 
 @asynccontextmanager
 async def running(work: Coroutine[Any, Any, None], name: str | None = None) -> AsyncIterator[asyncio.Task[None]]:
-    """Do this in the background while the block runs; what it raises is for those that await the task."""
+    """Run this in the background while the block runs; its errors go to the callers that await the task."""
     task = asyncio.get_running_loop().create_task(work, name=name)
     try:
         yield task
@@ -40,7 +40,7 @@ async def running(work: Coroutine[Any, Any, None], name: str | None = None) -> A
 
 
 class Look(NamedTuple):
-    """What is called every so many turns of the timer."""
+    """A function that is called at a fixed number of turns of the timer."""
 
     task: str
     look: Callable[[], None]
@@ -48,11 +48,11 @@ class Look(NamedTuple):
 
 
 class Supervisor:
-    """Counts and logs what background work raises. `guard` and `caught` may be called from any thread."""
+    """Counts and logs errors of background work. `guard` and `caught` may be called from any thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.faults: dict[str, int] = {}  # by task
-        self.late_seconds = 0.0  # of the last turn of the timer: what held up the event loop
+        self.late_seconds = 0.0  # of the last turn of the timer: the delay of the event loop
         self._looks: list[Look] = []
         self._turn = 0
         self._timer: asyncio.TimerHandle | None = None

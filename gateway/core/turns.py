@@ -1,9 +1,9 @@
-"""Long work in turns of the event loop, between which others get theirs: in steps, and a peer's bytes in slices.
+"""Long work in turns of the event loop, which alternate with other work: in steps, and a peer's bytes in slices.
 
 A loop reads up to 8 MiB of one connection in a turn, and a few bytes can be an item that costs a microsecond: a chunk,
-a frame, an event, a header. So a protocol hands every long read to its `Intake`, which gives it back in slices, one in
-a turn, and reads no more until the last one is taken. From then on it reads little at once, so that what is not taken
-stays in the kernel. A usual read is a short one, and passes by at the cost of comparing its length.
+a frame, an event, a header. So a protocol hands every long read to its `Intake`, which returns it in slices, one in a
+turn, and pauses reading until the last one is taken. From then on it reads in small amounts, so that the rest stays in
+the kernel. A usual read is a short one, and passes by at the cost of comparing its length.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator
 from typing import Final, TypeVar, cast
 
 SLICE_BYTES: Final = 16384  # of the smallest items, a few milliseconds
-_BOUNDED_BYTES: Final = 2 * SLICE_BYTES  # uvloop reads up to 250 KiB at once
+_BOUNDED_BYTES: Final = 2 * SLICE_BYTES  # uvloop reads up to 250 KiB per call
 Result = TypeVar("Result")
 Steps = Generator[None, None, Result]
 
@@ -30,7 +30,7 @@ def at_once(steps: Steps[Result]) -> Result:
 async def in_turns(steps: Steps[Result]) -> Result:
     """The result of the work; the event loop has two turns after each step.
 
-    In the first it reads what others have sent, in the second it answers them.
+    In the first it reads from other clients, in the second it answers them.
     """
     result: Result
     is_done = False
@@ -43,7 +43,7 @@ async def in_turns(steps: Steps[Result]) -> Result:
             await asyncio.sleep(0)
             await asyncio.sleep(0)
     finally:
-        steps.close()  # what it has reserved is given back, also if its client leaves
+        steps.close()  # its reserved memory is released, also on a disconnect
     return result
 
 
@@ -79,8 +79,8 @@ class BoundedReads(asyncio.BufferedProtocol):
 class Intake:
     """Reads from one transport, whose protocol gives long reads to `cut`.
 
-    `take` gets the slices, in order: `data_received` of the protocol; None = nothing is cut, as reads are short.
-    `hold` and `go_on` are backpressure; slices wait with the bytes that are still in the socket.
+    `take` gets the slices, in order: `data_received` of the protocol; None = never cut, as reads are short. `hold` and
+    `go_on` are backpressure; slices wait with the bytes that are still in the socket.
     """
 
     def __init__(self) -> None:
@@ -134,15 +134,15 @@ class Intake:
             self._follow()
 
     def drop(self) -> None:
-        """Forget what is not taken yet: the protocol has aborted the connection."""
+        """Discard pending slices: the protocol has aborted the connection."""
         self.rest.clear()
 
     def end(self) -> None:
-        """The connection is lost: what came before its end, and was not dropped, is taken now."""
+        """The connection is lost: deliver the pending slices now."""
         if self._next is not None:
             self._next.cancel()
         take = self._take
-        self._take = self._transport = None  # the protocol lives no longer than this
+        self._take = self._transport = None  # the protocol ends with this
         while self.rest and take is not None:
             take(self.rest.popleft())
 

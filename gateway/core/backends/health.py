@@ -11,8 +11,8 @@ down if the probes say so, else ejected or not.
 - An ejection ends by time, or by a good probe in its second half. If the engine reported that it is dead, only time
   counts: its /health may still return 200.
 - After an ejection the backend is on probation: one failure ejects it again, one success ends the probation.
-- Which error answers count as failures is decided by `Blame`. A request that got no output in time counts only if no
-  other request got any meanwhile.
+- Which error answers count as failures is decided by `Blame`. A request without output in time counts only if no other
+  request got any meanwhile.
 """
 
 import enum
@@ -33,15 +33,15 @@ _NEVER = -math.inf
 
 
 class Blame:
-    """A backend's error answers (5xx) since the last request that it served.
+    """A backend's error answers (5xx) since its last successful request.
 
     A failed connection is the backend's fault. An error answer may be the request's: a tenant whose requests break
     every engine must not eject the backends of others. So error answers count as failures of the backend
 
     - all of them, once they went to two tenants;
     - while all went to one tenant (without keys or a tenant header, all clients are one): only if the backend has
-      served no other tenant lately, and another backend has served any tenant lately. Then they count at once if no
-      other backend has given an error answer lately, else once they have gone on for `patience_seconds`.
+      served no other tenant lately, and another backend has served any tenant lately. Then they count immediately if no
+      other backend has given an error answer lately, else after `patience_seconds`.
 
     *Lately* is within 30 seconds. A request of unknown tenant (a batch with inputs of several) counts for the tenant
     whose requests fail.
@@ -127,12 +127,12 @@ class Health:
         self.state: State = "unknown"
         self.probe_result: ProbeResult | None = None  # of the last probe
         self.probe_error: str | None = None  # why it did not succeed
-        self.late = False  # the last probe timed out, and no response bytes came meanwhile
+        self.late = False  # the last probe timed out, and no response bytes arrived meanwhile
         self.refused = False  # the last attempt to reach it was refused
         self._refused_before = False  # one was, since the last probe that got through
         self.ever_up = False
-        self.heard_at = _NEVER  # when response bytes last came
-        self.progressed_at = _NEVER  # when output last came
+        self.heard_at = _NEVER  # time of the last response bytes
+        self.progressed_at = _NEVER  # time of the last output
         self.ejected_until = -math.inf
         self.ejections = 0  # so far
         self.blame = Blame()
@@ -178,7 +178,7 @@ class Health:
         return may_be_another
 
     def heard(self, now: float, *, is_output: bool) -> None:
-        """Response bytes came; `is_output`: not only a head, or the structure before a first token."""
+        """Response bytes arrived; `is_output`: not only a head, or the structure before a first token."""
         self.heard_at = now
         if is_output:
             self.progressed_at = now
@@ -191,7 +191,7 @@ class Health:
         self._on_probation = False
 
     def failed(self, now: float, *, fatal: bool = False, refused: bool = False) -> None:
-        """Count a request that the backend failed. `fatal`: its engine is dead, so eject at once."""
+        """Count a request that the backend failed. `fatal`: its engine is dead, so eject immediately."""
         self.tick(now)
         self.refused = refused
         self._refused_before |= refused

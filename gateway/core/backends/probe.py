@@ -30,11 +30,11 @@ from gateway.core.backends.vllm_api import (
 from gateway.core.supervisor import Supervisor
 
 EAGER_SECONDS = 0.2  # between probes while no backend at all can serve
-FASTEST_SECONDS = 0.2  # least time between probes, however often one is requested
+FASTEST_SECONDS = 0.2  # least time between probes, even if requested more often
 _APART_SECONDS = 0.05  # between the first probes of backends that join others: asking them delays no request
-_APART_AT_START_SECONDS = 0.002  # between those of others, however many they are
+_APART_AT_START_SECONDS = 0.002  # between those of others, for any number of them
 STALE_INTERVALS = 3  # telemetry older than this many probe intervals is dropped
-_LOOKS = 4  # of a survey, at who answers
+_LOOKS = 4  # of a survey, at the responding backends
 SEVERAL = "several engines answer at one URL, so neither caps nor prefix caches are right: give each engine its own URL"
 _REQUIRED = ("/health", MODELS_PATH)
 
@@ -80,7 +80,7 @@ class BackendWatches:
         await self._stack.aclose()
 
     def apply(self, config: HealthConfig) -> None:
-        """Take over other intervals and timeouts. Each backend is asked again within the new intervals."""
+        """Take over other intervals and timeouts. Each backend is probed again within the new intervals."""
         if config == self._config:
             return
         self._config = config
@@ -147,7 +147,7 @@ class BackendWatch:
             await asyncio.Event().wait()
 
     def apply(self, config: HealthConfig) -> None:
-        """Take over other intervals: what was to come later than they allow comes at some time within them."""
+        """Take over other intervals: probes due later than these come at a random time within them."""
         loop, before, self.config = asyncio.get_running_loop(), self.config, config
         for event, was, seconds in (
             (self._probe_wanted, before.probe_interval_seconds, config.probe_interval_seconds),
@@ -179,7 +179,7 @@ class BackendWatch:
         answers = probe is ProbeResult.OK
         health = self.backend.health
         if answers and (health.state != "up" or health.gone):
-            # Before it gets a request for a model that it no longer has.
+            # Before it gets a request for a model that it has unloaded.
             await self._ask(MODELS_PATH)
         if answers and not self._answers:
             self.ask_everything()
@@ -198,12 +198,12 @@ class BackendWatch:
         if not self._answers:
             return
         paths = [path for path in READERS if path != SERVER_INFO_PATH or not self._server_info_asked]
-        self._server_info_asked = True  # its answer stays the same as long as the process lives
+        self._server_info_asked = True  # its answer is constant during the life of the process
         await asyncio.gather(*map(self._ask, paths))
         await asyncio.sleep(FASTEST_SECONDS)
 
     async def scrape(self) -> None:
-        """Read /metrics when it is time or wanted, and drop what is too old."""
+        """Read /metrics when due or requested, and drop values that are too old."""
         await _wait(self._scrape_wanted, self._jittered(self.config.probe_interval_seconds))
         if self._answers:
             await self._ask(METRICS_PATH)
@@ -212,7 +212,7 @@ class BackendWatch:
             self.fleet.measured(self.backend, None)
 
     async def _ask(self, path: str) -> None:
-        """Learn what a path answers; without an answer, facts stay as they were."""
+        """Learn from a path's answer; without one, facts stay unchanged."""
         backend, facts, telemetry, reason = self.backend, dict[str, Any](), None, ""
         missing = frozenset(backend.missing)
         try:
@@ -220,7 +220,7 @@ class BackendWatch:
         except ControlError as error:
             if error.status != 404 or path in (MODELS_PATH, METRICS_PATH):  # older versions lack the others
                 reason = str(error)
-            if path == SERVER_INFO_PATH:  # what is known may be of a former process
+            if path == SERVER_INFO_PATH:  # the known facts may be of a former process
                 facts = {"max_num_seqs": None, "can_admin": False}
         self.fleet.learned(backend, replace(backend.facts, **facts))
         if "models" in facts:
@@ -243,7 +243,7 @@ class BackendWatch:
         return self._jittered(interval)
 
     async def _rest_until(self, due: float) -> None:
-        """Wait for the next probe, a wish for one, or the end of an ejection, whichever is first."""
+        """Wait for the next probe, a request for it, or the end of an ejection, the earliest of these."""
         while (left := due - self.clock()) > 0:
             until_return = self.backend.health.ejected_until - self.clock()
             if await _wait(self._probe_wanted, min(left, until_return) if until_return > 0 else left):
@@ -272,7 +272,7 @@ class BackendWatch:
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> bool:
-    """Whether the event came within the time; it is cleared."""
+    """Whether the event was set within the time; it is cleared."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -301,7 +301,7 @@ class Answers:
 
     @property
     def is_engine(self) -> bool:
-        """Whether it serves models like vLLM, as far as that can be seen: without its key, models are not listed."""
+        """Whether it appears to serve models like vLLM: without its key, models are not listed."""
         models = self.problems.get(MODELS_PATH)
         is_locked = models is not None and models.status in (401, 403)
         return self.is_reachable and (self.is_vllm or bool(self.backend.facts.models) or is_locked)

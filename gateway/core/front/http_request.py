@@ -31,12 +31,12 @@ MAX_HEADERS = 128
 _MAX_VALUE_BYTES = 8190
 _PROTOCOL_KEY = b"openai-insecure-api-key."
 _AUTHORITY = re.compile(rb"[^/?#@]+(?=[/?]|$)")
-_NO_ENCODINGS = frozenset((b"", b"identity", b"utf-8"))  # what clients write for a body that is not encoded
+_NO_ENCODINGS = frozenset((b"", b"identity", b"utf-8"))  # clients' names for "not encoded"
 _MAY_REPEAT = frozenset((b"traceparent", b"tracestate", USER_AGENT))
 
 
 class ClientKey(Protocol):
-    """The API key of a client: what its requests may use, and how they are served."""
+    """The API key of a client: its permissions, and the treatment of its requests."""
 
     @property
     def name(self) -> str: ...
@@ -77,7 +77,7 @@ class HttpRequest:
     upgrades: bool = False  # another protocol may follow
     keep_alive: bool = False
     body: bytes = b""
-    held_bytes: int = 0  # of the memory budget, for the body and what is made of it, until `end`
+    held_bytes: int = 0  # of the memory budget, for the body and derived values, until `end`
     upload: Upload | None = None
     max_body_bytes: int = 0
     error: GatewayError | None = None
@@ -169,7 +169,7 @@ class HttpRequest:
         self.body = b""
 
     def end(self, holding: Holding) -> None:
-        """It is answered, or never will be: drop what it has, and give the memory back to `holding`."""
+        """It is answered, or never will be: drop its data, and return the memory to `holding`."""
         self.body = b""
         holding.shrink(self.held_bytes)
         self.held_bytes = 0
@@ -183,7 +183,7 @@ class HttpRequest:
         self.arrived_seconds = now
 
     def upgrade(self, early_bytes: int) -> bool:
-        """The client asks for another protocol. Returns whether its route has one; `early_bytes` came before that."""
+        """The client requests another protocol. Returns whether its route has one; `early_bytes` came early."""
         self.upgrades = self.route is not None and self.route.upgrades
         if self.upgrades and early_bytes:
             self.refuse(InvalidRequest("The client sent data before the upgrade was answered."))
@@ -236,7 +236,7 @@ class SchedulingHeaders:
         self._comment_seconds = comment_seconds
 
     def owner(self, incoming: HttpRequest) -> tuple[str, str]:
-        """The API key's name and the tenant: what a client stores belongs to both."""
+        """The API key's name and the tenant: a client's stored data belongs to both."""
         key = incoming.key
         return key.name if key is not None else "", self._tenant(incoming.headers, key)
 

@@ -1,10 +1,10 @@
 """Checks and changes of a JSON body before it is parsed, so that no body can stop the event loop or mislead a backend.
 
 A byte limit alone is not enough: 16 MiB of `{"a":{}},` takes seconds and 28 times its size to parse. So the limits of
-objects, strings and values follow from `max_body_bytes`, and the memory of what is parsed is reserved. Splitting the
-body at its quotation marks, once, gives all that is needed: the text outside strings has every bracket and comma, and
-the strings show duplicate keys. Every step costs a small constant a byte. Searches over a whole body are for single
-bytes: a search for several can take 20 times as long over a text that is made for it, and blocks the interpreter.
+objects, strings and values follow from `max_body_bytes`, and the memory of parsed values is reserved. One split of the
+body at its quotation marks suffices: the text outside strings has every bracket and comma, and the strings show
+duplicate keys. Every step costs a small constant a byte. Searches over a whole body are for single bytes: a search for
+several can take 20 times as long over a text that is made for it, and blocks the interpreter.
 
 Long work is done in steps, and the loop turns between them. Threads would not help: parsers and searches block the
 interpreter for a whole step.
@@ -118,17 +118,17 @@ def refuse_remote_media(
     `source`) holds `data:` URLs only, and a field `image`, `audio`, `video` or `file` no other URL. No object has
     `data_format: url` or `path`, by which plugins of vLLM for /pooling fetch `data`. vLLM 0.20 to 0.33 fetches
     `image_url`, `audio_url` and `video_url` of content parts, in `messages`, in items of `input` and their outputs, and
-    in what is scored, and the `url` of a `source`. The rule is wider, because new versions add names like these.
+    in scored texts, and the `url` of a `source`. The rule is wider, because new versions add names like these.
 
-    Not checked is what no engine reads media from: tools and the arguments of their calls, output schemas, metadata,
-    citations and the pages of a web search; and `documents`, where these are read by a chat template.
+    Not checked are fields from which no engine reads media: tools and the arguments of their calls, output schemas,
+    metadata, citations and the pages of a web search; and `documents`, where these are read by a chat template.
     `has_text_turns`: the `messages` are known to be a role and a text each.
 
-    `left` begins as the document alone. A call takes a step's values from it, and leaves there what is to be checked.
+    `left` begins as the document alone. A call takes a step's values from it, and adds their children.
     """
     room = _VALUES_A_STEP
     while left and room > 0:
-        value, checked = left.pop(), ""  # the name of the field whose list it is, if its texts are to be checked
+        value, checked = left.pop(), ""  # the field name of this list, if its texts must be checked
         if type(value) is tuple:
             checked, value = value
         room -= len(value) + 1
@@ -275,7 +275,7 @@ def refuse_fields(document: dict[str, Any]) -> None:
 
 
 _LISTS_OF_NUMBERS = re.compile(rb"\[,*\]")
-# What a value takes when it is parsed, besides the text of strings.
+# The memory of a parsed value, besides the text of strings.
 _CONTAINER_BYTES, _STRING_BYTES, _VALUE_BYTES = 200, 64, 36
 _NOT_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _SQUARE = bytes.maketrans(b"{}", b"[]")
@@ -353,9 +353,9 @@ def parse_body(body: bytes, limits: JsonLimits, holding: Holding | None = None) 
 
 _FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS: Final = msgspec.json.Decoder(list[msgspec.Raw])
-_LOAD_BYTES = 524288  # at once: of short strings, it takes 10 ms
-_FIELD_BYTES, _ITEM_BYTES = 32, 4  # what takes as long as a short one besides its text
-_PLAIN = b"0123456789.+-eE, \t\r\nnulltruefalse"  # what numbers, null, true and false are made of
+_LOAD_BYTES = 524288  # per step: of short strings, these take 10 ms
+_FIELD_BYTES, _ITEM_BYTES = 32, 4  # text that takes as long as the rest of a short string
+_PLAIN = b"0123456789.+-eE, \t\r\nnulltruefalse"  # characters of numbers, null, true and false
 
 
 def loaded(text: bytes) -> Steps[Any]:
@@ -451,10 +451,9 @@ def _has_object_of_many_keys(marks: bytes) -> Steps[bool]:
 
 
 def _is_deeper(marks: bytes, levels: int) -> bool:
-    """Whether brackets are left after removing the innermost pairs that many times.
+    """Whether brackets are left after removing the innermost pairs `levels` times.
 
-    Brackets and braces count as one kind: the parser finds those that do not match. There are as many closing as
-    opening ones.
+    Brackets and braces count as one kind: the parser finds mismatches. Their numbers are equal.
     """
     brackets = marks.translate(_SQUARE, _NOT_BRACKETS)
     for _ in range(levels):

@@ -1,7 +1,7 @@
-"""Bytes to a checked request: the few fields that the gateway acts on, and the model its name stands for.
+"""Bytes to a checked request: the few fields that the gateway acts on, and the model of its name.
 
-Further names under which engines serve a model (vLLM's `--served-model-name a b`) stand for the first one, but for
-those with settings of their own: so all of them share a queue, what is learned, and the record of prompts. Every route
+Further names under which engines serve a model (vLLM's `--served-model-name a b`) stand for the first one, except for
+names with settings of their own: so all of them share a queue, learned values, and the record of prompts. Every route
 gets its model from `permitted` and `ModelNames`.
 """
 
@@ -56,11 +56,10 @@ def permitted(name: str | None, key: ClientKey | None) -> str:
 
 
 class ModelNames:
-    """The models that names of clients stand for. `served`: names of engines that answer with another one, and the
-    model of each, as they are at any moment; `own`: names with settings.
+    """Maps clients' names to models. `served`: other names under which engines serve, and the model of each, kept
+    current by its owner; `own`: names with settings.
 
-    `listed`: names besides those of the backends, each with the models that it may stand for. `fallbacks`: the models
-    that may take the place of one.
+    `listed`: names besides those of the backends, each with its possible models. `fallbacks`: each model's substitutes.
     """
 
     def __init__(self, served: Mapping[str, str] = MappingProxyType({}), own: Collection[str] = ()) -> None:
@@ -72,7 +71,7 @@ class ModelNames:
         return name in self._served and name not in self._own
 
     def model_of(self, name: str, tenant: str, session: str, kind: Kind, document: dict[str, Any]) -> str:  # noqa: ARG002
-        """The model that a name stands for, for this tenant's conversation; one that is no alias is the model's own."""
+        """The model of a name, for this tenant's conversation; a name that is no alias is the model itself."""
         return self.first(name)
 
     def continued(self, alias: str, model: str) -> bool:
@@ -83,9 +82,9 @@ class ModelNames:
         return model if model in self._own else self._served.get(model, model)
 
 
-FALLBACKS: Final = "fallbacks"  # the dispatcher of requests whose model others may take the place of
+FALLBACKS: Final = "fallbacks"  # the dispatcher of requests with fallback models
 MEDIA_TOKENS: Final = 1000  # the estimate for an image, a sound or a file: the real number depends on the model
-_MEDIA_MARK: Final = b";base64,"  # what follows, up to a quote, is media
+_MEDIA_MARK: Final = b";base64,"  # the text up to the next quote is media
 _MOST_MEDIA = 1024
 _PROMPT_FIELDS: Final = {
     **dict.fromkeys(("chat", "chat_batch", "messages"), "messages"),
@@ -138,15 +137,15 @@ class ResponseStore(Protocol):
     def noting(
         self, model: str, owner: tuple[str, str], run: BackgroundRun | None, alias: str = ""
     ) -> Callable[[str, bytes], None]:
-        """What gets the backend and the first bytes of a response to this client."""
+        """The receiver of the backend and the first bytes of a response to this client."""
 
     def cancelled(self, response_id: str) -> None:
         """The client of this response has cancelled it."""
 
 
 WorkReader = Callable[[str, dict[str, Any], str], tuple[str, object] | None]
-"""Reads a body for a dispatcher that sends it in batches or in pieces: of an endpoint, a document and a model, the name
-of the dispatcher and what it needs of the body; None = the request is sent as it is."""
+"""Reads a body for a dispatcher that sends it in batches or in pieces: from endpoint, document and model to the
+dispatcher's name and its part of the body; None = the request is sent unchanged."""
 
 
 class Draft:
@@ -237,7 +236,7 @@ class RequestReader:
     def read_in_steps(
         self, incoming: HttpRequest, route: Route, request_id: str, only_model: Callable[[], str | None]
     ) -> Steps[InferenceRequest]:
-        """The same for a long body. What is parsed of it is reserved meanwhile."""
+        """The same for a long body. Its parsed values are reserved meanwhile."""
         with Holding(self._memory) as holding:
             document = yield from parse_body(incoming.body, self._limits, holding)
             if route.by_body:
@@ -337,7 +336,7 @@ class RequestReader:
         return self.names.model_of(name, tenant, session, kind, document)
 
     def _choice(self, draft: Draft, demand: Demand) -> ModelChoice | None:
-        """How the request came to its model, and which others may take its place. Raises InvalidRequest."""
+        """The origin of the request's model, and its substitutes. Raises InvalidRequest."""
         fallbacks, given = self._fallbacks.get(demand.model, ()), draft.incoming.headers.get(b"x-gateway-fallback")
         if fallbacks and (key := draft.incoming.key) is not None:
             fallbacks = tuple([other for other in fallbacks if key.allows(other)])
@@ -544,7 +543,7 @@ def _string(document: dict[str, Any], name: str) -> str | None:
 
 
 def _counting(options: Any) -> dict[str, Any] | None:
-    """Stream options by which the engine reports usage; None if the client requests it, or they are invalid."""
+    """Stream options that make the engine report usage; None if the client requests it, or they are invalid."""
     if options is None:
         return {"include_usage": True}
     if type(options) is not dict or options.get("include_usage") not in (None, False):

@@ -37,7 +37,7 @@ class Wire(Protocol):
 
 
 class RequestHead(Protocol):
-    """What the form of a response depends on."""
+    """The inputs that determine the form of a response."""
 
     http10: bool
     method: bytes
@@ -81,7 +81,7 @@ class ClientResponse(Sink):
         return self._address or self._wire.address
 
     def came_through(self, proxies: TrustedProxies, forwarded_for: bytes) -> None:
-        """Take the client's address from what proxies added to its request."""
+        """Take the client's address from the headers added by proxies."""
         self._address = proxies.client(self._wire.address, forwarded_for)
 
     @property
@@ -122,7 +122,7 @@ class ClientResponse(Sink):
         )
 
     def begin(self, status: int, content_type: bytes, extra: bytes) -> None:
-        """The head of a response whose length is not known."""
+        """The head of a response of unknown length."""
         self.begun = True
         if not self._opened:
             self._open(status, content_type, extra)
@@ -130,7 +130,7 @@ class ClientResponse(Sink):
             self._break_off(_as_event(status, b"", self._anthropic))
 
     def switch(self, lines: bytes, farewell: Callable[[GatewayError], bytes]) -> None:
-        """Change to another protocol, whose bytes `write` sends; an error ends it with those of `farewell`."""
+        """Change to another protocol, whose bytes `write` sends; an error ends it with the bytes of `farewell`."""
         self.begun = self.keep_alive = True
         self.status = 101
         self._farewell = farewell
@@ -180,7 +180,7 @@ class ClientResponse(Sink):
             self.send(error.status, JSON, error_headers(error), render(error, self._anthropic))
 
     def _break_off(self, error: bytes) -> None:
-        """The last event, if events are what the client gets; nothing is written after it."""
+        """Write the last event, if the client gets events; nothing is written after it."""
         self.begun = True
         self.keep_alive = False
         if self._events:

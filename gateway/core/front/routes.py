@@ -79,13 +79,13 @@ def _table() -> dict[tuple[bytes, bytes], Route]:
     table = {(b"POST", path): replace(route, target=path, max_body_bytes=None) for path, route in posts.items()}
     table |= {(b"POST", b"/ping"): ready} | {(b"GET", path): route for path, route in gets.items()}
     table |= {(b"HEAD", path): route for path, route in gets.items() if route.local}
-    # HAProxy's checks are OPTIONS unless it is told otherwise.
+    # HAProxy's checks are OPTIONS by default.
     return table | {(b"OPTIONS", path): route for path, route in gets.items() if route.public}
 
 
 ROUTES = _table()
-PREFLIGHT_ROUTE = Route("preflight", local=True, public=True)  # a browser asks whether a page may send a request
-# Whose fields are in a body for /invocations, in the order in which vLLM tries them.
+PREFLIGHT_ROUTE = Route("preflight", local=True, public=True)  # a browser's preflight of a page's request
+# Endpoints of /invocations by a field of the body, in the order in which vLLM tries them.
 _INVOKED: dict[str, bytes] = {
     "messages": b"/v1/chat/completions",
     "prompt": b"/v1/completions",
@@ -132,7 +132,7 @@ class RouteTable:
         self._with_id = re.compile(b"(%b)/[A-Za-z0-9_-]{1,128}(?=/|$)" % pattern)
 
     def logged_path(self, path: bytes) -> bytes:
-        """The path as it may be logged: without what the client chose, which may be a secret; empty = it is unknown."""
+        """The path for logs: without the client's own parts, which may be secret; empty = unknown path."""
         if path in self._allowed or (path := path.partition(b"?")[0]) in self._allowed:
             return path
         return b"/v1/responses/{id}" if _RESPONSE.fullmatch(path) else b""
@@ -181,7 +181,7 @@ def find_route(method: bytes, path: bytes) -> Route:
 
 
 def _passed(query: bytes) -> dict[bytes, bytes]:
-    """The parts of a query string that are passed on: of each parameter the last one, and all those of `include`."""
+    """The parts of a query string that are passed on: the last value of each parameter, and all values of `include`."""
     passed: dict[bytes, bytes] = {}
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")

@@ -1,6 +1,6 @@
 """The two logs: of events, on standard error, and of requests, one line each. Threads write their lines.
 
-A reader that hangs or is gone never stops the event loop.
+A hanging or vanished reader never stops the event loop.
 """
 
 import io
@@ -24,7 +24,7 @@ from gateway.core.observe.record import Record
 from gateway.core.request import Demand
 
 MAX_HELD_BYTES = 33554432
-_LINE_OVERHEAD_BYTES = 64  # that a short line takes in memory beside its text
+_LINE_OVERHEAD_BYTES = 64  # memory of a short line besides its text
 _SLICE_BYTES = 65536
 _PAUSE_SECONDS = 0.2
 _EXIT_SECONDS = 2.0
@@ -32,9 +32,9 @@ Made = TypeVar("Made")
 
 
 class LineWriter:
-    """A bounded queue and its writer, which runs inside the `with` block. What does not fit is dropped and counted.
+    """A bounded queue and its writer, which runs inside the `with` block. Excess lines are dropped and counted.
 
-    `out` must be unbuffered: what Python buffered would be written at its exit, which then waits for the reader.
+    `out` must be unbuffered: Python flushes a buffer at its exit, waiting for the reader.
     """
 
     def __init__(self, out: BinaryIO, name: str) -> None:
@@ -160,14 +160,14 @@ class EventLog(LineWriter):
         super().__exit__(*error)
 
     def write_text(self, text: str) -> None:
-        """Write what is not an event: in JSON it is one line, whatever its own lines are."""
+        """Write text that is not an event; in JSON it becomes one line."""
         if self._console is None:
             plain = text.rstrip("\n").encode("utf-8", "backslashreplace").decode()
             text = self.rendered(None, "warning", {"event": "output", "text": plain}) + "\n"
         self._stream.write(text)
 
     def rendered(self, logger: WrappedLogger, name: str, event: EventDict) -> str:
-        """The line of an event. What cannot be rendered is logged without its values: logging raises nothing."""
+        """The line of an event. If it cannot be rendered, it is logged without its values: logging raises nothing."""
         words = str(event.get("event"))
         try:
             stamped: Any = {"timestamp": iso_time(self._wall_clock()), "level": "", "event": "", **self._own, **event}
@@ -221,7 +221,7 @@ _HASH_BYTES = 8
 
 
 class PrefixHashes:
-    """Hashes with one salt, whose secret is needed to check whether a guessed prompt was logged."""
+    """Hashes with a secret salt, which is needed to check whether a guessed prompt was logged."""
 
     def __init__(self, secret: bytes) -> None:
         key = sha256(b"access log\0" + secret).digest()  # the same secret makes other salts too
@@ -270,7 +270,7 @@ def _template(more: Sequence[str]) -> bytes:
 
 
 class LineForm:
-    """What lines have besides the usual fields: `fields` of `server.access_log_fields`, and hashes of prompts."""
+    """Additional fields of lines: `fields` of `server.access_log_fields`, and hashes of prompts."""
 
     def __init__(self, fields: Sequence[str] = (), prefixes: PrefixHashes | None = None) -> None:
         self._more: list[Callable[[Record], object]] = [_FIELDS[name] for name in fields]
@@ -338,7 +338,7 @@ class AccessLog(LineWriter):
         self._look_at_clocks()
 
     def apply(self, form: LineForm, *, enabled: bool, style: str) -> None:
-        """Take over whether there are lines, what they have, and their style: `auto`, `json` or `console`."""
+        """Take over the settings: lines on or off, their fields, and their style: `auto`, `json` or `console`."""
         self._is_enabled, self._form = enabled, form
         self._is_console = self.is_for_people(style)
 
@@ -413,7 +413,7 @@ class RecentRequests:
         self._failed.extend([record for record in records if record.outcome != _COMPLETED])
 
     def since(self, count: int) -> list[Record]:
-        """Those that ended after so many, as far as they are kept."""
+        """Records that ended after the first `count`, oldest first; older ones may be gone."""
         fresh = min(self.count - count, len(self._records))
         return list(self._records)[len(self._records) - fresh :] if fresh > 0 else []
 

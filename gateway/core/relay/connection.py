@@ -1,7 +1,7 @@
-"""Connections to one backend: writing a request, finding where the answer begins and ends, pooling idle ones.
+"""Connections to one backend: writing a request, finding the beginning and end of its answer, pooling.
 
-llhttp (through httptools) parses answers and rejects malformed ones. It does not see whole chunks of a stream that are
-passed on as they came: before and after them it is at the end of a chunk.
+llhttp (through httptools) parses answers and rejects malformed ones. It does not see whole chunks of a stream, which
+are passed on unchanged: before and after them it is at the end of a chunk.
 """
 
 import asyncio
@@ -99,7 +99,7 @@ class BackendConnection(asyncio.Protocol):
             self.transport.write(request + body)
 
     def finish(self, keep: Callable[["BackendConnection"], None]) -> None:
-        """The answer is complete but for the end of its framing: give the connection to `keep` when that has come."""
+        """The answer is complete except for the end of its framing: give the connection to `keep` when that arrives."""
         self._receiver = _Rest(self, keep)
         self.resume_reading()
 
@@ -120,7 +120,7 @@ class BackendConnection(asyncio.Protocol):
         return True
 
     def abort(self) -> None:
-        """Close at once; the backend sees that its client is gone."""
+        """Close immediately; the backend sees a disconnect."""
         self._receiver = None
         self._intake.drop()
         if self.transport is not None:
@@ -133,7 +133,7 @@ class BackendConnection(asyncio.Protocol):
     def resume_reading(self) -> None:
         self._intake.go_on()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -160,7 +160,7 @@ class BackendConnection(asyncio.Protocol):
             if not self.ended:
                 self._fail(BackendProtocolError(f"The backend's response is not valid HTTP: {error}."))
                 return
-            self.abort()  # the answer was complete, what follows it is not ours
+            self.abort()  # the answer was complete, further bytes belong to no request
         if not self.status:
             self._head_bytes += len(data)
             if self._head_bytes > _MAX_HEAD_BYTES:
@@ -206,7 +206,7 @@ class BackendConnection(asyncio.Protocol):
         if receiver is not None:
             receiver.failed(error)
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         if self.ended:
@@ -261,7 +261,7 @@ class _Rest(Receiver):
 
 
 class Pool:
-    """Owner of a backend's connections. `tls` has what those to https URLs need."""
+    """Owner of a backend's connections. `tls` has the contexts of https URLs."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Pool:
         self.apply(config)
 
     def apply(self, config: UpstreamConfig) -> None:
-        """Take over settings of connections, and of the backend: what follows method and target in every request."""
+        """Take over settings of connections, and of the backend: the constant part of every request's head."""
         self._config = config
         self._keep_alive_seconds = config.keep_alive_seconds
         self._max_age_seconds = config.max_connection_age_seconds
@@ -375,13 +375,13 @@ class Pool:
     def _not_connected(self, error: OSError) -> ConnectFailed:
         message = f"Could not connect to backend {self.backend.name!r}: {why(error)}."
         failure = ConnectFailed(message, kind=kind_of(error).value)
-        failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops what follows `from`
+        failure.__cause__ = error  # `Fleet.failed` reads it, and compiled code drops the cause after `from`
         return failure
 
 
 async def _opened(protocol: asyncio.BaseProtocol, origin: Origin) -> None:
     try:
         await asyncio.get_running_loop().create_connection(lambda: protocol, origin.host, origin.port)
-    except BaseException:  # uvloop does not end a connection whose task is cancelled when it has just begun
+    except BaseException:  # uvloop does not close a connection if its task is cancelled just after its start
         protocol.connection_lost(None)
         raise

@@ -1,7 +1,7 @@
-"""Where a stream's output begins: at its first event with a piece of it, whatever comes before.
+"""The beginning of a stream's output: its first event with a piece of it.
 
-What comes before is structure: the head of a message, a role, a response that has begun. Engines may send it before the
-prefill. It is held until the first token, so that until then another backend can give the whole answer.
+The events before are structure: the head of a message, a role, the start of a response. Engines may send them before
+the prefill. They are held until the first token, so that until then a retry can give the whole answer.
 """
 
 import re
@@ -34,7 +34,7 @@ _KINDS: Final = frozenset(("role", "type"))  # fields of a delta that are no out
 class Opening:
     """A stream up to its first token, held in memory that `holding` reserves, at most `limit_bytes` of it.
 
-    What exceeds either is passed on, and so is all that follows. `has_output`: the first token has come.
+    Excess over either is passed on, with all later bytes. `has_output`: the first token has arrived.
     """
 
     def __init__(self, holding: Holding, limit_bytes: int) -> None:
@@ -45,7 +45,7 @@ class Opening:
         self._tail = b""  # of an event that is too long to be kept, while its end has not come
 
     def take(self, data: bytes) -> bytes:
-        """What may be passed on of the stream with these bytes more: whole events, or parts of one that is too long."""
+        """Add bytes; returns the bytes to pass on: whole events, or parts of an overlong event."""
         # Events and, after each, its end; at last nothing, or the start of an event. An end may come in two parts.
         pieces = _EVENT_END.split(self._tail + data)
         begun = pieces[2 if self._tail else 0 :: 2]
@@ -58,7 +58,7 @@ class Opening:
         return b"".join([*self.drop(), data])
 
     def drop(self) -> list[bytes]:
-        """What is held; it is held no longer."""
+        """The held bytes, which are released."""
         held, self._held = self._held, []
         self._holding.release()
         return held

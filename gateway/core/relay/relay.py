@@ -46,7 +46,7 @@ class Relay:
         self._follow_fleet()
 
     def apply(self, config: UpstreamConfig, comment_seconds: float) -> None:
-        """Take over other settings, for answers under way, too."""
+        """Take over other settings, also for running answers."""
         self._config, self._comment_seconds = config, ceil(comment_seconds)
         for pool in self._pools.values():
             pool.apply(config)
@@ -77,8 +77,8 @@ class Relay:
         last: bool = False,
     ) -> UpstreamResult:
         """Send the request and pass the answer on until its last byte. `rank` names one of the backend's engines;
-        `first_token` and `on_tokens` are those of `UpstreamResponse`; `fresh` = over a new connection;
-        `last` = the request is not sent again, even if the backend goes down before its first byte.
+        `first_token` and `on_tokens` as in `UpstreamResponse`; `fresh` = over a new connection; `last` = the request is
+        not sent again, even if the backend goes down before its first byte.
 
         Raises a BackendError; `sink.begun` is then true if the client has seen anything. When cancelled, the connection
         is closed, which makes the backend abort the request.
@@ -112,11 +112,11 @@ class Relay:
             pool.give_back(connection, answered=response.close())
 
     async def connect(self, backend: Backend, make: Callable[[], P]) -> P:
-        """A connection of its own, for what is not an exchange. Raises ConnectFailed or OutOfDescriptors."""
+        """A separate connection, not for an exchange. Raises ConnectFailed or OutOfDescriptors."""
         return await self._pools[backend].connect(make)
 
     def constant_head(self, backend: Backend) -> bytes:
-        """What follows method and target in every request to this backend."""
+        """The constant part of the head of every request to this backend, after method and target."""
         return self._pools[backend].constant_head
 
     async def _send_upload(self, upload: BodyStream, connection: BackendConnection, response: UpstreamResponse) -> None:
@@ -158,7 +158,7 @@ class Relay:
 
     def _watch(self) -> None:
         now = self._clock()
-        # Those with output first: what another request gets shows that a backend works.
+        # Exchanges with output first: another request's output shows that a backend works.
         for response in sorted(self._under_way, key=lambda each: not each.heard):
             with self._supervisor.guard("answer_watch"):
                 response.watch(

@@ -1,8 +1,8 @@
 """The model's name in answers: clients that use an alias read the alias.
 
-Only the name's own place is changed, however the same text occurs elsewhere: in text that a model wrote, quotes are
-escaped, and other objects (arguments of tools, metadata, schemas) are deeper. In streams of OpenAI's completions, each
-event has the name in the same bytes, so these are found once and then replaced.
+Only the name's own place is changed, not the same text elsewhere: in generated text, quotes are escaped, and other
+objects (arguments of tools, metadata, schemas) are deeper. In streams of OpenAI's completions, each event has the name
+in the same bytes, which are found once and then replaced.
 """
 
 import re
@@ -14,12 +14,12 @@ from gateway.core.relay.sse import EventStream
 
 _KEY: Final = b'"model"'
 _STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
-# The name with its key; another string; a bracket; or the start of a string whose end has not come.
+# The name with its key; another string; a bracket; or the start of an incomplete string.
 _TOKEN = re.compile(rb'("model"[ \t\r\n]*:[ \t\r\n]*%b)|%b|[{}\[\]]|"' % (_STRING, _STRING), re.DOTALL)
 _REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+("?)', re.DOTALL)
 _NO_NAME = re.compile(
     rb"[ \t\r\n]*(?:[^ \t\r\n:]|:[ \t\r\n]*[^ \t\r\n\"])"
-)  # what follows a string that is no such key
+)  # the bytes after a string that is no such key
 _MOST_HELD_BYTES = 8192  # longer strings are no names
 _OPENING, _CLOSING = frozenset(b"{["), frozenset(b"}]")
 _QUOTE: Final = ord('"')
@@ -27,9 +27,9 @@ _EVENT_END = re.compile(rb"(\n\r?\n)")
 
 
 class NameReplacer:
-    """Replaces the first name of a model at one depth of a JSON text, which comes in pieces.
+    """Replaces the first name of a model at one depth of a JSON text, which arrives in pieces.
 
-    `name` is the new one. `depth` is 1 in the outermost object. `found` is what it has replaced.
+    `name` is the new one. `depth` is 1 in the outermost object. `found` is the replaced name.
     """
 
     def __init__(self, name: str, depth: int = 1) -> None:
@@ -38,10 +38,10 @@ class NameReplacer:
         self._wanted = depth
         self._depth = 0
         self._held = b""
-        self._within = False  # a long string, whose beginning was passed on
+        self._within = False  # a long string, with its beginning already passed on
 
     def feed(self, data: bytes) -> bytes:
-        """What may be passed on now. The end of a piece may be kept until the next one, or `rest`."""
+        """The bytes to pass on now. The end of a piece may be kept until the next one, or `rest`."""
         if self.found:
             return data
         data, at = self._held + data, 0
@@ -71,7 +71,7 @@ class NameReplacer:
         return data
 
     def rest(self) -> bytes:
-        """What is kept when the text has ended."""
+        """The kept bytes when the text has ended."""
         held, self._held = self._held, b""
         return held
 
@@ -84,14 +84,14 @@ class NameReplacer:
         return len(data) - end <= _MOST_HELD_BYTES and _NO_NAME.match(data, end) is None
 
     def _before_escape(self, data: bytes, start: int) -> int:
-        """The end of what is whole of the string that starts here: a backslash belongs to what follows."""
+        """The end of the complete part of the string that starts here: a backslash belongs to the next character."""
         rest = _REST.match(data, start)
         assert rest is not None
         return rest.end()
 
 
 class RenamedEvents(EventStream):
-    """An event stream whose events have the alias as their model. `nested`: it is in an object of the event."""
+    """An event stream with the alias as the model of its events. `nested`: it is in an object of the event."""
 
     def __init__(self, done_marker: bytes | None, hides_usage: bool, alias: str, *, nested: bool) -> None:
         super().__init__(done_marker, hides_usage)
@@ -99,7 +99,7 @@ class RenamedEvents(EventStream):
         self._new = b"%b:%b" % (_KEY, orjson.dumps(alias))
         self._old = b""  # the key and the name, as every event has them
         self._nested = nested
-        self._replacer: NameReplacer | None = None  # of an event whose end has not come
+        self._replacer: NameReplacer | None = None  # of an incomplete event
 
     def take(self, data: bytes) -> bytes:
         data = super().take(data)

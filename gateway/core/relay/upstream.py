@@ -1,8 +1,8 @@
 """One answer of a backend on its way to the client.
 
-A short answer is held until it is complete, so that a backend that fails before can be replaced unseen. A stream of
-events is held until its first token, and then passed on as it comes. A long plain answer is passed on once it has grown
-past what is worth holding.
+A short answer is held until it is complete, so that a retry after a failure is invisible to the client. A stream of
+events is held until its first token, and then passed on as it arrives. A long plain answer is passed on once it exceeds
+the limit for holding.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from gateway.core.request import DONE_MARKER, InferenceRequest, Sink, UpstreamRe
 from gateway.core.resources import Holding, MemoryBudget
 
 _HELD_BYTES = 131072  # plus the last read; also the limit of memory for a client that does not read
-_WRITTEN_BYTES = 65536  # at once: a transport keeps the whole of bytes of which it has sent a part
+_WRITTEN_BYTES = 65536  # per write: a transport keeps a partly sent bytes object whole
 _TAIL_BYTES = 4096
 _EVENT_END = b"\n\n"
 _EVENT_BYTES = 512  # a larger piece may hold several events
@@ -58,7 +58,7 @@ class UpstreamResponse(Receiver):
     """Takes one answer from a connection and passes it on to a sink. `done` is its result, or a BackendError.
 
     `first_token` is called when a stream's output begins; `on_tokens` with the number of events since its last call: it
-    returns how many more may come before its next call. `memory`: what is held of a stream is reserved there.
+    returns the number of events until its next call. Held parts of a stream are reserved in `memory`.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class UpstreamResponse(Receiver):
         self._kept_bytes = 0
         self._names: NameReplacer | None = None  # of a plain answer whose client used an alias
         self._client_was_slow = False
-        self._output_seconds: float | None = None  # when a stream's first token came, or a plain answer's first byte
+        self._output_seconds: float | None = None  # time of a stream's first token, or a plain answer's first byte
 
     def watch(
         self, now: float, passed_seconds: float, config: UpstreamConfig, comment_seconds: int, fleet: Fleet
@@ -109,7 +109,7 @@ class UpstreamResponse(Receiver):
         """
         health, has_begun = self._backend.health, self._output_seconds is not None
         if self.heard:
-            health.heard(now, is_output=has_begun)  # it responds, however slow its /health is
+            health.heard(now, is_output=has_begun)  # it responds, even if its /health is slow
         if (self.heard and has_begun) or self._sink.blocked:  # while the client is slow, the backend is not read
             self.heard = False
             self._silent_seconds, self._silent_since = 0.0, now
@@ -134,7 +134,7 @@ class UpstreamResponse(Receiver):
             self.give_up(kind(message, silent_since=self._silent_since))
 
     def _comment(self) -> None:
-        """Send a keep-alive comment, if a stream is what the client waits for, and no event is cut by it."""
+        """Send a keep-alive comment, if the client waits for a stream that is between two events."""
         events = self._events
         streams = self._request.demand.streams and not self._status if events is None else events.at_event_end
         if streams and not self.done.done():
@@ -147,7 +147,7 @@ class UpstreamResponse(Receiver):
         serving = fleet.serving(self._request.demand.model) or (self._backend,)
         return self._backend not in serving
 
-    # What the connection calls.
+    # Called by the connection.
 
     def received(self) -> None:
         """Pass on what has arrived together: of a stream, mostly one event in one part."""
@@ -174,7 +174,7 @@ class UpstreamResponse(Receiver):
             self._finish()
 
     def received_chunks(self, data: bytes, chunks: int) -> None:
-        """Pass on events as they came."""
+        """Pass complete events on as they arrive, byte for byte."""
         self.heard = True
         if self._remembering is not None:
             self._remembering.skip(data)
@@ -209,7 +209,7 @@ class UpstreamResponse(Receiver):
         return self.answered
 
     def give_up(self, error: BackendError) -> None:
-        """Wait no longer for the backend."""
+        """End the wait for the backend without its answer."""
         self.failed(error)
         self._connection.abort()
 
@@ -238,7 +238,7 @@ class UpstreamResponse(Receiver):
             self._names = NameReplacer(alias)
 
     def _keep(self, data: bytes) -> None:
-        """Keep a part of a plain answer; pass on a long one, of which only the end is kept."""
+        """Keep a part of a plain answer; pass on a long answer, keeping only its end."""
         sink = self._sink
         if self._output_seconds is None:
             self._output_seconds = self._clock()
@@ -268,7 +268,7 @@ class UpstreamResponse(Receiver):
         has_output = opening is None and BEGINS_WITH_TEXT.match(data) is not None
         if not has_output:
             if opening is None:
-                # The id of a response that runs on in the background is needed at once: no other backend can have it.
+                # The id of a response that continues in the background is needed now: no other backend can have it.
                 limit_bytes = _HELD_BYTES + 2 * len(self._request.body) if self._request.background is None else 0
                 opening = self._opening = Opening(Holding(self._memory), limit_bytes)
             data = opening.take(data)

@@ -1,12 +1,12 @@
 """Running estimates learned from answers: bytes per token, known prompts, answer lengths, prefill seconds.
 
-Seconds per uncached prefill token come from times to first token, one value for each model. How slow an engine is
-compared with the others comes from the pace of its streams. What the engine had to do is taken out of it: otherwise the
-faster-looking engine would get more requests, and look slower.
+Seconds per uncached prefill token come from times to first token, one value for each model. An engine's relative cost
+comes from the pace of its streams, corrected for its load: otherwise the faster-looking engine would get more requests,
+and look slower.
 
 Answer lengths are a mean and a high quantile by model and tenant. An answer that its `max_tokens` cut short only shows
-that it would have been longer. So there is a histogram of answers that ended and one of answers that were cut, and both
-are those of the lengths without a limit (the Kaplan-Meier estimate). Old answers fade.
+that it would have been longer. So there are two histograms, of complete and of cut answers; together they estimate the
+lengths without a limit (Kaplan-Meier). Old answers fade.
 """
 
 from collections import OrderedDict
@@ -19,11 +19,11 @@ from typing import Any, Final
 from gateway.core.request import Demand, Usage
 
 _MAX_KNOWN: Final = 65536
-_FORGOTTEN: Final = 1024  # at once: finding the first one of a dict from which the first ones were removed is slow
+_FORGOTTEN: Final = 1024  # per removal: finding the first entry of a dict after removals at its front is slow
 _MOST_MODELS: Final = 1024
 _PROMPTS: Final = 50  # in a running mean; those before fade
 _ANSWERS: Final = 500
-# An answer that comes back may differ by this factor in length, and 64 bytes, from what was generated.
+# The length of an answer in a later prompt may differ by this factor, and 64 bytes, from the generated text.
 _ALIKE: Final = 2.0
 
 
@@ -31,7 +31,7 @@ _ALIKE: Final = 2.0
 class Measure:
     """A prompt's tokens, its first part whose tokens an engine has counted, and whether its last answer is whole.
 
-    A client may leave out a model's reasoning; then the cache holds something else than the conversation.
+    A client may leave out a model's reasoning; then cache and conversation differ.
     """
 
     prompt_tokens: int
@@ -114,7 +114,7 @@ class Estimates:
         means.learn(prompt_bytes, prompt_tokens, output_tokens)
 
     def learned(self) -> tuple[dict[str, tuple[float, float, int, int]], list[tuple[int, tuple[int, int]]]]:
-        """What `start_from` takes: means by model, and known prompts."""
+        """Means by model, and known prompts; the input of `start_from`."""
         means = {
             model: (each.bytes_per_token, each.output_tokens, each.prompts, each.answers)
             for model, each in self._means.items()
@@ -122,7 +122,7 @@ class Estimates:
         return means, list(self._known.items())
 
     def start_from(self, means: dict[str, Any], known: list[Any]) -> None:
-        """Go on from what another process has learned."""
+        """Take over values learned by another process."""
         for model, (bytes_per_token, output_tokens, prompts, answers) in means.items():
             self._means[model] = _Means(bytes_per_token, output_tokens, prompts, answers=answers)
         for key, (prompt_tokens, answer_tokens) in known:
@@ -170,8 +170,8 @@ class CostModel:
 
 
 class Calibrations:
-    """Owner of what is learned of each model. `family` names the model whose engines a model runs on: an adapter's
-    base, or the model that goes by several names."""
+    """Owner of each model's learned prefill costs. `family` maps a model to the model that its engines serve: an
+    adapter's base, or the first of several names."""
 
     def __init__(self, start: CostModel, family: Callable[[str], str] = lambda model: model) -> None:
         self._start = start
@@ -183,7 +183,7 @@ class Calibrations:
         return len(self._known)
 
     def apply(self, start: CostModel) -> None:
-        """Take over another cost model: its `b` for models of which nothing is learned, the rest for all."""
+        """Take over another cost model: its `b` for models without learned values, the rest for all."""
         if start == self._start:
             return
         self._start = start
@@ -199,7 +199,7 @@ class Calibrations:
         return {model: each.learned for model, each in self._known.items()}
 
     def start_from(self, learned: dict[str, Any]) -> None:
-        """Go on from what another process has learned."""
+        """Take over values learned by another process."""
         for model, values in learned.items():
             self._known[model] = Calibration(self._start)
             self._known[model].start_from(*values)
@@ -233,7 +233,7 @@ class Calibration:
         self._use(start if is_start else CostModel(self._b, start.decode_weight, start.max_batched_tokens))
 
     def _use(self, model: CostModel) -> None:
-        """Take over the model, and the prefill of one token budget: what an engine step can hold."""
+        """Take over the model, and the prefill of one token budget (the most tokens of an engine step)."""
         self.model = model
         self.budget_seconds = max(_BUDGET_FLOOR_SECONDS, model.max_batched_tokens * model.b)
 
@@ -253,11 +253,11 @@ class Calibration:
 
     @property
     def learned(self) -> tuple[float, int, float, int]:
-        """What `start_from` takes, in its order."""
+        """The inputs of `start_from`, in its order."""
         return self._b, self._samples, self._mean_pace, self._paces
 
     def start_from(self, b: float, samples: int, mean_pace: float, paces: int) -> None:
-        """Go on from what another process has learned."""
+        """Take over values learned by another process."""
         self._b, self._samples, self._mean_pace, self._paces = b, samples, mean_pace, paces
         self._approach()
 
@@ -319,18 +319,18 @@ class _Lengths:
             self._estimate(share)
 
     def learned(self) -> list[Any]:
-        """What `start_from` takes: plain numbers and lists of them."""
+        """The input of `start_from`: plain numbers and lists of them."""
         weights = self._ended.copy(), self._cut.copy(), self._weight
         return [*weights, self.answers, self._mean_excess, self._prompts, self.excess_tokens]
 
     def start_from(self, learned: list[Any], share: float) -> None:
-        """Go on from what another process has learned."""
+        """Take over values learned by another process."""
         self._ended, self._cut, self._weight, self.answers = learned[:4]
         self._mean_excess, self._prompts, self.excess_tokens = learned[4:]
         self._estimate(share)
 
     def exceeded(self, tokens: int) -> None:
-        """A prompt had so many tokens more than estimated."""
+        """Learn from a prompt with this many more tokens than estimated."""
         if self._prompts < _PROMPTS:
             self._prompts += 1
         self._mean_excess += (tokens - self._mean_excess) * (1 / self._prompts)
@@ -379,12 +379,12 @@ class OutputLengths:
         return f"<OutputLengths of {len(self._models)} models, {len(self._tenants)} tenants>"
 
     def learned(self) -> list[tuple[str, str, list[Any]]]:
-        """What `start_from` takes: models, without a tenant, and tenants."""
+        """The input of `start_from`: models, without a tenant, and tenants."""
         models = [(model, "", each.learned()) for model, each in self._models.items()]
         return [*models, *[(model, tenant, each.learned()) for (model, tenant), each in self._tenants.items()]]
 
     def start_from(self, learned: list[Any]) -> None:
-        """Go on from what another process has learned."""
+        """Take over values learned by another process."""
         for model, tenant, values in learned:
             known = _Lengths()
             known.start_from(values, self._share)
@@ -394,9 +394,9 @@ class OutputLengths:
                 self._models[model] = known
 
     def expected(self, model: str, tenant: str, limit: int | None) -> tuple[int, int]:
-        """Tokens to reserve for an answer, and its margin: how many more it may have, at the high quantile.
+        """Tokens to reserve for an answer, and its margin: the additional tokens at the high quantile.
 
-        The former include what prompts usually have beyond their estimate. `limit` is the client's, None = no limit.
+        The former include the usual excess of prompts over their estimate. `limit` is the client's, None = no limit.
         """
         of_model = self._models.get(model)
         known = self._tenants.get((model, tenant)) if tenant else None

@@ -1,10 +1,10 @@
 """Whether an engine takes a request now: for one request, and in one scan of the queue.
 
 An engine has capacity while slots and KV cache are free. A scan takes the cheapest prefill first, aged by waiting. A
-request is bound if its own best engine has capacity, and keeps waiting for it otherwise, while others overtake. One
-that starves comes before all others, and the emptiest engine takes nothing else until it has capacity for it. A waiting
-request whose best engine is clearly better than others remembers it for a while, and chooses again when that engine has
-capacity; the others choose again in each scan.
+request is bound if its own best engine has capacity, and keeps waiting for it otherwise, while others overtake. A
+starving request comes before all others, and the emptiest engine takes nothing else until it has capacity for it. A
+waiting request whose best engine is clearly better than others remembers it for a while, and chooses again when that
+engine has capacity; the others choose again in each scan.
 """
 
 import math
@@ -104,8 +104,8 @@ def choose(
 ) -> int | None:
     """The position of the cheapest engine; None if it does not admit the request.
 
-    Without `waits_for_best`, of the cheapest one that does. Between equal costs, the engine with less in flight wins,
-    then the one chosen less often.
+    Without `waits_for_best`, of the cheapest engine that admits it. Between equal costs, the engine with less in flight
+    wins, then the one chosen less often.
     """
     engines = options.engines
     positions: Sequence[int] = range(len(engines))
@@ -125,10 +125,10 @@ _GOOD_FOR_SECONDS: Final = 0.05  # then it is chosen again
 
 @dataclass(slots=True)
 class QueueScan:
-    """One scan of tickets in fair order, most of which wait for an engine without capacity: these are not priced.
+    """One scan of tickets in fair order. Most wait for an engine without capacity, and are not priced.
 
-    `is_open` has a flag for each engine, kept up to date. `bind` is called with ticket, position of the engine, and
-    what the engines mean for it. `tenants`: the last slots are kept from those over their share; None = from none.
+    `is_open` has a flag for each engine, kept up to date. `bind` is called with ticket, position of the engine, and the
+    engines' prices for it. `tenants`: the last slots are kept from tenants over their share; None = from none.
     """
 
     engines: list[Engine]
@@ -187,7 +187,7 @@ class QueueScan:
             if is_open[at]:
                 if self.capacity.admits(self.engines[at], ticket.demand, now, guarded=guarded):
                     self._bind(ticket, at, options)
-                return  # else it is too large for what is free there; smaller requests may take that
+                return  # else it is too large for the free capacity; smaller requests may use that
         self.held[at] += ticket.waits_seconds
 
     def _take_any(self, ticket: Ticket, positions: Sequence[int]) -> None:

@@ -1,11 +1,11 @@
-"""How many requests wait, how fast they are served, and fair shares of a model's engines.
+"""The number of waiting requests, their service rate, and fair shares of a model's engines.
 
 Shares are by start-time fair queueing of the tokens served.
 
 A request starts at the virtual time at which its tenant's last one ends, and ends `tokens / weight` later; the earliest
-start comes first. Virtual time is the start of the request that was bound last. Each class has a clock of its own:
-batch requests share what interactive ones leave. Finding the next tenants costs as much as the number taken, however
-many tenants wait.
+start comes first. Virtual time is the start of the request that was bound last. Each class has its own clock: batch
+requests share the capacity left by interactive ones. Finding the next tenants costs as much as the number taken,
+however many tenants wait.
 """
 
 from bisect import bisect_left, insort
@@ -31,7 +31,7 @@ class Backlog:
         self.size_bytes = 0
 
     def apply(self, max_requests: int, max_bytes: int) -> None:
-        """Take over other limits. What waits beyond them goes on waiting."""
+        """Take over other limits. Requests waiting beyond them continue to wait."""
         self._max_requests, self._max_bytes = max_requests, max_bytes
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ T = TypeVar("T")
 
 
 class Share:
-    """A tenant's part in one class. `end`: the virtual time at which what it was served ends."""
+    """A tenant's part in one class. `end`: the virtual time at the end of its served tokens."""
 
     __slots__ = ("end", "weight")
 
@@ -107,8 +107,8 @@ class FairTurns(Generic[T]):
     """Shares in the order of start-time fair queueing. A share's next start is its end, but at most
     `most_apart_tokens` by weight behind virtual time.
 
-    Shares that lag as far as that start at a fixed distance from virtual time: a second list keeps them by that
-    distance. `after` moves shares into it; `moved` takes them out.
+    Shares with that lag start at a fixed distance from virtual time: a second list keeps them by distance. `after`
+    moves shares into it; `moved` takes them out.
     """
 
     def __init__(self, most_apart_tokens: float) -> None:
@@ -237,7 +237,7 @@ class Tenant:
 
 
 class Tenants:
-    """The tenants of one model, their clocks, and what they have in flight together."""
+    """The tenants of one model, their clocks, and their requests in flight."""
 
     def __init__(self) -> None:
         self.clocks = [FairClock(), FairClock()]  # interactive, batch; a list is indexed faster
@@ -300,7 +300,7 @@ class Tenants:
             self.clocks[demand.batch].correct(tenant.shares[demand.batch], more_tokens)
 
     def served(self) -> dict[str, Any]:
-        """What the tenants were served; `restore` takes it."""
+        """The tenants' served tokens, the input of `restore`."""
         tenants = [
             (each.name, each.weight, *[share.end for share in each.shares], each.served_tokens)
             for each in self._by_name.values()
@@ -308,7 +308,7 @@ class Tenants:
         return {"now": [clock.now for clock in self.clocks], "tenants": tenants}
 
     def restore(self, served: dict[str, Any]) -> None:
-        """Go on from what tenants were served by another process. To be called before the first request."""
+        """Continue from the tokens that another process served. Call it before the first request."""
         self.clocks = [FairClock(now) for now in served["now"]]
         for name, weight, interactive, batch, served_tokens in served["tenants"]:
             shares = [Share(weight, interactive), Share(weight, batch)]

@@ -36,7 +36,7 @@ class Ticket:
         holds: bool = True,
     ) -> None:
         self.demand = demand
-        self.holds = holds  # it waits for a backend to come back, too
+        self.holds = holds  # it also waits for a backend to come back
         self.arrived_seconds = arrived_seconds
         self.avoid = avoid
         self.goes_anywhere = not avoid and demand.pinned is None and demand.rank is None and demand.sequences == 1
@@ -51,15 +51,15 @@ class Ticket:
         self.waits_seconds = self.waits_until = 0.0  # the former: of its prefill there
 
     def take_turn(self, turn: float) -> None:
-        """Wait for another turn; its tenant queue has to be put in order again."""
+        """Wait for another turn; its tenant queue must be sorted again."""
         self.turn = turn
 
     def enter(self, demand: Demand, now: float, turn: float) -> None:
-        """Begin to wait in the queue, after a wait for idle capacity: in another class, and as if it came now."""
+        """Begin to wait in the queue after a wait for idle capacity: in another class, as a request arriving now."""
         self.demand, self.arrived_seconds, self.turn = demand, now, turn
 
     def may_use(self, engine: Engine) -> bool:
-        """Whether it may go to this engine; one that failed it is only a last resort."""
+        """Whether it may go to this engine; an engine that failed it is only a last resort."""
         demand = self.demand
         if demand.pinned is not None:
             return demand.pinned == engine.name
@@ -72,7 +72,7 @@ class Ticket:
 
 _FURTHER_SECONDS: Final = 0.05  # between two longer scans
 _FURTHER: Final = 4  # how much longer they are
-_STARVED_SHARE: Final = 0.125  # of what the others are served, in tokens
+_STARVED_SHARE: Final = 0.125  # of the tokens served to the others
 
 
 class TenantQueue:
@@ -105,7 +105,7 @@ class TenantQueue:
         self.by_turn = sorted([(ticket.turn, ticket.number, ticket) for ticket in self.tickets])
 
     def ahead(self, turn: float) -> int:
-        """How many come before one with this turn."""
+        """The number of requests before this turn."""
         return bisect_left(self.by_turn, (turn,))
 
 
@@ -125,7 +125,7 @@ class _Contender:
         return self._start < other._start or (self._start == other._start and self._number < other._number)
 
     def take(self) -> Ticket:
-        """Its next request, which is as if it were bound."""
+        """Take its next request, as when it is bound."""
         ticket = self._by_turn[self._taken][2]
         self._taken += 1
         self._start += ticket.tokens / self._weight
@@ -197,7 +197,7 @@ class ModelQueue:
         return True
 
     def in_order(self, end: int, start: int = 0) -> list[Ticket]:
-        """The tickets from one position to another, as if each were served in turn."""
+        """The tickets from one position to another, in the order of service."""
         if len(self._flows) == 1:
             [flow] = self._flows.values()
             return [ticket for _, _, ticket in flow.by_turn[start:end]]
@@ -208,8 +208,8 @@ class ModelQueue:
         return tickets[start:]
 
     def starving(self, since_seconds: float) -> Iterator[Ticket]:
-        """The requests that came before this time, the next to be served first; none while such requests have had more
-        than their share since then. They are of the class that has waited longest, by tenant in fair order.
+        """Requests that arrived before this time, in the order of service; none while such requests have had more than
+        their share since then. They are of the longest waiting class, by tenant in fair order.
         """
         oldest = next(iter(self._tickets), None)
         if oldest is None or oldest.arrived_seconds >= since_seconds:
@@ -256,9 +256,9 @@ class ModelQueue:
 
 
 def merged(contenders: Iterator[_Contender], count: int) -> list[Ticket]:
-    """The first `count` tickets by virtual start, as if each were bound in turn.
+    """The first `count` tickets by virtual start, in the order of binding.
 
-    `contenders` come in order of their start, and no more of them are read than have a ticket in the result.
+    `contenders` are sorted by start; only those with a ticket in the result are read.
     """
     found: list[Ticket] = []
     again: list[_Contender] = []  # the next one last
@@ -281,7 +281,7 @@ def _take(contender: _Contender, found: list[Ticket], again: list[_Contender]) -
 
 
 def _insert(contender: _Contender, among: list[_Contender]) -> None:
-    """Insert it among those that are in order, the next one last."""
+    """Insert it into the sorted list, the next one last."""
     low, high = 0, len(among)
     while low < high:
         middle = (low + high) // 2
@@ -402,7 +402,7 @@ class Queue:
         return min(by_queue, queue.tenants.rate.seconds_for(places, now))
 
     def refuse_late(self, ticket: Ticket, now: float) -> None:
-        """Raises DeadlineUnmeetable if the deadline has passed, or the wait is expected to be twice what is left."""
+        """Raises DeadlineUnmeetable if the deadline has passed, or the expected wait is twice the remaining time."""
         left = ticket.late_seconds - now
         if left < 0 or (self.wait_seconds(ticket.demand, now, ticket.turn) or 0.0) > _DOUBT * left:
             model = ticket.demand.model

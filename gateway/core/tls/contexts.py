@@ -37,7 +37,7 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str) -> No
     """Raises ValueError that names the files."""
     try:
         key_file = check_pem(key) if key else None
-        context.load_cert_chain(check_pem(certificate), key_file, password="")  # else OpenSSL asks on the terminal
+        context.load_cert_chain(check_pem(certificate), key_file, password="")  # else OpenSSL prompts on the terminal
     except (OSError, ValueError) as error:
         with_key = f" with key {key}" if key else ""
         raise ValueError(f"cannot use certificate {certificate}{with_key}: {_reason(error)}") from error
@@ -95,7 +95,7 @@ class ServerContext:
         self._threads = Threads("certificate")
 
     async def step(self) -> None:
-        """Wait, and read the files if one has changed. If they cannot be used, what was read before stays."""
+        """Wait, and read the files if one has changed. If they cannot be used, the former ones stay."""
         await asyncio.sleep(_LOOK_SECONDS)
         await self.look()
 
@@ -118,7 +118,7 @@ class ServerContext:
 
 
 class BackendTls(Section):
-    """How a backend is trusted, and what is shown to it. Needs an https URL."""
+    """The CAs that a backend is verified by, and the client certificate. Needs an https URL."""
 
     ca: str = default("", "Path of CA certificates (PEM) to trust; empty = those of the system.")
     certificate: str = default("", "Path of a client certificate with its chain (PEM); empty = none.")
@@ -157,7 +157,7 @@ class BackendContexts:
         self._threads = Threads("backend_certificates")
 
     async def of(self, config: BackendTls | None) -> ssl.SSLContext:
-        """Raises OSError that names a file that cannot be used any more. What was read stays while files hang."""
+        """Raises OSError with the name of a file that has become unusable. The loaded files stay while reads hang."""
         config = config or _OF_THE_SYSTEM
         made = self._made.get(config)
         if made is not None and not made[0]:  # no file can change
@@ -177,6 +177,6 @@ class BackendContexts:
 
 
 def _current(config: BackendTls, made: tuple[Stamp, ssl.SSLContext] | None) -> tuple[Stamp, ssl.SSLContext]:
-    """What was made, or anew if a file has changed. Raises ValueError."""
+    """The cached context, or a new one if a file has changed. Raises ValueError."""
     stamp = config.stamp()
     return made if made is not None and made[0] == stamp else (stamp, config.context())

@@ -1,9 +1,9 @@
 """TLS of a connection: between the transport of its socket and its protocol.
 
-asyncio's own TLS shows a connection to its protocol only after the handshake, and keeps what a client does not read in
-three buffers. This one shows it as soon as the client is accepted, so that one counter sees every socket. All output
-that is unsent is in the socket's transport, so that its size and its limits count everything. Nor does it keep more of
-a peer's bytes than one record; uvloop's has a buffer of 256 KiB for each connection, and as much unread.
+asyncio's own TLS shows a connection to its protocol only after the handshake, and keeps unread output in three buffers.
+This transport shows it as soon as the client is accepted, so that one counter sees every socket. All unsent output is
+in the socket's transport, so that its size and its limits count everything. It keeps at most one record of a peer's
+bytes; uvloop's has a buffer of 256 KiB for each connection, and the same amount unread.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from gateway.core.turns import Intake
 
-_RECORD_BYTES = 16384  # encrypted or decrypted at once: OpenSSL's buffers stay that small
+_RECORD_BYTES = 16384  # encrypted or decrypted per call: OpenSSL's buffers stay that small
 
 
 class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
@@ -55,7 +55,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return self._error or ConnectionResetError(ECONNRESET, "closed in the handshake")
         return None
 
-    # What the protocol calls.
+    # Called by the protocol.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if not self._is_open or self._raw.is_closing():
@@ -91,7 +91,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def resume_reading(self) -> None:
         self._intake.go_on()
-        self._loop.call_soon(self._advance)  # a part of what was received may not be decrypted yet
+        self._loop.call_soon(self._advance)  # received bytes may remain to be decrypted
 
     def can_write_eof(self) -> bool:
         return False
@@ -107,7 +107,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         own = {"sslcontext": self._context, "ssl_object": self._tls}
         return own[name] if name in own else self._raw.get_extra_info(name, default)
 
-    # What the socket's transport calls.
+    # Called by the socket's transport.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
@@ -137,11 +137,11 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
         """Bytes of the session have been read."""
         self._received.write(self.get_buffer(-1)[:nbytes])
         if nbytes == _RECORD_BYTES:
-            self._intake.pause()  # more may come at once, in hundreds of records
+            self._intake.pause()  # more may come in one read, in hundreds of records
         self._advance()
 
     def _advance(self) -> None:
-        """Go on with the handshake, then with what the peer sends, as far as bytes have come."""
+        """Continue the handshake, then decrypt the received bytes."""
         try:
             if not self._is_open:
                 self._tls.do_handshake()
@@ -152,7 +152,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._flush()
         except ssl.SSLError as error:  # no TLS, nothing in common, or not the right certificate
             self._error = error.with_traceback(None)
-            self._flush()  # tells the peer why
+            self._flush()  # sends the peer the reason
             self._raw.close()
         else:
             self._flush()
@@ -164,7 +164,7 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._shaken.set_result(None)
 
     def _decrypt(self) -> None:
-        """Pass on what is complete. Raises SSLWantReadError at its end."""
+        """Pass on complete records. Raises SSLWantReadError at their end."""
         while (self._received.pending or self._tls.pending()) and not (self._intake.is_held or self._raw.is_closing()):
             room = cast(memoryview, self._protocol.get_buffer(-1))
             count = self._tls.read(len(room), room)
@@ -174,6 +174,6 @@ class EncryptedTransport(asyncio.Transport, asyncio.BufferedProtocol):
             self._protocol.buffer_updated(count)
 
     def _flush(self) -> None:
-        """Send what the session itself has to say."""
+        """Send the session's own output, such as handshakes and alerts."""
         if self._to_send.pending and not self._raw.is_closing():
             self._raw.write(self._to_send.read())

@@ -1,7 +1,7 @@
 """One connection to Redis or Valkey: commands are answered in order, and messages of channels come in between.
 
-The bytes are packed and parsed by hiredis. What is sent ten times a second waits for no task and no pool: a message
-costs a fifth of what a general client needs for it.
+The bytes are packed and parsed by hiredis. Frequent messages wait for no task and no pool: a message costs a fifth of a
+general client's time.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Heard = Callable[[bytes, bytes], None]  # channel, data
 
 
 class RedisConnection(asyncio.Protocol):
-    """A connection that cannot be used again once it has ended: whatever goes wrong with a call ends it."""
+    """A connection for single use: any failure of a call ends it."""
 
     def __init__(self, heard: Heard) -> None:
         self.ended = asyncio.Event()
@@ -98,7 +98,7 @@ class RedisConnection(asyncio.Protocol):
         if isinstance(reply, StoreLost):
             raise StoreLost(self.reason)
         if isinstance(reply, ReplyError) and not str(reply).startswith("NOSCRIPT"):
-            self.close(str(reply))  # as of a server that has become a replica: the next connection is to another one
+            self.close(str(reply))  # e.g. the server has become a replica: the next connection is to another one
             raise StoreLost(str(reply))
         return reply
 
@@ -185,7 +185,7 @@ async def _connection(config: CoordinationConfig, host: tuple[str, int] | None, 
                 return connection
             tls = create_default_context(cafile=check_pem(config.ca) if config.ca else None) if address.tls else None
             transport, connection = await loop.create_connection(lambda: RedisConnection(heard), *host, ssl=tls)
-    except OSError as error:  # TimeoutError and errors of TLS are, too
+    except OSError as error:  # includes TimeoutError and errors of TLS
         raise StoreLost(f"{type(error).__name__}: {error}".rstrip(": ")) from error
     if (socket := transport.get_extra_info("socket")) is not None:
         socket.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)

@@ -1,4 +1,4 @@
-"""Keeps this replica's blocks renewed: calls the store, and sets what may be in flight on each engine."""
+"""Keeps this replica's blocks renewed: calls the store, and sets its slots and KV tokens on each engine."""
 
 import asyncio
 import math
@@ -25,15 +25,15 @@ _USUAL_SECONDS: Final = 1.0  # between two calls
 _WAITING_SECONDS: Final = 0.2  # while requests wait: they take seconds, so blocks follow the demand
 _ASKING_SECONDS: Final = 0.1  # between two requests for others' calls
 _FRUITLESS_SECONDS: Final = 0.4  # while requests wait, and calls change no block
-_LEAST_SECONDS: Final = 0.02  # after a call, whatever others ask for
-_ANSWER_SECONDS: Final = 0.003  # after a call that asked others, who answer by a request
+_LEAST_SECONDS: Final = 0.02  # after a call, regardless of others' requests
+_ANSWER_SECONDS: Final = 0.003  # after a call that requested parts of others, which respond with a request
 _ATTEMPTS: Final = 8  # at a change, while others change the table
 _SHOWN: Final = 64  # characters of a name in the log
 _READY_SECONDS: Final = 8.0  # until this replica has blocks, or serves with an even part
 
 
 class Coordinator:
-    """One replica's part in a fleet of several: its blocks, and what it shares with its peers.
+    """One replica's part in a fleet of several: its blocks, and the data shared with its peers.
 
     `counted` is called when the number of replicas has changed.
     """
@@ -56,9 +56,9 @@ class Coordinator:
         self._link, self._store, self._calls = link, RedisStore(link), link.name("call")
         self._fleet, self._demands, self._broker = fleet, demands, broker
         self._counted, self._clock, self._supervisor = counted, clock, supervisor
-        self._peers: frozenset[str] | None = None  # whose messages are heard
-        self._parts: dict[int, EngineUse] = {}  # what was set last, by the engine's number
-        self._lacked: set[int] = set()  # numbers of engines of which a peer lacks a part
+        self._peers: frozenset[str] | None = None  # peers whose messages arrive
+        self._parts: dict[int, EngineUse] = {}  # the last set limits, by the engine's number
+        self._lacked: set[int] = set()  # numbers of engines of which a peer needs a part
         self._wake = asyncio.Event()
         self._has_ended_call = asyncio.Event()
         self._count = 1
@@ -75,17 +75,17 @@ class Coordinator:
             self._wake.set()
 
     def _on_wait(self) -> None:
-        """A request begins to wait: blocks may be what it lacks, unless others wait in vain already."""
+        """A request begins to wait: larger blocks may help, unless others wait in vain already."""
         if self._waiting_seconds == _WAITING_SECONDS and not self.blocks.is_failing:
             self._wake.set()
 
     def _on_release(self, engine: int) -> None:
-        """A part of an engine is free that nobody waits for here, but maybe elsewhere."""
+        """A part of an engine became free without local demand; peers may need it."""
         if engine in self._lacked:
             self._wake.set()
 
     def obey(self, *, anew: bool = True) -> None:
-        """Set what may be in flight on each engine from now on; without `anew`, only if that has changed."""
+        """Set the limits of each engine; without `anew`, only if they have changed."""
         now, parts = self._clock(), dict[int, EngineUse]()
         engines = list(engines_by_key((*self._fleet.backends, *self._fleet.leaving)))
         self._lacked = {engine.index for key, _, engine in engines if key in self.blocks.lacked}
@@ -151,11 +151,11 @@ class Coordinator:
             self._wake.set()
 
     async def call(self) -> None:
-        """Renew the blocks, and state what is wished. A store that fails costs no request anything."""
+        """Renew the blocks, and state the wishes. A failing store affects no request."""
         try:
             await self._exchange()
             await self._follow_peers()
-        except Exception as error:  # whatever it is, blocks are not renewed
+        except Exception as error:  # after any error, blocks are not renewed
             if not isinstance(error, StoreLost):
                 self._supervisor.caught("coordination", error)
             self.failures += 1
@@ -191,7 +191,7 @@ class Coordinator:
         for _ in range(_ATTEMPTS):
             sent = clock()
             change = blocks.propose(*self._demands.wishes(sent), sent)
-            self.obey(anew=False)  # what the change gives up
+            self.obey(anew=False)  # the part that the change gives up
             applied, table = await self._store.swap(change)
             blocks.answered(table, sent, clock(), applied=applied)
             if applied:

@@ -1,9 +1,9 @@
-"""The records of the table: what a replica writes, and how the records of others are read. Pure.
+"""The records of the table: a replica's own, and validation of the records of others. Pure.
 
-Anything may be in the table: another version of the gateway writes there, and so may any client of the server. A
-record is used only within these bounds. Of a record of another version, its first part is used: the number and the
-blocks, which every version keeps in their places, so that no cap is exceeded while versions are mixed. New fields come
-at the end; whatever else changes in a record changes `VERSION`.
+Anything may be in the table: another version of the gateway writes there, and so may any client of the server. A record
+is used only within these bounds. Of another version's record, the first part is used: the number and the blocks, which
+every version keeps in their places, so that no cap is exceeded while versions are mixed. New fields come at the end;
+any other change of the format changes `VERSION`.
 """
 
 from typing import Annotated, Final
@@ -49,7 +49,7 @@ class EngineRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AnyRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What every version writes first."""
+    """The first part of a record in every version."""
 
     number: Number
     shown: Run
@@ -58,8 +58,8 @@ class AnyRecord(msgspec.Struct, array_like=True, frozen=True):
 
 
 class ReplicaRecord(msgspec.Struct, array_like=True, frozen=True):
-    """What a replica writes. `number` of the write; `shown`: the run in which it has shown its presence; `age_seconds`:
-    how long its first request has waited; `known`: silent replicas that it knows from before their silence."""
+    """A replica's record. `number` of the write; `shown`: the run in which it has shown its presence; `age_seconds`:
+    the wait of its first request; `known`: silent replicas that it knows from before their silence."""
 
     number: Number
     shown: Run
@@ -73,7 +73,7 @@ Records = dict[str, ReplicaRecord]
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgspec.msgpack.Decoder(ReplicaRecord).decode
 _DECODE_ANY: Final = msgspec.msgpack.Decoder(AnyRecord).decode
-UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # what decoding raises
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)  # errors of decoding
 _NONE: Final = EngineUse(0, 0)
 
 
@@ -82,7 +82,7 @@ def write_record(record: ReplicaRecord) -> bytes:
 
 
 def read_record(name: str, data: bytes) -> ReplicaRecord | None:
-    """The record of a replica; None if it cannot be read. What one of another version wishes is not known."""
+    """The record of a replica; None if it cannot be read. The wishes of another version are unknown."""
     if len(name) > MOST_NAME_BYTES or len(data) > _MOST_BYTES:
         return None
     try:

@@ -1,6 +1,6 @@
-"""Where responses are stored, told to peers: a client may continue a response through any gateway of the fleet. Pure.
+"""Shares the places of stored responses: a client may continue a response through any gateway of the fleet. Pure.
 
-Each gateway sends the places that it noted itself. A peer that is new gets the latest ones that the others know.
+Each gateway sends the places that it noted itself. A new peer gets the latest known places of the others.
 """
 
 from collections import deque
@@ -32,14 +32,14 @@ class SentPlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SentPlaces(msgspec.Struct, frozen=True, array_like=True):
-    """A message; one of another format is not used."""
+    """A message; other formats are ignored."""
 
     format: _Text
     places: Annotated[list[SentPlace], Meta(max_length=_MOST_PLACES)]
 
 
 class ResponseExchange:
-    """What this gateway's peers must learn of stored responses, and learning from theirs."""
+    """Places of stored responses to send to peers, and learning from theirs."""
 
     def __init__(self, stored: StoredResponses) -> None:
         self._stored = stored
@@ -49,7 +49,7 @@ class ResponseExchange:
         self._decode = msgspec.msgpack.Decoder(SentPlaces).decode
 
     def peer_joined(self) -> None:
-        """Send again what is known; the oldest first, as it was noted."""
+        """Send the known places again, in the order of noting."""
         known = self._stored.since(self._stored.noted - _MOST_KNOWN)
         self._unsent.clear()
         self._unsent.extend(reversed(known))
@@ -70,7 +70,7 @@ class ResponseExchange:
             self._unsent.popleft()
 
     def receive(self, data: bytes) -> bool:
-        """Note what a peer sent; returns whether it could be read. A response that is known keeps its place."""
+        """Note a peer's places; returns whether they could be read. A known response keeps its place."""
         if len(data) > MOST_BYTES:
             return False
         try:

@@ -1,7 +1,7 @@
 """Carries the messages of peers over Redis or Valkey, and agrees on the secret of cache salts there.
 
 Requests never wait for any of this. Each gateway publishes its updates on a channel of its own, which its peers hear,
-and gets questions and snapshots on another one. What is lost meanwhile is noticed by the numbers of updates.
+and gets questions and snapshots on another one. Lost updates are detected by their numbers.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _LEAST_SECRET_BYTES, _MOST_SECRET_BYTES = 16, 1024
 class CacheSharing:
     """The exchange of one gateway, over the network. `is_followed`: see `Exchange`.
 
-    `secret`: of cache salts, until others have one in common; `follow_secret` takes that over, None = it is configured.
+    `secret`: of cache salts, until others have a common one; `follow_secret` takes that over, None = it is configured.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CacheSharing:
         self.exchange.left(backend.all_engines)
 
     def follow_peers(self, peers: Iterable[str]) -> dict[bytes, Callable[[bytes], None]]:
-        """Take over which other replicas there are; returns the channels to hear, and what to call with messages."""
+        """Take over the other replicas; returns the channels to hear, and the receiver of messages."""
         known, before, name = self.exchange.follow_peers(sorted(peers)), self._peers, self._link.name
         if not {*known} <= {*before}:
             self._responses.peer_joined()
@@ -123,7 +123,7 @@ class CacheSharing:
         await asyncio.sleep(_SECRET_SECONDS)
 
     def _on_message(self, data: bytes) -> None:
-        """Use it at once; a long one when nothing else is to be done, and what comes after it later still."""
+        """Use it immediately; a long one when the loop is idle, with its successors after it."""
         if not self._long and len(data) <= _LONG_BYTES:
             self.exchange.receive(data, self._clock())
         elif len(self._long) < _MOST_LONG:
@@ -149,5 +149,5 @@ class CacheSharing:
         asker, parts = answer
         for part in parts:
             if not self._link.publish(self._link.name(f"to:{asker}"), part):
-                return  # it asks again
+                return  # it requests again
             await asyncio.sleep(_PART_SECONDS)

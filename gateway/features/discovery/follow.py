@@ -1,4 +1,4 @@
-"""Keeps the fleet like the configured sources: what each lists is applied whenever it changes."""
+"""Keeps the fleet equal to the configured sources: each listing is applied whenever it changes."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -37,7 +37,7 @@ def configured_sources(config: DiscoveryConfig) -> list[BackendSource]:
 
 
 class SourceFollower:
-    """Follows one source, up to `max_backends` of what it lists. `reconcile` is `Membership.reconcile`."""
+    """Follows one source, up to `max_backends` of its backends. `reconcile` is `Membership.reconcile`."""
 
     def __init__(self, source: BackendSource, follow: Follow, random: Random, *, max_backends: int) -> None:
         self.max_backends = max_backends
@@ -59,7 +59,7 @@ class SourceFollower:
             await asyncio.Event().wait()
 
     async def step(self) -> None:
-        """Apply what the source lists until it fails, and wait before it is started again."""
+        """Apply the source's listings until it fails, and wait before it is started again."""
         try:
             async with aclosing(self._source.listings()) as listings:
                 async for listing in listings:
@@ -82,7 +82,7 @@ class SourceFollower:
             log.info("discovered", source=self._source.name, added=changes.added, removed=changes.removed)
 
     def _complain(self, reason: str) -> None:
-        """Log what is wrong, once for each reason; empty = nothing is."""
+        """Log a problem, once for each reason; empty = none."""
         if reason not in ("", self._complaint):
             log.warning("discovery_failed", source=self._source.name, reason=reason)
         self._complaint = reason
@@ -117,7 +117,7 @@ class Discovery:
         await asyncio.gather(*self._ending, return_exceptions=True)
 
     def apply(self, config: DiscoveryConfig) -> None:
-        """Take over other sources. Those that stay are not disturbed, and the backends of one that goes leave."""
+        """Take over other sources. Remaining sources are not disturbed, and the backends of removed sources leave."""
         self._sources, self._max_backends = configured_sources(config), config.max_backends
         self._end()
         self._begin()

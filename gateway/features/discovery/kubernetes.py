@@ -3,14 +3,14 @@
 A Service has several slices: one set for each IP family and each set of ports, of at most 100 endpoints each. So a pod
 may be in several of them: in one for each family, or in two while it moves from one slice to another. The rules:
 
-- A pod that terminates is not listed, whatever else its slices say: it never serves again. The fleet then sends it
-  nothing new, and lets its streams end.
-- A pod that is not ready is listed, but drains: it may be back soon, with what its KV cache holds and what was learned.
+- A terminating pod is not listed, regardless of its slices: it never serves again. The fleet then sends it no new
+  requests, and lets its streams end.
+- A pod that is not ready is listed, but drains: it may be back soon, with its KV cache and learned state.
 - Of a pod's addresses one is used: a ready one first, IPv4 before IPv6.
 
-The slices are listed, then watched for changes from there on. A watch ends after a minute, and the next one goes on at
-the last version that was seen, as after a loss of the connection. Only if the API server no longer has that version
-(410) are the slices listed again. This module is imported where it is used: the client of the API takes 60 MiB.
+The slices are listed, then watched for changes from there on. A watch ends after a minute, and the next one continues
+from the last seen version, as after a lost connection. Only if the API server no longer has that version (410) are the
+slices listed again. This module is imported where it is used: the client of the API takes 60 MiB.
 """
 
 import asyncio
@@ -42,15 +42,15 @@ _FAMILIES = ("IPv4", "IPv6", "FQDN")  # address types, the preferred one first
 _MAX_NAME_LENGTH = 128  # of a backend
 _MOST_PROBLEMS = 3  # in one message
 _MAX_LIST_BYTES = 8 << 20
-_MAX_LIST_CONTAINERS = 65536  # what takes longest to read; an endpoint has five
+_MAX_LIST_CONTAINERS = 65536  # these take longest to read; an endpoint has five
 _MOST_MADE = 4096
 _LIST_SECONDS = 10.0
 _WATCH_SECONDS = 60  # and no more, so that a connection that is dead but was not closed is noticed
 _GRACE_SECONDS = 10.0
-_SHORTEST_WATCH_SECONDS = 1.0  # one that ends sooner, without an event, has failed
+_SHORTEST_WATCH_SECONDS = 1.0  # a watch that ends sooner, without an event, has failed
 _OK, _UNAUTHORIZED, _GONE = 200, 401, 410
 _NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-# What the library raises for credentials that lack something.
+# The library's errors for incomplete credentials.
 _BAD_CREDENTIALS = (ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, KeyError, AssertionError)
 
 
@@ -69,7 +69,7 @@ class PodReference(msgspec.Struct, frozen=True):
 
 
 class EndpointConditions(msgspec.Struct, frozen=True):
-    """The API's rules for what it does not know: ready, and not terminating."""
+    """The API's defaults for unknown conditions: ready, and not terminating."""
 
     ready: bool | None = None
     terminating: bool | None = None
@@ -93,7 +93,7 @@ class SlicePort(msgspec.Struct, frozen=True):
 
 
 class EndpointSlice(msgspec.Struct, frozen=True, rename="camel"):
-    """One slice. A Service without pods has one whose endpoints are null."""
+    """One slice. A Service without pods has a slice with null endpoints."""
 
     metadata: SliceMetadata
     address_type: str = ""
@@ -109,7 +109,7 @@ class EndpointSliceList(msgspec.Struct, frozen=True):
 
 
 class WatchEvent(msgspec.Struct, frozen=True):
-    """One line of a watch. The type decides what the object is."""
+    """One line of a watch. The type determines the object's schema."""
 
     type: str
     object: msgspec.Raw
@@ -123,11 +123,11 @@ class ApiStatus(msgspec.Struct, frozen=True):
 
 
 class SlicesExpired(Exception):
-    """The API server does not have all changes since the last event any more: the slices must be listed again."""
+    """The API server has dropped changes since the last event: the slices must be listed again."""
 
 
 class SliceTable:
-    """The slices by name, as of `version`, from which a watch goes on; empty = they must be listed first."""
+    """The slices by name, as of `version`, the start of a watch; empty = they must be listed first."""
 
     def __init__(self) -> None:
         self.version = ""
@@ -162,7 +162,7 @@ class SliceTable:
             self._slices[changed.metadata.name] = changed
         elif event.type == "DELETED":
             self._slices.pop(changed.metadata.name, None)
-        # A BOOKMARK has only the version; what an API server of the future may send has it, too.
+        # A BOOKMARK has only the version; future event types will have it.
         self.version = changed.metadata.resource_version or self.version
 
 
@@ -223,11 +223,11 @@ class _Sighting:
 
     @property
     def preference(self) -> tuple[object, ...]:
-        """Of a pod's sightings the one with the smallest value is used."""
+        """A pod's sighting with the smallest value is used."""
         return not self.ready, self.family, self.host, self.port, self.name, self.pod, self.zone
 
     def wanted(self, scheme: str, settings: Mapping[str, Any]) -> Wanted:
-        """Raises ValidationError if the API lists what is no address."""
+        """Raises ValidationError if the API lists an invalid address."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         name = self.name if len(self.name) <= _MAX_NAME_LENGTH else ""
         config = BackendConfig.model_validate({**settings, "url": f"{scheme}://{host}:{self.port}", "name": name})
@@ -255,7 +255,7 @@ def _sightings(one: EndpointSlice, config: KubernetesDiscovery, problems: list[s
 
 
 def _port(one: EndpointSlice, wanted: int | str | None, problems: list[str]) -> int:
-    """The port of a slice's endpoints; 0 and a problem if the slice does not have the one that is wanted."""
+    """The port of a slice's endpoints; 0 and a problem if the slice lacks the configured port."""
     if isinstance(wanted, int):
         return wanted
     ports = [each for each in one.ports or () if each.port and (each.protocol or "TCP") == "TCP"]
@@ -312,7 +312,7 @@ class KubernetesEndpoints:
                 async with aclosing(self._watch(is_fresh)) as events:
                     async for _ in events:
                         yield self._listing()
-                yield self._listing()  # the watch has ended as it should: whatever had failed works again
+                yield self._listing()  # the watch has ended normally: previous failures are over
         except (aiohttp.ClientError, OSError) as error:
             raise DiscoveryError(f"the API server cannot be reached: {str(error) or type(error).__name__}") from error
         finally:
@@ -333,7 +333,7 @@ class KubernetesEndpoints:
             self._table.replace(bytes(document))
 
     async def _watch(self, is_fresh: bool) -> AsyncGenerator[None, None]:
-        """Yields after each event, until the next watch or the next list has to follow. `is_fresh`: just listed."""
+        """Yields after each event, until the next watch or the next list is due. `is_fresh`: just listed."""
         began, seen = self._clock(), 0
         query = {"watch": True, "allow_watch_bookmarks": True, "timeout_seconds": _WATCH_SECONDS}
         timeout = _WATCH_SECONDS + _GRACE_SECONDS
@@ -347,7 +347,7 @@ class KubernetesEndpoints:
                     self._table.update(line)
                     seen += 1
                     yield
-                    await asyncio.sleep(0)  # many lines may have come at once
+                    await asyncio.sleep(0)  # many lines may have come together
         except SlicesExpired:
             self._table.expire()
             if is_fresh and not seen:
@@ -375,7 +375,7 @@ class KubernetesEndpoints:
     async def _ask(self, query: dict[str, Any]) -> aiohttp.ClientResponse:
         client = self._client = self._client or await self._connect()
         ask: Callable[..., Any] = DiscoveryV1Api(client).list_namespaced_endpoint_slice
-        # The answer as it comes, with its status: the library's own watch takes an empty one for the end of a watch.
+        # The streamed answer, with its status: the library's own watch takes an empty one for the end of a watch.
         response: aiohttp.ClientResponse = await ask(
             self._namespace, label_selector=self._labels, _preload_content=False, **query
         )
@@ -424,7 +424,7 @@ def _existing(file: str) -> str:
 
 
 async def _use_kubeconfig(file: str, configuration: Configuration) -> dict[str, Any]:
-    """Take over what the current context of a file says, and return that context."""
+    """Take over the current context of a file, and return it."""
     loader = await load_kube_config(config_file=file, client_configuration=configuration, persist_config=False)
     if token := configuration.api_key.get("BearerToken"):
         configuration.api_key["BearerToken"] = token.strip()  # of a file that ends with a newline

@@ -1,11 +1,11 @@
-"""What is batched: embeddings requests, many small ones in few full batches, and long lists of documents, in pieces.
+"""Embeddings requests, many small ones in few full batches, and long lists of documents, in pieces.
 
 Clients whose embeddings requests spoiled a batch are quarantined: for a while they share batches only with each other.
 Without a tenant, a client is an address, which may stand for many clients behind a proxy. While a backend works on a
 shared batch, the model's tokenizer counts each client's tokens.
 
-Long rerank and score requests go to all replicas. A piece of one is sent like any request, with a lease and retries of
-its own, and shares nothing with other clients' pieces.
+Long rerank and score requests go to all replicas. A piece is sent like any request, with its own lease and retries, and
+shares nothing with other clients' pieces.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _MOST_CLIENTS = 1024
 
 
 class Quarantine:
-    """The clients whose requests spoiled a batch lately, and when that ends for each."""
+    """Quarantined clients, whose requests spoiled a batch lately, and the end of each quarantine."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}  # soonest first
@@ -65,7 +65,7 @@ def items_of(waiters: list[EmbeddingWaiter]) -> list[Any]:
 
 
 CountingTask = asyncio.Task[list[int] | str]  # of the tokens of each text of a batch
-_UNKNOWN_FIELDS: Final = "fields"  # of the request, whose effect on tokens is not known
+_UNKNOWN_FIELDS: Final = "fields"  # of the request, with an unknown effect on tokens
 _UNVERIFIED: Final = "unverified"  # the backend that answered was not verified to count alike
 _FEW_ITEMS = 8  # a request of more, or of more tokens than the next, is bulk
 _FEW_TOKENS = 1024
@@ -199,10 +199,10 @@ class Coalescer:
         return [min(count, most) for count in counts]
 
     def _checked(self, batch: SentBatch, counts: list[int] | str, total: int, backend: str) -> list[int] | None:
-        """The tokens of each text, if they are those of the backend that answered, which reports this sum."""
+        """The tokens of each text, if their sum is the one reported by the backend."""
         model, counted = batch.key.model, self._batcher.metrics.counted
         if not isinstance(counts, str) and not self._counter.counts_alike(model, backend):
-            counts = _UNVERIFIED  # the backend came or restarted while the batch waited
+            counts = _UNVERIFIED  # the backend joined or restarted while the batch waited
         if isinstance(counts, str):
             counted.add((model, counts))
             return None
@@ -211,7 +211,7 @@ class Coalescer:
         return counts if is_sum else None
 
     async def _send_unchanged(self, waiter: EmbeddingWaiter, reply: ClientTarget, *, isolated: bool) -> UpstreamResult:
-        """Send the request as it came. `isolated`: a batch that it was part of was refused."""
+        """Send the request unchanged. `isolated`: its batch was refused."""
         started, request, inputs, record = self._clock(), waiter.request, waiter.request.work, waiter.record
         assert isinstance(inputs, EmbeddingInputs)
         if self._batcher.response_headers:
@@ -248,7 +248,7 @@ class Coalescer:
 
 
 _MOST_PIECES = 256  # of one request
-_MOST_BYTES = 4  # times those of the request may go to the backends: each piece repeats the query
+_MOST_BYTES = 4  # times the request's tokens may go to the backends: each piece repeats the query
 
 
 class RerankWaiter(Waiter):
@@ -263,7 +263,7 @@ class RerankWaiter(Waiter):
 
 
 class RerankSplitter:
-    """Answers rerank and score requests: long lists in pieces, others as they came."""
+    """Answers rerank and score requests: long lists in pieces, others unchanged."""
 
     work = "lists of documents"
 
@@ -295,7 +295,7 @@ class RerankSplitter:
         return await batcher.dispatch(request, reply, record)
 
     async def _split(self, request: InferenceRequest, record: Record, holding: Holding) -> RerankWaiter | None:
-        """The request in pieces; None, if it is to be sent as it came."""
+        """The request in pieces; None = send it unchanged."""
         pairs, config, sizes = request.work, self._batcher.config, self._batcher.sizes_of(self, request.demand.model)
         assert isinstance(pairs, Pairs)
         tokens, sizes_bytes = sizes.tokens_of_texts(pairs.sizes_bytes), pairs.sizes_bytes

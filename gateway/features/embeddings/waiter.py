@@ -96,7 +96,7 @@ class BufferedResponse:
             if self.error is None:
                 raise
         finally:
-            self._fetching = None  # it has the task, and one that is cancelled has the frames that hold this answer
+            self._fetching = None  # it has the task, and a cancelled task has the frames that hold this answer
         if self.error is not None:
             raise self.error.again()
         return self
@@ -118,7 +118,7 @@ class Piece:
 
 
 class SendUnchanged(Enum):
-    """The request is to be sent as it came."""
+    """Mark the request to be sent unchanged."""
 
     ALONE = "alone"  # it is alone in its batch, whose place it keeps
     ISOLATED = "isolated"  # a batch that it was part of was refused
@@ -129,7 +129,7 @@ Outcome = SendUnchanged | BufferedResponse | list[Any]  # all parts in order, or
 
 
 class Waiter:
-    """A request that is sent in pieces. `outcome` is set once; what comes later is ignored."""
+    """A request that is sent in pieces. `outcome` is set once; later results are ignored."""
 
     def __init__(self, request: InferenceRequest, record: Record, now: float) -> None:
         self.request = request
@@ -164,7 +164,7 @@ class Waiter:
             self.expiry = None
 
     def batch_ended(self, record: Record, waited_seconds: float) -> None:
-        """Note what is known of a batch with a piece of it, however it ended."""
+        """Note the facts of a batch with a piece of it, after any outcome."""
         if record.backend:
             self.backends[record.backend] = None
         self.record.merge(record, waited_seconds)
@@ -187,7 +187,7 @@ class Waiter:
 
 
 class EmbeddingWaiter(Waiter):
-    """An embeddings request. `client`: to whom a bad input is attributed."""
+    """An embeddings request. Bad inputs are attributed to `client`."""
 
     def __init__(
         self, request: InferenceRequest, inputs: EmbeddingInputs, client: str, record: Record, now: float

@@ -1,8 +1,8 @@
-"""What engines' caches hold, by their own KV events.
+"""The contents of engines' caches, from their own KV events.
 
-Events are tens of milliseconds late, and requests that begin alike often come closer together: blocks that were sent
-and are not in the events yet count as held. An engine whose events have stopped although the connection stands is
-noticed by its answers, and then predicted by the gateway's own record.
+Events are tens of milliseconds late, and requests with a common prefix often come closer together: recently sent blocks
+count as held before their events. If an engine's events stop while the connection stands, its answers reveal it, and
+the gateway's own record replaces them.
 """
 
 from collections.abc import Iterable, Sequence
@@ -54,7 +54,7 @@ class PendingBlocks:
         self.reported(engine, [*self._young, *self._old])
 
     def age(self, now: float) -> None:
-        """Forget blocks whose time is over; to be called now and then."""
+        """Forget expired blocks; to be called periodically."""
         if now - self._since_seconds >= LIFE_SECONDS:
             self._since_seconds = now
             self._young, self._old = {}, self._young
@@ -83,7 +83,7 @@ class KnownBlocks:
         self._index = index
 
     def depths(self, keys: Sequence[int]) -> dict[int, int]:
-        """The number of leading blocks held or pending, by engine; only of those whose blocks are known."""
+        """The number of leading blocks held or pending, by engine, of engines with known blocks."""
         index, pending = self._index, self.pending
         found = {engine: depth for engine, depth in enumerate(index.depths(keys)) if index.live(engine)}
         if pending:
@@ -118,14 +118,14 @@ class StaleEventDetector:
         self._awaited.setdefault(engine, now)
 
     def heard(self, engine: int) -> bool:
-        """An event came; returns whether the engine's events had been stale."""
+        """An event arrived; returns whether the engine's events had been stale."""
         self._awaited.pop(engine, None)
         was_stale = engine in self._stale
         self._stale.discard(engine)
         return was_stale
 
     def newly_stale(self, now: float) -> list[int]:
-        """Engines whose events have become stale by now, each returned once."""
+        """Engines with newly stale events, each returned once."""
         fallen = [engine for engine, since in self._awaited.items() if now - since > PATIENCE_SECONDS]
         for engine in fallen:
             del self._awaited[engine]
@@ -141,7 +141,7 @@ class ExactCaches:
         self._index = index
         self._pending = self.blocks.pending
         self._stale_events = StaleEventDetector()
-        self._complete: set[int] = set()  # engines whose blocks are all known, while their events arrive
+        self._complete: set[int] = set()  # engines with completely known blocks, while their events arrive
         self._fleet = fleet
         self._cache_state = cache_state
         self._log = structlog.get_logger("gateway")
@@ -195,7 +195,7 @@ class ExactCaches:
         return True
 
     def left(self, backend: Backend) -> None:
-        """Its engines are gone; their numbers will be those of others. Their events end by themselves."""
+        """Its engines are gone; others will reuse their numbers. Their events end by themselves."""
         for engine in backend.all_engines:
             self._stale_events.heard(engine.index)
 

@@ -1,8 +1,8 @@
 """The fields of a request that determine its prompt's text, interpreted as vLLM's OpenAI front end does.
 
-A request with a field whose effect is not known is refused here, and is then routed by its bytes: the classes of turns,
-parts, tool calls and tools list all fields that they may have. vLLM has two forms of a turn's content; which one it
-passes to a template depends on the template. The probes at the end show where two tokenizers or templates differ.
+A request with a field of unknown effect is refused here, and is then routed by its bytes: the classes of turns, parts,
+tool calls and tools list all fields that they may have. vLLM has two forms of a turn's content; which one it passes to
+a template depends on the template. The probes at the end show where two tokenizers or templates differ.
 """
 
 import json
@@ -23,7 +23,7 @@ class PromptFeature(StrEnum):
     PARTS = "parts"  # a turn's content in several parts
     TOOLS = "tools"
     REASONING = "reasoning"
-    CONTINUED = "continued"  # the last turn is to be continued
+    CONTINUED = "continued"  # the last turn will be continued
 
 
 class ContentFormat(StrEnum):
@@ -73,7 +73,7 @@ class _Assistant(msgspec.Struct, forbid_unknown_fields=True, tag_field="role", t
     tool_calls: list[_Call] | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    refusal: Any = None  # clients echo this one and those that follow, as null
+    refusal: Any = None  # clients echo this and the following ones, as null
     audio: Any = None
     function_call: Any = None
     annotations: Any = None
@@ -109,7 +109,7 @@ class _Chat(msgspec.Struct):
 
 
 _FORBIDDEN: Final = "suffix chat_template truncate_prompt_tokens prompt_embeds mm_processor_kwargs media_io_kwargs"
-# The fields that are read here. Others, as far as is known, change nothing in a prompt.
+# The fields that are read here. No other field is known to change a prompt.
 DECISIVE: Final = frozenset(_FORBIDDEN.split()).union(_Completion.__struct_fields__, _Chat.__struct_fields__)
 # Arguments of the template's caller, which a client's variables must not name.
 _RESERVED: Final = (
@@ -222,7 +222,7 @@ def _tool(function: _ToolFunction) -> dict[str, Any]:
 
 
 def _variables(request: _Chat) -> dict[str, Any]:
-    """What the template is given besides the conversation and the tools."""
+    """Inputs of the template besides the conversation and the tools."""
     given = request.chat_template_kwargs or {}
     if not given.keys().isdisjoint(_RESERVED.split()):
         raise NotUnderstood("a variable that is not the client's to set")

@@ -26,7 +26,7 @@ class Address(NamedTuple):
 
     @classmethod
     def of(cls, endpoint: str) -> "Address":
-        """Take an endpoint apart. Raises ValueError for what cannot be reached from another machine."""
+        """Split an endpoint into its parts. Raises ValueError if other machines cannot reach it."""
         if not endpoint.startswith("tcp://"):
             raise ValueError(f"{endpoint} is not a network endpoint (tcp://host:port)")
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -52,14 +52,14 @@ class Source:
 
 
 class ReadingPlan(NamedTuple):
-    """What to read of a backend, and if that is less than everything, why."""
+    """The sources to read of a backend, and the reason if some are missing."""
 
     sources: tuple[Source, ...] = ()
     problem: str | None = None
 
 
 def plan(backend: Backend) -> ReadingPlan:
-    """Where to read this backend's events, by its configuration and what it reports."""
+    """The sources of this backend's events, by its configuration and its reports."""
     config, facts, host = backend.config.kv_events, backend.facts, backend.origin.host
     capacity = None if backend.kv_cache_tokens is None else backend.kv_cache_tokens // facts.engines
     if config == "off":
@@ -105,11 +105,11 @@ def _of_rank(endpoint: str, host: str | None, rank: int) -> str:
     return str(address._replace(port=address.port + rank))
 
 
-_SIGNATURE_BYTES = 10  # 0xff, eight bytes of any value, 0x7f: each side of a ZMTP connection sends it at once
+_SIGNATURE_BYTES = 10  # 0xff, eight bytes of any value, 0x7f: each side of a ZMTP connection sends it immediately
 
 
 async def why_unreachable(source: Source, timeout_seconds: float) -> str | None:
-    """Why a source's events or missed events cannot be read; None = they can, as far as can be seen."""
+    """The reason why a source's events or missed events cannot be read; None = no problem found."""
     endpoints = [] if source.bind else [source.endpoint]
     endpoints += [source.replay] if source.replay else []
     reasons = await asyncio.gather(*(_why_silent(endpoint, timeout_seconds) for endpoint in endpoints))

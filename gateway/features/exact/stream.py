@@ -1,21 +1,21 @@
-"""One engine's events: subscribing, noticing gaps, and requesting what was missed.
+"""One engine's events: subscribing, detecting gaps, and requesting missed messages.
 
-A stream is `live` when it has everything since it began. It is `whole` when it began with an empty cache, or what it
-began with is gone by now: after a reset, or when what is known fills the cache.
+A stream is `live` when it has everything since it began. It is `whole` when it began with an empty cache, or the blocks
+from before are gone: after a reset, or when the known blocks fill the cache.
 
-- First contact: everything that the publisher still has is requested. If that reaches back to its first message, the
-  cache is known whole; otherwise the rest is used, and blocks stored before stay unknown until they come again.
-- A gap: what is missing is requested. If the publisher no longer has it, all that was known is dropped and the rest is
-  used. Live messages wait in the socket meanwhile.
-- A new connection: the last message that was used is requested again. If it comes back the same, nothing was lost but
-  what follows it; otherwise another process answers, and everything begins anew.
-- Without a replay endpoint, a gap or a restart drops all that was known.
+- First contact: all messages in the publisher's buffer are requested. If they reach back to its first message, the
+  cache is known whole; otherwise they are used, and blocks stored before stay unknown until they come again.
+- A gap: the missing messages are requested. If the publisher has dropped them, all known blocks are dropped and the
+  rest is used. Live messages wait in the socket meanwhile.
+- A new connection: the last used message is requested again. If it comes back the same, only its successors were lost;
+  otherwise another process answers, and everything begins anew.
+- Without a replay endpoint, a gap or a restart drops all known blocks.
 
 vLLM numbers its messages from 0 in each process. It answers a request for missed messages from a buffer of its last
-ones, then sends an end marker. Its socket silently drops what a slow receiver cannot take, so an answer can have holes,
-or no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is
-never mistaken for the answer to the next. Missed messages arrive a second time as live ones, which is no restart: a
-restart is a live number that is not above the live number before it.
+ones, then sends an end marker. Its socket silently drops messages for a slow receiver, so an answer can have holes, or
+no end; it is then requested again from there. Each request has a connection of its own, so that a late answer is never
+mistaken for the answer to the next. Missed messages arrive a second time as live ones, which is no restart: a restart
+is a live number that is not above the live number before it.
 
 All methods run in the reader's thread, except for `as_dict`.
 """
@@ -34,7 +34,7 @@ from gateway.features.exact.events import SEQUENCE_BYTES, Cleared, Ledger, Socke
 
 FLUSH_SECONDS = 0.02  # changes are collected for this long
 FLUSH_CHANGES = 4096  # or until there are this many
-UPDATE_CHANGES = 1024  # keys in one update: what the loop does at a time
+UPDATE_CHANGES = 1024  # keys in one update, processed by the loop without a break
 END_OF_REPLAY = (-1).to_bytes(SEQUENCE_BYTES, "big", signed=True)
 REPLAY_PATIENCE_SECONDS = 3.0  # until the first replayed message; vLLM looks for requests ten times a second
 PAUSE_SECONDS = 1.0  # until the next one, or the end marker
@@ -85,7 +85,7 @@ class Replay:
     """One request for the messages from `expected` on, sent on creation, and its answer. The owner closes it."""
 
     def __init__(self, sockets: Sockets, endpoint: str, expected: int) -> None:
-        self.proving = expected > 0  # the first message is the last one that was used, again, as a proof
+        self.proving = expected > 0  # the first message is the last used one, requested again as a proof
         self.received = 0
         self.ended = False
         self.deadline = sockets.clock() + REPLAY_PATIENCE_SECONDS
@@ -116,10 +116,10 @@ class Replay:
 
 
 class EngineEvents(Protocol):
-    """Receives what engines hold. Called on the event loop, in the order of the events, a few keys at a time."""
+    """Receives the blocks of engines. Called on the event loop, in the order of the events, a few keys at a time."""
 
     def changed(self, engine: int, added: Sequence[int], removed: Sequence[int], resident_tokens: int) -> None:
-        """Blocks were stored and removed. The number of resident tokens may be ahead of the keys passed so far."""
+        """Blocks were stored and removed. The number of resident tokens may be ahead of the passed keys."""
 
     def cleared(self, engine: int) -> None:
         """The engine's cache is empty, or another process's. `changed` follows with the removed keys."""
@@ -310,7 +310,7 @@ class Stream:
             self._catch_up()
 
     def _catch_up(self) -> None:
-        """Request what was missed before the held message, if that is possible, and then continue with it."""
+        """Request the messages missed before the held one, if possible, and then continue with it."""
         if self._can_replay():
             self._ask()
         else:
@@ -355,7 +355,7 @@ class Stream:
         log.warning("kv_events_missed", backend=self.backend, rank=self.source.rank)
 
     def _use(self, sequence: int, payload: bytes) -> None:
-        """Take a message, unless it was taken before; what is missing before it is lost."""
+        """Take a message, unless it was taken before; missing messages before it are lost."""
         expected = self._continuity.expected
         if expected is None:
             self._is_complete = sequence == 0
@@ -416,7 +416,7 @@ class Stream:
                 if not self._continuity.proves(sequence, payload):
                     self._begin_anew(proven=expected is not None and sequence < expected)
             elif replay.received > 1 and expected is not None and sequence > expected:
-                self._ask()  # for what is missing in the middle
+                self._ask()  # for missing messages in the middle
             else:
                 self._use(sequence, payload)  # later than expected: the buffer does not reach back as far
             if self._replay is not replay or not self._sockets.may_go_on():
@@ -449,7 +449,7 @@ class Stream:
     # Passing changes on.
 
     def _flush(self) -> None:
-        """Pass changes on if there are many or the first is old, and a new state at once."""
+        """Pass changes on if there are many or the first is old, and a new state immediately."""
         pending, now, view = self.ledger.pending, self._clock(), self.view
         is_due = pending > 0 and (pending >= FLUSH_CHANGES or now >= self._flush_at)
         if not is_due and view == self._sent_view:

@@ -1,8 +1,8 @@
 """A connection between two processes of the gateway: messages, each with open files, over a Unix socket.
 
 The address is an abstract one, which is seen in the same network namespace alone, as the ports are. Only a process of
-the same user, or of root, may connect, and only to such a process. Each process waits at a name of its own that begins
-with the address, and that nobody can take before it; the kernel lists the names.
+the same user, or of root, may connect, and only to such a process. Each process waits at its own name that begins with
+the address and cannot be taken by others before; the kernel lists the names.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _PEER = struct.Struct("3i")  # pid, uid, gid
 
 
 class Message(NamedTuple):
-    """A message, and the open files that came with it."""
+    """A message and its open files."""
 
     content: dict[str, Any]
     files: list[int]
@@ -93,7 +93,7 @@ def _names(address: bytes) -> list[bytes]:
 
 
 class Channel:
-    """One end. `post` keeps the order, and keeps what the other end does not read yet."""
+    """One end. `post` keeps the order, and buffers messages that are not read yet."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -101,7 +101,7 @@ class Channel:
         self._socket = connection
         self._unsent: deque[tuple[bytes, Sequence[int]]] = deque()
         self._is_closed = False
-        self._is_broken = False  # nothing more can be sent; what the other end has sent can still be read
+        self._is_broken = False  # sending is over; earlier messages of the other end can still be read
 
     @property
     def is_own(self) -> bool:
@@ -158,7 +158,7 @@ class Channel:
             except BlockingIOError:
                 await self._readable(loop)
                 continue
-            except ConnectionResetError:  # it left without reading all; what it has sent before can still be read
+            except ConnectionResetError:  # it left without reading all; its earlier messages can still be read
                 continue
             except OSError:
                 return None
@@ -190,7 +190,7 @@ class Channel:
             loop.remove_reader(self._socket)
 
     async def part(self) -> None:
-        """Send what is unsent, and then that no more will come."""
+        """Send the rest, and then the end of the stream."""
         while self._unsent:  # noqa: ASYNC110 - at the end of a process
             await asyncio.sleep(0.01)
         with suppress(OSError):

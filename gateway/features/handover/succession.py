@@ -1,4 +1,4 @@
-"""What passes between this process, the one before it and the one after it, from its start to its end."""
+"""The exchange of this process with its predecessor and its successor, from its start to its end."""
 
 import asyncio
 import os
@@ -19,10 +19,10 @@ from gateway.features.handover.snapshot import Knowledge
 from gateway.features.handover.systemd import notify_systemd
 from gateway.features.responses.background import BackgroundResponses
 
-_KNOWN_SECONDS = 10.0  # most time until all backends have been asked, before this process takes over
+_KNOWN_SECONDS = 10.0  # most time until all backends are probed, before this process takes over
 _LOOK_SECONDS = 0.02
 _SHARE_SECONDS = 0.05
-_SHARE_TIMES = 20  # as long as a step took: of thousands of engines it takes tens of milliseconds
+_SHARE_TIMES = 20  # times the duration of a step: for thousands of engines, tens of milliseconds
 _PARTING_SECONDS = 10.0  # until the process that took over has taken the last clients
 
 
@@ -37,7 +37,7 @@ class Serving(Protocol):
 
 
 class Handover:
-    """This process as the successor of the one before it, and as the predecessor of the one after it."""
+    """This process as a successor, and as a predecessor."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class Handover:
         self._gateway = gateway
         self._sharing = sharing
         self._background = background
-        self._predecessor = predecessor  # this process as that of the one after it
-        self._successor = successor  # this process as that of the one before it
+        self._predecessor = predecessor  # this process as predecessor
+        self._successor = successor  # this process as successor
         self._before_has_ended = asyncio.Event()
         self._log = structlog.get_logger("gateway")
 
@@ -111,13 +111,13 @@ class Handover:
         await asyncio.sleep(max(_SHARE_SECONDS, _SHARE_TIMES * took))
 
     async def wait_for_before(self) -> None:
-        """Wait until the process before has ended its streams: whatever supervises both may end it with this one."""
+        """Wait until the predecessor has ended its streams: a supervisor of both may end it with this process."""
         with suppress(TimeoutError):
             async with asyncio.timeout(self._gateway.core.config.server.drain_timeout_seconds):
                 await self._before_has_ended.wait()
 
     async def hand_over(self) -> None:
-        """Another process serves: end what is in flight with the slots that it lends, and pass the clients on."""
+        """The successor serves: end the requests in flight with the slots that it lends, and pass the clients on."""
         server, pid = self._gateway.server, self._predecessor.successor_pid
         notify_systemd(os.environ, f"MAINPID={pid}")
         self._log.info("handed_over", pid=pid, answering=server.answering)
@@ -126,7 +126,7 @@ class Handover:
             with suppress(TimeoutError):
                 async with asyncio.timeout(server.config.drain_timeout_seconds):
                     await self._background.all_over()  # they hold slots that this process was lent
-            await self._background.stop()  # so that what the rest has cost is passed on
+            await self._background.stop()  # so that the cost of the rest is passed on
             await self.wait_for_before()
             with suppress(TimeoutError):
                 self._gateway.core.finished.settle()

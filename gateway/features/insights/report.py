@@ -1,11 +1,11 @@
-"""The prefix report: how much of the prompts is found in KV caches, and what keeps the rest from being found.
+"""The prefix report: the cached share of prompts, and the causes of cache misses.
 
 Counting costs about a microsecond a request on the event loop; everything else is done when the report is requested,
 on a snapshot, and may be done in another thread.
 
-The causes of cold caches are differences in families of prompts. A difference is where two prompts of a family go
-apart, and what differs there: a time, an id, a number, an order, or words. The cause of a family is the one that most
-pairs of its prompts show first; it is reported with its cost and what to change.
+The causes of cold caches are differences in families of prompts. A difference is the place where two prompts of a
+family diverge, and its kind: a time, an id, a number, an order, or words. The cause of a family is the most frequent
+first difference of its pairs of prompts, reported with its cost and a remedy.
 """
 
 import re
@@ -32,13 +32,13 @@ from gateway.features.insights.families import (
 from gateway.features.insights.samples import Sample, Snapshot, applications, clients, counts, hottest, merged, total
 
 _PAIRS = 48  # compared in a family
-_IN_ORDER = 0.9  # share of the common text that has to stand in the same order
-_AGREE_BYTES = 12  # that have to follow two tokens, so that they are what differs
+_IN_ORDER = 0.9  # required share of the common text in the same order
+_AGREE_BYTES = 12  # equal text required behind two tokens that count as the difference
 _JSON_MEMBER = re.compile(rb'\s*\\?"[^"\\]+\\?"\s*:')
 _ROLES = frozenset(("system", "developer", "user", "assistant", "tool"))
 _OPENING = (b"system", b"instructions", b"tools", b"documents")
 _NOT_WRITTEN_BY_CLIENTS = ("(assistant)", "(tool)")
-_LEAST_SHARE = 0.01  # of all prompt tokens, that a cause has to cost
+_LEAST_SHARE = 0.01  # least cost of a reported cause, as a share of all prompt tokens
 _LEAST_DOUBTFUL_SHARE = 0.05
 _LEAST_DOUBTFUL_OWN_SHARE = 0.2  # of the prompt tokens of its own requests
 _BEYOND_DOUBT = 0.5  # of the same
@@ -47,7 +47,7 @@ _MOST_SEGMENTS = 12
 _MOST_ROWS = 20
 _EXCERPT_BYTES = 60
 
-# What differs between prompts that could share more, and what to do about it.
+# Differences between prompts that could share more, and their remedies.
 ADVICE = {
     "timestamp": "Move the time behind the shared text (into the last user message), or round it to the day",
     "uuid": "Take the id out of the prompt, or move it behind the shared text",
@@ -156,7 +156,7 @@ def _token(texts: tuple[bytes, bytes], start: int) -> Difference | None:
 
 
 def _common_pieces(corpus: Corpus, family: Family, one: int, other: int) -> list[tuple[int, int, int]]:
-    """What both have once behind the difference, by its start in the first: starts, and size, in bytes."""
+    """Texts that occur once in both behind the difference, by start in the first: starts and size in bytes."""
     once = []
     for place in (one, other):
         rows = np.arange(family.first_row[place], corpus.rows[family.members[place] + 1])
@@ -189,7 +189,7 @@ def _share_in_order(common: list[tuple[int, int, int]]) -> float:
 
 
 def _words(texts: tuple[bytes, bytes], start: int, common: list[tuple[int, int, int]]) -> Difference | None:
-    """Text up to what both have again, widened to whole words."""
+    """Text up to the next common text, widened to whole words."""
     for at, also, size in common:
         skipped = max(0, start - at, start - also)
         if skipped < size:
@@ -250,7 +250,7 @@ def part_of(text: bytes, position: int) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What differs in a family, and where; `shown_by` pairs of members."""
+    """A difference in a family, and its place; `shown_by` pairs of members."""
 
     family: Family
     kind: str
@@ -261,7 +261,7 @@ class Cause:
 
 
 def find_cause(corpus: Corpus, family: Family) -> Cause | None:
-    """The cause, if it is one that the author of the prompts could fix."""
+    """The cause, if the author of the prompts could fix it."""
     _, branches = np.unique(family.branches, return_index=True)
     neighbours = pairwise(np.sort(branches)[: _PAIRS + 1].tolist())  # in time, one member of each branch
     compared = (compare(corpus, family, one, other) for one, other in neighbours)
@@ -300,7 +300,7 @@ def _is_written(corpus: Corpus, family: Family) -> bool:
 
 
 def breakers(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> list[dict[str, Any]]:
-    """A document for each cause that matters, the most expensive first; one for the same cause in several families."""
+    """A document for each relevant cause, the most expensive first; families with the same cause share one."""
     groups: dict[object, list[Cause]] = {}
     for cause in causes:
         sources = frozenset((corpus.samples[each].model, corpus.samples[each].client) for each in cause.family.members)
@@ -327,7 +327,7 @@ def _breaker(corpus: Corpus, causes: Sequence[Cause], taken: Snapshot) -> dict[s
     tokens_per_byte = sum(each.prompt_tokens for each in samples) / max(1, sum(each.size_bytes for each in samples))
     requests = sum(sample.weight for sample in samples)
     per_hour = requests * 3600 / taken.span_seconds
-    # What a request saves that is not the first of its family, on average.
+    # The average saving of a request, except for the first of its family.
     weights = np.array([corpus.samples[member].weight for cause in causes for member in cause.family.members[1:]])
     savings = np.concatenate([cause.family.saving_bytes[1:] for cause in causes])
     saved = round(float((savings * weights).sum() / max(1.0, weights.sum())) * tokens_per_byte)
@@ -402,7 +402,7 @@ def _picture(corpus: Corpus, cause: Cause, tokens_per_byte: float) -> list[dict[
 
 
 def _also(corpus: Corpus, family: Family, first: str) -> list[str]:
-    """Kinds of what differs further on, within the shared text."""
+    """Kinds of further differences within the shared text."""
     text = corpus.samples[family.members[-1]].text
     segments = _segments(corpus, family, len(family.members) - 1)
     later = [text[start:end] for what, start, end in segments if what == "differs"][1:]

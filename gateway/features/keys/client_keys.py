@@ -1,4 +1,4 @@
-"""The API keys that are in effect: those of the configuration, and those of the keys file, which is followed."""
+"""The API keys in effect: from the configuration, and from the keys file, which is followed."""
 
 import asyncio
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class ClientKeys:
         self._complaint = ""
         self._threads = Threads("keys_file")
         self._listed: tuple[KeyConfig, ...] = ()
-        self._ahead: tuple[AuthConfig, tuple[KeyConfig, ...] | ConfigError] | None = None  # of one to come
+        self._ahead: tuple[AuthConfig, tuple[KeyConfig, ...] | ConfigError] | None = None  # of a future key
         if auth.keys_file is not None:
             self._listed = self._read(Path(auth.keys_file), auth)
 
@@ -55,7 +55,7 @@ class ClientKeys:
             self._ahead = auth, error
 
     def apply(self, auth: AuthConfig) -> None:
-        """Take over the keys of a configuration, and its file; one that is invalid leaves the keys of the former."""
+        """Take over the keys of a configuration, and its file; an invalid file leaves the former keys in effect."""
         if self._reads_anew(auth):
             if self._ahead is None or self._ahead[0] != auth:
                 self.read_ahead(auth)
@@ -64,7 +64,7 @@ class ClientKeys:
                 self._complain(listed)
             else:
                 self._listed = listed
-            self._version = ()  # the next step sees what has changed since
+            self._version = ()  # the next step sees later changes
         self._ahead = None
         self._auth = auth
 
@@ -90,13 +90,13 @@ class ClientKeys:
         else:
             if self._auth is auth:
                 self._take(listed, changes)
-            else:  # a reload came between
+            else:  # a concurrent reload
                 self._version = ()
 
     def _read_again(
         self, file: Path, auth: AuthConfig, before: tuple[KeyConfig, ...]
     ) -> tuple[tuple[KeyConfig, ...], dict[str, list[str]]]:
-        """The keys of the file and what differs: all that can be done beside the loop."""
+        """The keys of the file and the changes; runs in a thread."""
         with yielding():
             listed = self._read(file, auth)
             return listed, _changes(before, listed)

@@ -1,4 +1,4 @@
-"""The limits of all keys, and what processes pass on to each other of their use. Pure."""
+"""The limits of all keys, and their usage as processes exchange it. Pure."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ class AllLimits:
         self.by_name: dict[str, KeyLimits] = {}
 
     def apply(self, keys: Sequence[KeyConfig]) -> None:
-        """Take over other keys and limits. What keys have used counts on."""
+        """Take over other keys and limits. Earlier usage still counts."""
         limits: dict[str, KeyLimits] = {}
         for key in keys:
             if key.is_limited:
@@ -26,22 +26,22 @@ class AllLimits:
         self.by_name = limits
 
     def accounts(self) -> dict[str, dict[str, float]]:
-        """What each key with limits used lately; `restore` takes it."""
+        """Recent usage of each key with limits; the input of `restore`."""
         return {name: limits.account() for name, limits in self.by_name.items()}
 
     def restore(self, accounts: dict[str, dict[str, float]], ago_seconds: float) -> None:
-        """Count what another process had counted so long ago."""
+        """Add another process's counts of this age."""
         for name, account in accounts.items():
             if name in self.by_name:
                 self.by_name[name].restore(account, ago_seconds)
 
     def spent(self) -> dict[str, Spent]:
-        """What each key used of its budgets; `restore_spent` takes it."""
+        """Each key's usage of its budgets; the input of `restore_spent`."""
         spent = {name: limits.spent() for name, limits in self.by_name.items()}
         return {name: periods for name, periods in spent.items() if periods}
 
     def restore_spent(self, spent: dict[str, Spent]) -> None:
-        """Count what another process had counted on budgets."""
+        """Add another process's usage of budgets."""
         for name, periods in spent.items():
             if name in self.by_name:
                 self.by_name[name].restore_spent(periods)

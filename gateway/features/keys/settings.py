@@ -1,4 +1,4 @@
-"""The configuration of API keys: who may call, and how much."""
+"""The configuration of API keys: secrets, permissions and limits."""
 
 import hashlib
 from collections.abc import Iterable
@@ -71,7 +71,7 @@ class KeyConfig(Section):
         return bytes.fromhex(self.key_sha256) or hashlib.sha256(self.key.encode()).digest()
 
     def divided(self, replicas: int) -> "KeyConfig":
-        """The limits for one of so many gateways: an equal part of each rate, at least 1. Budgets are divided, too."""
+        """The limits of one of `replicas` gateways: an equal part of each rate and budget, at least 1."""
         limits = (
             "requests_per_minute", "tokens_per_minute", "max_concurrent_requests", "tokens_per_day", "tokens_per_month",
         )  # fmt: skip
@@ -83,7 +83,7 @@ class KeyConfig(Section):
 
     @property
     def is_limited(self) -> bool:
-        """Whether anything is to be counted for this key."""
+        """Whether this key has limits to count for."""
         limits = (self.requests_per_minute, self.tokens_per_minute, self.max_concurrent_requests)
         return any(limits) or self.has_budget
 
@@ -138,7 +138,7 @@ class AuthConfig(Section):
 
 
 def conflicts(keys: Iterable[KeyConfig]) -> list[str]:
-    """What keeps these keys from being used together."""
+    """Conflicts between these keys."""
     owners: dict[bytes, str] = {}
     keys = tuple(keys)
     wrong = [f"duplicate key name {name!r}; key names must be unique" for name in twice(key.name for key in keys)]

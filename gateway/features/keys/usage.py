@@ -1,6 +1,6 @@
-"""What each API key used, by day (UTC) and model: counted from finished requests, kept for 400 days.
+"""Usage of each API key, by day (UTC) and model: counted from finished requests, kept for 400 days.
 
-Only keys are counted: they are configured, while tenants are named by clients. Days that are over are kept packed.
+Only keys are counted: they are configured, while clients name tenants. Past days are kept packed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -40,7 +40,7 @@ class KeyUsage:
         self._is_on = has_keys
 
     def finished(self, records: list[Record]) -> None:
-        """Count finished requests; those that the gateway answers itself, such as the list of models, do not count."""
+        """Count finished requests, except requests answered by the gateway itself, such as the list of models."""
         if not self._is_on:
             return
         self._turn()
@@ -68,7 +68,7 @@ class KeyUsage:
         _add(label, counts)
 
     def add(self, rows: Iterable[Row], day: int) -> None:
-        """Count what another process has counted on this day."""
+        """Add another process's counts of this day."""
         self._turn()
         if day == self._day:
             for key, model, counts in rows:
@@ -87,12 +87,12 @@ class KeyUsage:
         return self._last_days | {key: self._day for key, _ in self._today}
 
     def today(self) -> tuple[int, list[Row]]:
-        """The current day, and what was counted on it."""
+        """The current day, and its counts."""
         self._turn()
         return self._day, [(key, model, [*counts]) for (key, model), counts in self._today.items()]
 
     def since(self, day: int, rows: list[Row]) -> list[tuple[int, list[Row]]]:
-        """What was counted, day by day, since `today` returned this; `add` takes it."""
+        """The counts, day by day, since `today` returned this; the input of `add`."""
         today, current = self.today()
         days = {each: _unpacked(packed) for each, packed in self._past.items() if each >= day} | {today: current}
         known = {(key, model): counts for key, model, counts in rows}
@@ -108,7 +108,7 @@ class KeyUsage:
         return {"day": day, "rows": rows, "past": {**self._past}}
 
     def restore(self, state: State) -> None:
-        """Take over what another process had counted."""
+        """Take over another process's counts, by day and model."""
         for day, packed in state["past"].items():
             self.add(_unpacked(packed), day)
         self.add([(key, model, [*counts]) for key, model, counts in state["rows"]], state["day"])
@@ -167,7 +167,7 @@ def _unpacked(packed: bytes) -> list[Row]:
 
 
 def totals(state: State, since: int, until: int, *, by_day: bool) -> list[tuple[int, str, str, Counts]]:
-    """What was used from one day to another, both included, by key and model: each with its day, or 0 for all days."""
+    """Usage from one day to another, both included, by key and model: each with its day, or 0 for all days."""
     sums: dict[tuple[int, str, str], Counts] = {}
     days = {**state["past"], state["day"]: state["rows"]}
     for day in sorted(days):

@@ -1,7 +1,7 @@
-"""Aliases: names that operators give to models, and canaries, which share the conversations between several. Pure.
+"""Aliases: operators' names for models, and canaries, which divide conversations between several models. Pure.
 
-A canary's choice is made by a hash of what all turns of a conversation have in common, so that each conversation keeps
-its model, and with it its prefix cache, in every gateway with the same weights.
+A canary chooses by a hash of a conversation's opening, so that each conversation keeps its model, and with it its
+prefix cache, in every gateway with the same weights.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -20,7 +20,7 @@ _OPENING_CHARACTERS: Final = 1024  # of a prompt without turns
 
 
 class Canary:
-    """Models with the share of conversations that each gets. `choose` maps a number in [0, 1) to one of them."""
+    """Models with their shares of conversations. `choose` maps a number in [0, 1) to a model."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
         total, so_far = sum(weights.values()), 0.0
@@ -40,7 +40,7 @@ class Canary:
 
 
 class Aliases(ModelNames):
-    """The names of the configuration, and those of engines."""
+    """Names from the configuration and from engines."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Aliases(ModelNames):
 
     @classmethod
     def configured(cls, config: ModelsConfig, served: Mapping[str, str]) -> ModelNames:
-        """The names of this configuration; without its aliases and fallbacks, those of engines alone."""
+        """The names of this configuration; without its aliases and fallbacks, only the engines' names."""
         if config.aliases or config.fallbacks:
             return cls(config.aliases, served, config.by_name, fallbacks=config.fallbacks)
         return ModelNames(served, config.by_name)
@@ -79,9 +79,9 @@ class Aliases(ModelNames):
 
 
 def opening_of(document: dict[str, Any], kind: Kind) -> str:
-    """What all turns of a conversation begin with: the messages up to the first one of the user, or a text's beginning.
+    """The common opening of a conversation's turns: the messages up to the user's first, or a text's beginning.
 
-    Empty for embeddings and scores: those of one client come from one model, because others do not compare.
+    Empty for embeddings and scores: each client gets them from one model, because models are not comparable.
     """
     if kind is Kind.POOL:
         return ""
@@ -95,7 +95,7 @@ def opening_of(document: dict[str, Any], kind: Kind) -> str:
 
 
 def _first_turns(turns: list[Any]) -> Iterator[Any]:
-    """The turns up to the first one of the user; of a batch of conversations or prompts, the first one."""
+    """The turns up to the user's first; of a batch of conversations or prompts, the first."""
     for turn in turns:
         if type(turn) is not dict:
             yield turn[:_OPENING_CHARACTERS] if type(turn) in (str, list) else turn

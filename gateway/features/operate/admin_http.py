@@ -1,14 +1,14 @@
-"""The ports for operators, admin and metrics: which requests they accept, their bodies, and their answers.
+"""The admin and metrics ports: checks of requests, their bodies, and their answers.
 
-A page in an operator's browser may give its own name the address of such a port (DNS rebinding), and then read what it
-answers: the browser takes both for one origin. Such a request has the page's name in its `Host` header, so only
-known names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests
-under the port's own address, whose answers it cannot read; browsers add `Origin` to those that change something. The
-port's own page has the port's own origin, and may send what `OWN_PAGE_MAY_SEND` lists. A token, if one is configured,
+A page in an operator's browser may give its own name the address of such a port (DNS rebinding), and then read its
+answers: for the browser both are one origin. Such a request has the page's name in its `Host` header, so only known
+names are accepted. Addresses and loopback names cannot be taken over like that. A page may also send requests under the
+port's own address, whose answers it cannot read; browsers add `Origin` to requests that change something. The port's
+own page has the port's own origin, and may send the requests in `OWN_PAGE_MAY_SEND`. A token, if one is configured,
 keeps everyone else out; the files of the page need none.
 
-All that a connection may hold is bounded here for every path: how many there are, how long a head may take to arrive,
-and how long an answer may stay unread.
+Connections are bounded here for every path: their number, the time for a head to arrive, and the time that an answer
+may stay unread.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _BODY_SECONDS = 10.0
 _HEAD_SECONDS: Final = 10.0  # from the start of a connection, or from the first byte of its next request
 _IDLE_SECONDS: Final = 75.0
 _SHUTDOWN_SECONDS: Final = 60.0
-_UNREAD_SECONDS: Final = 20.0  # in which everything that was written has to be taken, at least once
+_UNREAD_SECONDS: Final = 20.0  # in which the client must have read all output, at least once
 _LINGER_SECONDS: Final = 2.0  # for the rest of a body that was not needed
 _LOOK_SECONDS: Final = 1.0
 _MOST_SHOWN: Final = 200  # of a path, in an error
@@ -64,7 +64,7 @@ class OperatorPort:
     """A port for operators. `section`: its key in the configuration; None there = disabled."""
 
     def __init__(self, section: str, listen: Listen | None, open_files: Collection[str] = ()) -> None:
-        """`open_files`: paths that need no token, because what they serve is no secret."""
+        """`open_files`: paths that need no token, because their content is public."""
         self._section = section
         self._listen = listen
         self._open_files = open_files
@@ -95,7 +95,7 @@ class OperatorPort:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer errors, and refuse requests under other host names than those of the port, or without its token."""
+        """Answer errors, and refuse requests with an unknown host name or without the port's token."""
         try:
             check_sender(request, own_hosts(self._listen), self._section)
             check_token(request, self._listen, self._open_files)
@@ -160,7 +160,7 @@ class OperatorServer:
 
 
 class OperatorConnection(web.RequestHandler):
-    """One connection of aiohttp's server, with deadlines; what it refuses has the shape of all errors of the port."""
+    """One connection of aiohttp's server, with deadlines; its errors have the shape of all errors of the port."""
 
     __slots__ = ("_head_since", "_is_answering", "_operators", "_socket", "_unread_since")
 
@@ -183,7 +183,7 @@ class OperatorConnection(web.RequestHandler):
 
     def connection_lost(self, _: BaseException | None) -> None:
         self._operators.open.discard(self)
-        super().connection_lost(None)  # what waits would keep an error, with all that its frames have
+        super().connection_lost(None)  # a waiting frame would keep an error, with all the error's frames
 
     def data_received(self, data: bytes) -> None:
         if self._head_since is None and not self._is_answering:
@@ -216,7 +216,7 @@ class OperatorConnection(web.RequestHandler):
         return await super().finish_response(request, resp, start_time)
 
     def handle_error(self, request: Any, _: int = 500, exc: Any = None, *__: Any) -> web.StreamResponse:
-        """The answer to what is no HTTP, or to a request whose handler failed."""
+        """The answer to malformed HTTP, or to a request with a failed handler."""
         if isinstance(exc, _CLIENTS_FAULT):
             error: GatewayError = InvalidRequest("Malformed HTTP.")
         else:
@@ -229,7 +229,7 @@ class OperatorConnection(web.RequestHandler):
         return answer
 
     def log_exception(self, *_: Any, exc_info: Any = None, **__: Any) -> None:
-        """Log a defect, a line a minute for each kind; what the client did wrong is none."""
+        """Log a defect, a line a minute for each kind; client errors are not logged."""
         if not isinstance(exc_info, _CLIENTS_FAULT) and self._operators.throttle.allows(repr(type(exc_info))):
             structlog.get_logger("gateway").error("operator_request_failed", exc_info=exc_info)
 
@@ -280,7 +280,7 @@ def check_token(request: web.Request, listen: Listen | None, open_files: Collect
 
 
 def check_sender(request: web.Request, names: Collection[str], section: str) -> None:
-    """Raises HostNotAllowed or OriginNotAllowed for what a web page in a browser may have sent."""
+    """Raises HostNotAllowed or OriginNotAllowed for a request that may come from a foreign web page."""
     for host in request.headers.getall("host", ()):
         if not is_own_host(host, names):
             raise HostNotAllowed(
@@ -307,7 +307,7 @@ def is_own_page(request: web.Request) -> bool:
 
 
 def own_hosts(listen: Listen | None) -> frozenset[str]:
-    """Names that the port is known by, as far as it is configured."""
+    """The known host names of the port, from the configuration."""
     return frozenset() if listen is None else frozenset((listen.host.lower(), *listen.allowed_hosts)) - {""}
 
 

@@ -1,4 +1,4 @@
-"""What operators see and change: the admin port, the metrics port and the dashboard; and what restarts keep."""
+"""The operators' interface: the admin port, the metrics port and the dashboard; and the state kept by restarts."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 5.0
 
 
 class Operators(OperatorPorts):
-    """Reads the owners of state; changes what operators order."""
+    """Reads the owners of state; carries out operators' changes."""
 
     def __init__(
         self,
@@ -139,7 +139,7 @@ class Operators(OperatorPorts):
         )
 
     def _watched(self, is_watched: bool) -> None:
-        """Note decisions of placement while somebody watches the dashboard."""
+        """Record placement decisions while the dashboard has watchers."""
         core, decisions = self._core, self._decisions
         if is_watched:
             core.watch(decisions, decisions.bound)
@@ -181,7 +181,7 @@ class Operators(OperatorPorts):
             yield admin
 
     def admin_routes(self) -> list[web.RouteDef]:
-        """What the admin port serves, but for a restart of the process."""
+        """The routes of the admin port, except for a restart of the process."""
         own = self._metrics_pages, self._admin_pages, self.control, self._dashboard_pages
         more = [route for feature in self._features.values() for route in feature.admin_routes()]
         return [*(route for pages in own for route in pages.routes()), *more]

@@ -1,8 +1,8 @@
 """The dashboard's stream: made once a second for all watchers together, and not at all while there is none.
 
-A look may take at most a hundredth of the time: after one that took long, the next one comes later. A watcher that
-does not read in time is cut off, and its place is free; its page connects again, and begins with the whole. If all
-places are taken, a newcomer gets that of the page that has had its own for longest.
+A message may take at most a hundredth of the time: after a slow one, the next one comes later. A watcher that does not
+read in time is disconnected, which frees its place; its page reconnects, and begins with a full snapshot. If all places
+are taken, a newcomer replaces the oldest connection.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _KEPT_SECONDS: Final = 30.0  # a place, for certain
 
 
 class Shown(Protocol):
-    """`LiveView`, or what stands for it."""
+    """The interface of `LiveView`."""
 
     def begin(self) -> None: ...
     def end(self) -> None: ...
@@ -32,7 +32,7 @@ class Shown(Protocol):
 
 
 Messages = asyncio.Queue[bytes | None]
-"""What a watcher is sent; None = nothing more."""
+"""The next message for a watcher; None = the end."""
 
 
 class Broadcast:
@@ -127,7 +127,7 @@ class Broadcast:
                         messages.put_nowait(message)
 
     def _cut_off(self, messages: Messages) -> None:
-        """The watcher loses its place at once, reads nothing more, and what it has not read is dropped."""
+        """The watcher loses its place immediately; its unread messages are dropped."""
         del self._watchers[messages]
         while not messages.empty():
             messages.get_nowait()

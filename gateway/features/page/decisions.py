@@ -1,8 +1,8 @@
-"""Placement decisions while somebody watches: what each engine would have cost a request, when it arrived and when it
-was bound to one of them.
+"""Placement decisions while the page has watchers: each engine's cost for a request, when it arrived and when it was
+bound to one of them.
 
-What decided is kept as the scheduler computed it. The costs at arrival, with their parts, are computed for the page
-alone, and so only for a limited number of engines a second: in a large fleet, some requests have none.
+The decisive costs are kept as the scheduler computed them. The costs at arrival, with their parts, are computed for the
+page alone, and so only for a limited number of engines a second: in a large fleet, some requests have none.
 """
 
 from collections import OrderedDict
@@ -102,7 +102,7 @@ class Decisions:
     def dispatch(
         self, request: InferenceRequest, reply: ClientResponse, record: Record
     ) -> Coroutine[Any, Any, UpstreamResult]:
-        """Note what the engines cost now, if there is time for that, and send the request on."""
+        """Note the engines' current costs, if there is time for that, and send the request on."""
         now, demand = self._clock(), request.demand
         if demand.sequences:
             decision = Decision(record.request_id, demand, now)
@@ -135,7 +135,7 @@ class Decisions:
 
 
 def as_document(verdicts: Sequence[EngineVerdict]) -> list[dict[str, Any]]:
-    """What the engines would mean for a request, for a JSON answer; times in milliseconds."""
+    """The engines' prices for a request, for a JSON answer; times in milliseconds."""
     return [
         {
             "backend": verdict.engine.name,

@@ -1,7 +1,7 @@
-"""Makes what the stream sends: the whole for who begins to watch, and once a second what is new. Pure, but for clocks.
+"""Builds the page's messages: a full snapshot for a new watcher, then one delta a second. Pure, except for clocks.
 
-It keeps the sums of its last look, so that the next one can show rates, and ten minutes of points for charts. Both are
-kept only while somebody watches.
+It keeps the last sums, from which the next message computes rates, and ten minutes of points for charts. Both are kept
+only while the page has watchers.
 """
 
 from collections import deque
@@ -33,11 +33,11 @@ COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The owners of what is shown, and functions that read them.
+    """The owners of the shown data, and functions that read them.
 
     `offline_counts`: lines of batches that wait and sequences in flight, of each model that has any; `settle`: passes
-    on the records that wait to be; `describer`: makes the documents of backends, as on /admin/backends; `trust`: of the
-    hits predicted for an engine; `gauges`: numbers of the gateway itself.
+    on pending records; `describer`: makes the documents of backends, as on /admin/backends; `trust`: in the hits
+    predicted for an engine; `gauges`: numbers of the gateway itself.
     """
 
     fleet: Fleet
@@ -59,7 +59,7 @@ class Sources:
 
 
 class LiveView:
-    """`begin`, then `full` and `tick` as often as wanted, then `end`."""
+    """Call `begin`, then `full` and `tick` any number of times, then `end`."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -76,12 +76,12 @@ class LiveView:
         self._look()
 
     def end(self) -> None:
-        """Nobody watches any more: forget what is of no use then."""
+        """The last watcher has left: discard its data."""
         self._points.clear()
         self._before, self._state = None, {}
 
     def full(self) -> dict[str, Any]:
-        """Everything that is known. What came since the last tick is in the next one, too."""
+        """The full state. Changes since the last tick are in the next one as well."""
         sources = self._sources
         recent, timeline, config = sources.recent, sources.timeline, sources.config()
         rows, events = recent.rows(), timeline.since(0, sources.offset_seconds())
@@ -102,7 +102,7 @@ class LiveView:
         }
 
     def tick(self) -> dict[str, Any]:
-        """What is new since the last tick, and the state now."""
+        """The changes since the last tick, and the current state."""
         sources, requests, events = self._sources, self._requests, self._events
         self._look()
         rows = sources.recent.rows(requests)

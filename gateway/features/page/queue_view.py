@@ -1,6 +1,6 @@
-"""What the dashboard shows of the queue: tenants by model and class, and for what the next requests wait. Pure.
+"""The dashboard's view of the queue: tenants by model and class, and the causes of the next requests' waits. Pure.
 
-Of everything only the largest, so that a queue of thousands costs as much as one of hundreds.
+It has only the largest of each kind, so that the cost is bounded for a queue of thousands.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ from gateway.core.scheduling.wait_queue import ModelQueue, Queue, TenantQueue, T
 
 _MOST_MODELS: Final = 32
 _MOST_FLOWS: Final = 20  # tenants and classes of a model
-_MOST_HEADS: Final = 8  # requests whose engines are priced, of all models
+_MOST_HEADS: Final = 8  # requests with priced engines, of all models
 _MOST_NAMED: Final = 3  # engines of one request
 
 
@@ -153,7 +153,7 @@ def _is_kept(engine: Engine, demand: Demand, *, guarded: bool) -> bool:
 
 
 def why_closed(engine: Engine, demand: Demand, rules: QueueRules, now: float) -> str:
-    """What an engine lacks for this request; the checks are those of `Capacity.admits`, in the same order."""
+    """The missing capacity of an engine for this request; the checks of `Capacity.admits`, in the same order."""
     load, wanted = engine.load, slots_of(demand, engine)
     if not is_large_enough(engine, demand):
         return f"{wanted} sequences exceed its cap of {engine.cap}"

@@ -1,6 +1,6 @@
-"""What happened to the fleet: states of backends, falls of their limits, restarts, reloads. A bounded list of events.
+"""The history of the fleet: states of backends, falls of their limits, restarts, reloads. A bounded list of events.
 
-The fleet notifies it of changes, which are rare. It keeps the state of each backend that it saw last, and compares.
+The fleet notifies it of changes, which are rare. It compares with the last seen state of each backend.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ class TimelineEvent:
 
 
 class Timeline:
-    """Collects events. `backends`: those that there are; `reason`: why one is in its state, for operators."""
+    """Collects events. `backends`: the current ones; `reason`: the cause of a backend's state, for operators."""
 
     def __init__(
         self, backends: Callable[[], Sequence[Backend]], reason: Callable[[Backend], str], clock: Callable[[], float]
@@ -44,7 +44,7 @@ class Timeline:
         self.happened = 0  # of all events since the start
 
     def look(self) -> None:
-        """Compare the backends with what was seen last. To be called when the fleet has changed, and every few seconds:
+        """Compare the backends with their last seen states. Call it when the fleet has changed, and every few seconds:
         a change that moves no requests is not notified."""
         seen: dict[str, str] = {}
         for backend in self._backends():
@@ -73,7 +73,7 @@ class Timeline:
         self._add("reloaded", "", "another configuration is in force")
 
     def since(self, count: int, offset_seconds: float) -> list[dict[str, Any]]:
-        """Events after so many, as far as kept, oldest first. `offset_seconds`: from the clock to Unix time."""
+        """Kept events after the first `count`, oldest first. `offset_seconds`: from the clock to Unix time."""
         fresh = min(self.happened - count, len(self._history))
         events = list(self._history)[len(self._history) - fresh :] if fresh > 0 else []
         return [

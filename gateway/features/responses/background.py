@@ -1,7 +1,7 @@
-"""Responses that their engine goes on with after the answer (`background: true`): each keeps its lease until its end.
+"""Responses that their engine continues after the answer (`background: true`): each keeps its lease until its end.
 
-vLLM answers such a request at once, or as a stream which goes on without its client, and generates in any case. So the
-lease outlives the request: the backend is asked for the response's status, at intervals that grow with its age.
+vLLM answers such a request immediately, or as a stream which continues without its client, and generates in any case.
+So the lease outlives the request: the gateway polls the response's status at intervals that grow with its age.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _ANY_TOKENS = 1 << 30
 
 
 class _Response:
-    """One response that runs on. `looks` is set when its status should be asked at once. `record`: of what it uses."""
+    """One response in the background. `looks` is set for an immediate poll of its status. `record`: of its usage."""
 
     def __init__(
         self, request: InferenceRequest, background: BackgroundRun, backend: Backend, *, kept: KeptLease, record: Record
@@ -65,7 +65,7 @@ class _Response:
 
 
 class BackgroundResponses:
-    """Owner of the leases of responses that run on. `over` gets the record of each, once, with what it used."""
+    """Owner of the leases of background responses. `over` gets the record of each, once, with its usage."""
 
     def __init__(
         self,
@@ -97,11 +97,11 @@ class BackgroundResponses:
         metrics.gauge("gateway_background_responses", text, (), lambda: [((), len(self))])
 
     def apply(self, config: UpstreamConfig) -> None:
-        """Take over another limit, for those that run, too."""
+        """Take over another limit, also for running responses."""
         self._most_seconds = config.background_timeout_seconds
 
     def keep(self, request: InferenceRequest, lease: Lease, backend: Backend, record: Record) -> None:
-        """Take over the lease of a request whose attempt ends, if its engine has begun a response and goes on."""
+        """Take over the lease of a request whose attempt ends, if its engine has begun a response and continues."""
         run = request.background
         if run is None or not run.response_id or run.ended or run.response_id in self._running:
             return
@@ -156,7 +156,7 @@ class BackgroundResponses:
                 return
 
     async def _is_over(self, response: _Response, lease: Lease) -> bool:
-        """Ask the backend. A response that it does not know is over, and so is one whose backend is gone."""
+        """Poll the backend. A response is over if its backend does not know it, or is gone."""
         asked, answer = response.request, _Answer()
         target, model = b"/v1/responses/" + response.background.response_id.encode(), asked.demand.model
         name = response.next_question()

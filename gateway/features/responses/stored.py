@@ -26,8 +26,8 @@ class Place:
 
 
 class StoredResponses:
-    """The most recent responses. `cancelled` is called with the id of one that its client has cancelled; `on_own` with
-    each one that came through this gateway."""
+    """The most recent responses. `cancelled` is called with the id of a response cancelled by its client; `on_own` with
+    each response through this gateway."""
 
     def __init__(self, cancelled: Callable[[str], None] | None = None) -> None:
         self.cancelled = cancelled or _ignore
@@ -52,7 +52,7 @@ class StoredResponses:
     def noting(
         self, model: str, owner: tuple[str, str], run: BackgroundRun | None, alias: str = ""
     ) -> Callable[[str, bytes], None]:
-        """What gets the backend and the first bytes of a response to this client."""
+        """The receiver of the backend and the first bytes of a response to this client."""
 
         def note(backend: str, opening: bytes) -> None:
             response_id = self.remember(opening, Place(backend, model, owner, alias=alias))
@@ -66,7 +66,7 @@ class StoredResponses:
         return list(islice(reversed(self._places.items()), self.noted - noted))
 
     def restore(self, places: Iterable[tuple[str, Place]]) -> None:
-        """Note responses, the latest first; those that are known stay."""
+        """Note responses, the latest first; known ones stay."""
         for response_id, place in reversed([*places]):
             self.noted += response_id not in self._places
             self._places.setdefault(response_id, place)

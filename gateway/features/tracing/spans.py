@@ -1,9 +1,9 @@
 """The spans of finished requests as OTLP messages, by OpenTelemetry's semantic conventions. It needs the extra `otel`.
 
-A request is a server span. Below it, each attempt has a span of its placement (with one of its time in the queue) and
-a client span, whose id the backend got: engines that trace requests make theirs below it.
+A request is a server span. Below it, each attempt has a span of its placement (with a child for its time in the queue)
+and a client span, whose id the backend got: engines that trace requests put their spans below it.
 
-What spans have in common, such as names, models and backends, is encoded once, by the library's messages; the rest by
+The common parts of spans, such as names, models and backends, are encoded once, by the library's messages; the rest by
 `tracing/encoding.py`. Span objects of an SDK would cost over ten times as much.
 """
 
@@ -30,7 +30,7 @@ from gateway.features.tracing.trace import Attempt, Finished
 
 _NANOSECONDS = 1_000_000_000
 _SPAN_ID_BYTES = 8
-_CONSTANTS = 2048  # that are kept: one for each model, backend and outcome that come together
+_CONSTANTS = 2048  # kept: one for each combination of model, backend and outcome
 _OPERATIONS = {
     "chat": "chat",
     "chat_batch": "chat",
@@ -69,7 +69,7 @@ class Spans:
         self._resource, self._scope = bytes(resource.SerializeToString()), bytes(scope.SerializeToString())
 
     def export(self, traces: list[Finished], rest: Callable[[], object], rest_traces: int) -> bytes:
-        """An `ExportTraceServiceRequest` of these requests; `rest` is called after every so many of them."""
+        """An `ExportTraceServiceRequest` of these requests; `rest` is called at regular intervals."""
         spans: list[bytes] = []
         for number, finished in enumerate(traces, 1):
             _Request(self, finished, spans).add_spans()
@@ -247,6 +247,6 @@ def _any(value: Any) -> AnyValue:
 
 
 def _error(message: str) -> bytes:
-    """With what UTF-8 cannot express replaced: it would cost the whole export."""
+    """The text with lone surrogates replaced: UTF-8 cannot express them, and the whole export would fail."""
     text = message.encode("utf-8", "replace").decode()
     return bytes(Span(status=Status(code=Status.STATUS_CODE_ERROR, message=text)).SerializeToString())

@@ -21,7 +21,7 @@ from gateway.features.tracing.spans import Spans
 from gateway.features.tracing.trace import Finished, RequestTrace, Tracer
 
 MAX_HELD_TRACES = 4096
-EXPORTED_AT_ONCE = 128  # traces: an export costs as much as the spans of a dozen
+EXPORTED_AT_ONCE = 128  # traces: an export costs the same as the spans of a dozen
 _EXIT_SECONDS = 2.0
 _BREATH_TRACES = 16  # that are made into spans before others get the interpreter
 _BREATH_SECONDS = 0.0005
@@ -54,7 +54,7 @@ class Tracing:
         self.apply(config)
 
     def apply(self, config: TracingConfig) -> None:
-        """Take over where traces go and how many there are. Those of requests in flight go there, too."""
+        """Take over receiver and sampling of traces, also for requests in flight."""
         self._config = config
         self.tracer = Tracer(config.sample_ratio, os.urandom, self._clock) if config.endpoint else None
         self._wake.set()  # from a longer interval
@@ -70,7 +70,7 @@ class Tracing:
         return {"exported": self._exported, "dropped": self._unsent + self._overflow}
 
     def finished(self, records: list[Record]) -> None:
-        """Queue those that are traced. Called on the event loop."""
+        """Queue the traced requests. Called on the event loop."""
         if self.tracer is None:
             return
         for record in records:
@@ -130,7 +130,7 @@ class Tracing:
                 log.warning("traces_dropped", endpoint=self._config.endpoint, reason=reason, dropped=self._unsent)
 
     def take(self, most: int) -> list[Finished]:
-        """Up to so many finished traces, oldest first, which are no longer here."""
+        """Remove and return up to this many finished traces, oldest first."""
         taken: list[Finished] = []
         with suppress(IndexError):
             while len(taken) < most:

@@ -1,7 +1,7 @@
 """A multipart form, parsed while it arrives: short fields are kept, the content of the file is passed on.
 
-vLLM's server uses the same parser. A form that parsers of other versions could read differently is refused, and with it
-one that has a field twice: a backend takes the last one.
+vLLM's server uses the same parser. Forms that parsers of other versions could read differently are refused, including
+duplicate fields, of which a backend takes the last.
 """
 
 import logging
@@ -39,10 +39,10 @@ def content_type_of(boundary: bytes) -> bytes:
 
 
 class Form:
-    """What is known of a form so far. `fields` has those of `acted_on` whose parts have ended; others are not kept.
+    """The parsed part of a form. `fields` has the complete fields of `acted_on`; others are not kept.
 
-    `spans`: where their values are in the form, as soon as they begin; -1 = the end has not come yet. `filename`: of
-    the part `file`, once it has begun.
+    `spans`: the places of their values in the form, from their beginning; end -1 = not complete. `filename`: of the
+    part `file`, once it has begun.
     """
 
     def __init__(self, acted_on: frozenset[str]) -> None:
@@ -56,13 +56,13 @@ class Form:
         self._header = b""
         self._header_value = b""
         self._disposition: bytes | None = None
-        self._field = ""  # of `acted_on`, whose value is read
+        self._field = ""  # of `acted_on`, with a value to read
         self._value = b""
         self._in_file = False
         self._content: list[bytes] = []
 
     def callbacks(self) -> Any:
-        """What a parser calls: it refers to the form, and the form not to it, as a cycle would keep both."""
+        """The parser's callbacks: they refer to the form, and the form not to them, as a cycle would keep both."""
         return {
             "on_part_begin": self._on_part,
             "on_header_field": self._on_header_field,
@@ -75,7 +75,7 @@ class Form:
         }
 
     def parsed(self, size_bytes: int) -> list[bytes]:
-        """So many bytes are parsed: what they have of the file."""
+        """Note parsed bytes; returns their part of the file."""
         self.parsed_bytes += size_bytes
         content, self._content = self._content, []
         return content
@@ -85,7 +85,7 @@ class Form:
         if not self.is_complete:
             raise InvalidRequest("Malformed multipart form: its last boundary is missing.")
 
-    # What the parser calls.
+    # Called by the parser.
 
     def _on_part(self) -> None:
         self._parts += 1
@@ -165,7 +165,7 @@ class FormParser:
         self._parser.logger = logging.Logger("form", logging.CRITICAL)  # it would warn of every malformed form
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """Take bytes; returns what they have of the file. Raises InvalidRequest."""
+        """Take bytes; returns their part of the file. Raises InvalidRequest."""
         try:
             self._parser.write(piece)
         except FormParserError as error:

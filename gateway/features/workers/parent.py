@@ -60,10 +60,10 @@ class WorkerProcess:
 
 
 class Workers:
-    """The workers of one gateway, which run until `stop` is called. `announce` is called once all have served.
+    """The workers of one gateway, running until `stop` is called. `announce` is called once all have served.
 
-    A worker is replaced by a new process, which takes over from the one before it as two gateways do. That one ends its
-    streams; what both send to an engine is divided as between two workers.
+    A new process replaces a worker, as a new gateway replaces its predecessor. The old one ends its streams; both
+    divide the engines as two workers do.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Workers:
         self._announce, self._clock = announce, clock
         self._is_stopping = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        self._running: set[WorkerProcess] = set()  # also those that have been replaced, and those that will replace
+        self._running: set[WorkerProcess] = set()  # including replaced ones, and their replacements
         self._current: dict[int, WorkerProcess] = {}
         self._replacing = [asyncio.Lock() for _ in range(count)]
         self._have_served: set[int] = set()
@@ -89,13 +89,13 @@ class Workers:
         self._log = structlog.get_logger("gateway")
 
     async def run(self) -> None:
-        """Keep all workers running until they have been told to stop, and have ended."""
+        """Keep all workers running until `stop` is called and they have ended."""
         async with self._group:
             for number in range(self._count):
                 self._group.create_task(self._keep(number), name=f"worker_{number}")
 
     def stop(self) -> None:
-        """Let all workers drain and end; at the second call, end them at once."""
+        """Let all workers drain and end; at the second call, end them immediately."""
         number = signal.SIGTERM
         if self._is_stopping.is_set():
             number, self.exit_code = signal.SIGKILL, _FAILED
@@ -157,7 +157,7 @@ class Workers:
                     return
                 self._current.pop(number, None)
             worker = None
-            if number not in self._have_served:  # what keeps it from serving is for the operator
+            if number not in self._have_served:  # errors that prevent serving are for the operator
                 self._log.error("worker_not_started", worker=number, exit_code=code)
                 self.stop()
                 self.exit_code = code if code > 0 else _FAILED
@@ -165,7 +165,7 @@ class Workers:
             failures = failures + 1 if code and lived_seconds < _STABLE_SECONDS else int(code != 0)
             pause = pause_seconds(failures)
             self._restarts[number] += 1
-            log = self._log.error if code else self._log.info  # without an error, it was told to end
+            log = self._log.error if code else self._log.info  # without an error, a signal ended it
             seconds = {"lived_seconds": round(lived_seconds, 1), "starts_again_in_seconds": pause}
             log("worker_ended", worker=number, exit_code=code, **seconds)
             with suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The place of a worker: what its parent tells it when it starts it, and how its settings differ from the file's."""
+"""The place of a worker: its parent's parameters at its start, and its deviations from the file's settings."""
 
 import os
 import socket
@@ -13,13 +13,13 @@ from gateway.core.listeners import Listeners, ports_of
 from gateway.features.coordination.settings import CoordinationConfig
 from gateway.features.workers import WORKER
 
-STORE: Final = "store"  # the socket in the parent's folder that serves what workers share
+STORE: Final = "store"  # the socket in the parent's folder for the store of all workers
 BATCHES: Final = "batches"  # the socket of the worker that keeps files and batches for all
 
 
 class WorkerPlace(NamedTuple):
-    """`line`: the descriptor of the socket to the parent, whose end is the end of the parent; `main`: the descriptors
-    of the sockets that clients connect to, which all workers have; `keeps_batches`: the first worker does, for all."""
+    """`line`: the descriptor of the socket to the parent, which closes when the parent ends; `main`: the descriptors of
+    the clients' sockets, which all workers have; `keeps_batches`: the first worker does, for all."""
 
     number: int
     workers: int
@@ -39,7 +39,7 @@ class WorkerPlace(NamedTuple):
 
     def applied(self, config: Config) -> Config:
         """The configuration of this worker: it meets the others in the parent's store, unless they meet in Redis, and
-        has a folder of its own for what it has learned. One worker keeps batches that no database shares."""
+        has its own folder for learned state. One worker keeps batches that no database shares."""
         changed: dict[str, object] = {}
         if not config.coordination.url:
             url, name = f"unix://{self.folder}/{STORE}", config.coordination.name
@@ -57,7 +57,7 @@ class WorkerPlace(NamedTuple):
         return Path(self.folder) / f"worker-{self.number}"
 
     def close(self) -> None:
-        """Close the sockets of the clients' port: this process has them from the one before it."""
+        """Close the sockets of the clients' port: this process has them from its predecessor."""
         for number in self.main:
             os.close(number)
 

@@ -1,8 +1,8 @@
-"""The ports for operators of a gateway with several workers: the parent answers by asking them.
+"""The ports for operators of a gateway with several workers: the parent forwards requests to them.
 
-Workers check the sender, its token and its host name, as they do alone. What reads is answered by the worker that the
-path names (`/worker/1/admin/queue`), else by the first one; what changes something goes to all. Metrics are those of
-all workers that answer. The gateway lives if all do, and is ready if one is: another may be draining by itself.
+Workers check the sender, its token and its host name, as they do alone. Reads are answered by the worker in the path
+(`/worker/1/admin/queue`), else by the first one; changes go to all. Metrics come from all responding workers. The
+gateway lives if all do, and is ready if one is: another may be draining by itself.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class WorkerAnswer(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Whether requests are left on the backend that this worker was told to drain."""
+        """Whether requests are left on the backend that this worker drains."""
         document = (
             orjson.loads(self.body) if self.headers.get("content-type", "").startswith("application/json") else {}
         )
@@ -76,7 +76,7 @@ class Replaceable(Collector, Protocol):
     """The workers, with metrics of their parent."""
 
     def serving(self) -> Sequence[int]:
-        """The numbers of those that serve now."""
+        """The numbers of the serving workers."""
 
     async def replace(self, number: int) -> Replaced:
         """Replace one by a new process. Raises RestartFailed."""
@@ -119,7 +119,7 @@ class WorkersPort:
         return _worst(await self._all(request, path, _CHANGE_SECONDS)).response()
 
     async def _restart(self, request: web.Request, numbers: Sequence[int]) -> web.Response:
-        """Replace one worker after the other, as far as all goes well; the first one checks the request. Raises
+        """Replace one worker after the other, up to the first failure; the first one checks the request. Raises
         RestartFailed."""
         body = await body_of(request)
         checked = await self._asked(request, numbers[0], _RESTART, body=body, seconds=_CHANGE_SECONDS)
