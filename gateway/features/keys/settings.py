@@ -138,7 +138,7 @@ class AuthConfig(Section):
 
 
 def conflicts(keys: Iterable[KeyConfig]) -> list[str]:
-    """Conflicts between these keys."""
+    """A message for each name, key or digest that two keys share."""
     owners: dict[bytes, str] = {}
     keys = tuple(keys)
     wrong = [f"duplicate key name {name!r}; key names must be unique" for name in twice(key.name for key in keys)]
