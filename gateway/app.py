@@ -114,7 +114,7 @@ class Gateway:
         raise LookupError(kind.__name__)
 
     def _new_reader(self, config: Config, *, is_dry: bool = False) -> RequestReader:
-        """A reader of requests; what one for dry runs reads is not sampled."""
+        """A reader of requests; dry runs are not sampled."""
         core, features = self.core, self.features.values()
         names: ModelNames | None = None
         samples: PromptSamples | None = None

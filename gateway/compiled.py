@@ -30,7 +30,7 @@ def digest(package: Path) -> str:
 
 
 class CompiledModules(MetaPathFinder):
-    """Finds the modules of a folder, whose files have the modules' full names."""
+    """Finds the modules of a folder with files named by the modules' full names."""
 
     def __init__(self, folder: Path) -> None:
         suffix = EXTENSION_SUFFIXES[0]

@@ -10,17 +10,17 @@ from typing import Final
 
 MAX_CONFIG_BYTES: Final = 16 << 20  # of the configuration or the keys file, which may have 10,000 keys
 MAX_LISTING_BYTES: Final = 1 << 20  # of a list of backends
-MAX_PEM_BYTES: Final = 4 << 20  # of certificates; those of a system are 0.3 MiB
+MAX_PEM_BYTES: Final = 4 << 20  # of certificates; a system's bundle has 0.3 MiB
 
 
 def version_of(file: Path) -> tuple[int, ...]:
-    """What changes when the file, or the target of its link, does. Raises OSError."""
+    """A value that changes with the file, or the target of its link. Raises OSError."""
     status = file.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read_file(file: Path, max_bytes: int) -> bytes:
-    """The contents. Raises OSError, also for what is not a regular file, and for a larger one."""
+    """The contents. Raises OSError, also if the file is not a regular one, or larger."""
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # waits for no writer of a pipe
     with open(descriptor, "rb") as source:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):

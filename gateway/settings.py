@@ -1,4 +1,4 @@
-"""Types of configuration values, and what is checked of them."""
+"""Types of configuration values, and their checks."""
 
 import re
 from collections import Counter
@@ -90,7 +90,7 @@ def _checked_instant(value: Any) -> Any:
 
 
 def _not_blank(secret: Any) -> Any:
-    """A secret that is only white space would count as none, and open what it should close."""
+    """A secret of only white space would count as none, and leave the port open."""
     if isinstance(secret, str) and secret and not secret.strip():
         raise ValueError("has only white space; set a secret, or leave the key out")
     return secret

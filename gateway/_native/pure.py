@@ -72,7 +72,7 @@ def event_chunks(data: bytes) -> int:
     return 0 if is_special else chunks
 
 
-_DEEPEST = 128  # nesting, whatever is asked for
+_DEEPEST = 128  # nesting, independent of the requested limit
 _BACKSLASH, _COLON, _OPENERS = ord("\\"), ord(":"), frozenset(b"{[")
 _NOT_STRUCTURE = bytes(set(range(256)) - set(b"{}[]:"))
 
@@ -160,7 +160,7 @@ def prefix_keys(pieces: list[bytes], chain: int) -> tuple[tuple[int, ...], tuple
 def json_line(template: bytes, values: list[Any]) -> bytes:
     """The template, with values as JSON in the places of its `%b`.
 
-    The extension returns None for what is unusual: text with escapes, more than three decimals, a long line.
+    The extension returns None for unusual values: text with escapes, more than three decimals, a long line.
     """
     try:
         return template % tuple(map(orjson.dumps, values))

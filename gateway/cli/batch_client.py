@@ -30,7 +30,7 @@ class BatchFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BatchTask:
-    """What is run, and where the answers go."""
+    """The input of a batch, and the destination of its answers."""
 
     file: Path
     output: Path
@@ -186,7 +186,7 @@ async def watch(client: BatchClient, batch_id: str, console: Console) -> dict[st
 
 
 async def take_results(client: BatchClient, batch: dict[str, Any], task: BatchTask) -> bool:
-    """Write the answers and say what came of the batch. True = every request was answered. Raises BatchFailed."""
+    """Write the answers and report the outcome of the batch. True = every request was answered. Raises BatchFailed."""
     if batch["status"] == "failed":
         found = batch["errors"]["data"]
         places = [f"line {each['line']}: {each['message']}" if each["line"] else each["message"] for each in found]

@@ -1,4 +1,4 @@
-"""`gateway check`: queries each backend once, and reports what was found, what it means, and what to fix."""
+"""`gateway check`: queries each backend once, and reports findings, their meaning, and remedies."""
 
 import asyncio
 import re
@@ -40,7 +40,7 @@ async def examine(config: Config) -> dict[str, list[Any]]:
 
 
 async def _database_problem(config: Config) -> str:
-    """What is wrong with the database and the bucket that gateways share; "" = nothing, or there are none."""
+    """Problems with the database and the bucket that gateways share; "" = no problem, or neither is configured."""
     batches = config.batches
     if batches.path is None or batches.database is None:
         return ""

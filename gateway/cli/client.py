@@ -1,4 +1,4 @@
-"""What commands ask of a running gateway over HTTP.
+"""Requests of commands to a running gateway over HTTP.
 
 By the standard library, and without a proxy: health checks must start quickly.
 """
@@ -17,7 +17,7 @@ _MOST_BYTES = 32 << 20
 
 
 class AskError(Exception):
-    """The gateway could not be asked, or refused; the message says why."""
+    """The gateway could not be reached, or refused; the message has the reason."""
 
 
 def get(
@@ -79,7 +79,7 @@ def ask_admin(
     *,
     asked: str = "the admin port of a",
 ) -> dict[str, Any]:
-    """The document at the path below the URL of the port that is `asked`. Raises AskError."""
+    """The document at the path below the URL of the port in `asked`. Raises AskError."""
     import orjson
 
     whole = url.rstrip("/") + path

@@ -231,7 +231,7 @@ def _reader(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
 ) -> "Callable[[], Config]":
-    """Reads the configuration, now and for each reload. What it returns raises ConfigError."""
+    """Reads the configuration, now and for each reload. The returned function raises ConfigError."""
     if no_admin and admin_port is not None:
         raise typer.BadParameter("--admin-port and --no-admin are mutually exclusive")
     from gateway.config.file import load

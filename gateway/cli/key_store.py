@@ -104,7 +104,7 @@ class KeyStore:
             del keys[self._place_of(name, keys)]
 
     def rotate(self, name: str, grace: timedelta, now: datetime, expires_at: datetime | None) -> str:
-        """Give a key another secret, and return it; the one before is valid for `grace`. Raises KeysError.
+        """Give a key another secret, and return it; the former secret is valid for `grace`. Raises KeysError.
 
         `expires_at`: the expiry of the key from now on.
         """
@@ -157,7 +157,7 @@ def _text_of(file: Path, keys: list[KeyConfig]) -> str:
 
 
 def _replace(file: Path, text: str) -> None:
-    """Replace a file in one step: readable by its owner alone, who stays the same. Raises OSError."""
+    """Replace a file in one step: readable by its owner alone; the owner stays the same. Raises OSError."""
     new = file.with_name(f".{file.name}.{os.getpid()}.new")
     try:
         with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:

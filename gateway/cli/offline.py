@@ -69,7 +69,7 @@ async def _run(client: BatchClient, task: BatchTask) -> bool:
 
 @asynccontextmanager
 async def _running(config: Config) -> AsyncIterator[str]:
-    """The URL of a gateway whose backends have been asked. Raises BatchFailed if none can serve."""
+    """The URL of a gateway that has probed its backends. Raises BatchFailed if none can serve."""
     gateway = Gateway(config, None)
     async with gateway.running():
         fleet, loop = gateway.core.fleet, asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Commands about a running gateway: what its caches do; reload and restart."""
+"""Commands about a running gateway: the cache report, reload and restart."""
 
 from typing import Annotated
 

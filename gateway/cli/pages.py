@@ -2,7 +2,7 @@
 
 A line with tabs is a row of a table, and the first such line its head; the columns are numbers, unless the head begins
 with `<`. A row that begins with `*` is bold. Leading spaces indent all of a paragraph, however it is wrapped. A line
-that ends with a backslash goes on in the next.
+that ends with a backslash continues in the next.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,7 +23,7 @@ _GIB = 1 << 30
 
 
 def page(template: str, document: dict[str, Any]) -> Group:
-    """A page to print. Raises TemplateError if the document lacks what the template shows."""
+    """A page to print. Raises TemplateError if the document lacks a value of the template."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         trim_blocks=True,

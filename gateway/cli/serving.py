@@ -1,4 +1,4 @@
-"""What `gateway serve` warns of before it serves, and why it cannot."""
+"""Warnings of `gateway serve` before it serves, and reasons to refuse."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""What commands have in common: exit codes, options, and what they print."""
+"""The common parts of commands: exit codes, options, and output."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`gateway usage`: what each API key used, as a table, JSON or CSV."""
+"""`gateway usage`: usage of each API key, as a table, JSON or CSV."""
 
 import csv
 import sys

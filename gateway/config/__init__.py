@@ -44,7 +44,7 @@ SECRETS = (
     "password",
     "sentinel_password",
     "database",
-)  # keys whose values are never shown
+)  # keys with secret values, which are never shown
 
 
 def masked(value: Any, key: str = "") -> Any:
@@ -253,7 +253,7 @@ class UpstreamConfig(Section):
 
     @property
     def warnings(self) -> list[str]:
-        """What is valid, and yet makes requests fail."""
+        """Warnings about a valid configuration with which requests fail."""
         if self.keep_alive_seconds < _BACKEND_KEEP_ALIVE_SECONDS:
             return []
         return [
@@ -286,7 +286,7 @@ class LogConfig(Section):
 
 
 class StateConfig(Section):
-    """What the gateway has learned, kept on disk for its next start."""
+    """Learned state, kept on disk for the gateway's next start."""
 
     path: str | None = default(None, "Folder of a snapshot, written once a minute; has secrets. null = none.")
 
@@ -336,7 +336,7 @@ class Config(Section):
         wrong = [f"duplicate backend name {name!r}; backend names must be unique" for name in twice(names)]
         if not (self.backends or found.file or found.dns or found.kubernetes):
             wrong.append("no backends: pass --backend http://host:8000 (repeatable) or list them in a file")
-        wrong += [  # of those that are found, one setting is for all, and some may be http
+        wrong += [  # of discovered backends, one setting is for all, and some may be http
             f"{each.name} has tls, which is for https, and its url is {each.url}"
             for each in self.backends
             if each.tls is not None and not each.url.startswith("https://")

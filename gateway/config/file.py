@@ -1,4 +1,4 @@
-"""Reading the configuration: the file, environment variables and options, of which the later ones override."""
+"""Reading the configuration: the file, environment variables and options; the later ones override."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from gateway.config import errors as config_errors
 from gateway.config.errors import Mistake, Place
 from gateway.files import MAX_CONFIG_BYTES, read_file
 
-LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where it can be: a reload reads beside requests
+LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C if possible: a reload runs beside requests
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 # Kubernetes sets GATEWAY_PORT and others for a Service that is called gateway: names without __ are not settings.
 _SETTING = re.compile(r"GATEWAY_([A-Z_]+?)__([A-Z0-9_]+)")
@@ -101,7 +101,7 @@ class YamlFile:
             for place, line, first in config_errors.duplicate_keys(self._root)
         ]
         lines = [f"{self._file}:{line}: {config_errors.key_of(place)}: {what}" for place, what, line in twice]
-        without_value = {at for place, _ in self.unset for at in (place, place[:-1])}  # a section without a key, too
+        without_value = {at for place, _ in self.unset for at in (place, place[:-1])}  # also a section without a key
         rest = [(place, what) for place, what in found if place not in without_value]
         lines += config_errors.with_lines(self._file, self._root, [*self.unset, *rest])
         return "\n".join(lines)

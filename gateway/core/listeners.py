@@ -58,7 +58,7 @@ async def bind(host: str, port: int) -> list[socket.socket]:
 
 
 async def bind_all(server: ServerConfig, have: Listeners) -> Listeners:
-    """Bind what is not there yet. Raises OSError."""
+    """Bind the missing sockets. Raises OSError."""
     try:
         for name, port in ports_of(server).items():
             if not getattr(have, name):
@@ -83,12 +83,12 @@ class Acceptor:
         return bool(self._servers)
 
     def copies(self) -> list[socket.socket]:
-        """The sockets at which it accepts, as new ones of the caller."""
+        """Duplicates of its listening sockets, owned by the caller."""
         files = [each.fileno() for server in self._servers for each in server.sockets]
         return [socket.socket(fileno=os.dup(file)) for file in files]
 
     async def accept(self) -> None:
-        """Accept connections, also those that have waited meanwhile. Raises OSError."""
+        """Accept connections, including pending ones. Raises OSError."""
         loop = asyncio.get_running_loop()
         while self._paused:
             each = self._paused[0]
@@ -105,7 +105,7 @@ class Acceptor:
             self._servers.pop().close()
 
     def stop(self) -> None:
-        """Accept no more connections: they are refused, unless another process has the sockets, too."""
+        """Accept no more connections: they are refused, unless another process has the sockets as well."""
         self.pause()
         while self._paused:
             self._paused.pop().close()

@@ -1,4 +1,4 @@
-"""Threads by purpose: what hangs, such as a file system, holds up the calls of the same purpose and no others.
+"""Threads by purpose: a hanging call, such as to a file system, delays only calls of the same purpose.
 
 They are daemons: a call that never returns does not keep the process from ending. Python's own executors are joined
 when the process ends, and asyncio's default executor is shared by all, so nothing here uses them.
@@ -19,7 +19,7 @@ _IDLE_SECONDS: Final = 5.0  # after which a thread without a call ends
 
 
 class Threads:
-    """At most so many threads for one purpose. Each owner of what may hang has its own."""
+    """A limited number of threads for one purpose. Each owner of calls that may hang has its own."""
 
     def __init__(self, purpose: str, most: int = 1) -> None:
         self._purpose = purpose
@@ -32,7 +32,7 @@ class Threads:
         return f"<Threads for {self._purpose}: {self._count} of {self._most}, {len(self._calls)} calls wait>"
 
     async def run(self, do: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
-        """Call this in a thread. A call whose task is cancelled is dropped if it waits, and else ends unattended."""
+        """Call this in a thread. If the task is cancelled, a waiting call is dropped; a running one ends unattended."""
         waited_for = _ThreadCall(partial(do, *args, **options))
         self._add(waited_for.make)
         await waited_for.done
@@ -43,7 +43,7 @@ class Threads:
     ) -> Result:
         """Call this in a thread. If the task is cancelled, the call ends first: others may use the same files next.
 
-        `undo` then gives back, in a thread, what the call returned.
+        `undo` then releases the call's result, in a thread.
         """
         doing = asyncio.get_running_loop().create_task(self.run(do, *args))
         try:
@@ -74,7 +74,7 @@ class Threads:
     def _work(self) -> None:
         while (call := self._next()) is not None:
             call()
-            del call  # with what it was given
+            del call  # with its arguments
 
     def _next(self) -> Callable[[], None] | None:
         """The next call, when there is one; None = the thread ends."""
@@ -95,7 +95,7 @@ def _unattended(do: Callable[[], object]) -> None:
 
 
 class _ThreadCall(Generic[Result]):
-    """One call, and what came of it. `done` is cancelled with the task that waits."""
+    """One call, and its outcome. `done` is cancelled with the waiting task."""
 
     def __init__(self, do: Callable[[], Result]) -> None:
         self._do: Callable[[], Result] | None = do
@@ -122,7 +122,7 @@ class _ThreadCall(Generic[Result]):
             self.done.set_result(None)
 
     def outcome(self) -> Result:
-        """The result. Raises the error, which this has no longer: the traceback has frames that have this."""
+        """The result. Raises the error and drops it: the traceback has frames that refer to this object."""
         if self._errors:
             raise self._errors.pop()
         return self._results.pop()

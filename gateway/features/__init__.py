@@ -1,1 +1,1 @@
-"""The features: what the core can do without, each in a room of its own."""
+"""The features: optional parts, each in its own package."""

@@ -10,17 +10,17 @@ from gateway.feature import Feature
 
 
 def imported(path: str) -> Any:
-    """What has this name in this module, as `module:name`."""
+    """The object with this name, as `module:name`."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureEntry:
-    """A feature in the table of all.
+    """A row in the table of features.
 
-    `builder`: what makes it of the `Core`, or where that is; the module is imported only where the feature `is_on`.
-    `off_paths`: what clients are told of paths that it would have.
+    `builder`: its constructor from the `Core`, or the place of that; the module is imported only if the feature
+    `is_on`. `off_paths`: errors for its paths while it is off.
     """
 
     name: str
@@ -40,7 +40,7 @@ def _always(_: Config) -> bool:
     return True
 
 
-# In the order in which they are built: later ones may use what earlier ones give the core.
+# In the order in which they are built: later ones may use earlier ones' additions to the core.
 FEATURES = (
     FeatureEntry("exact", "gateway.features.exact.feature:ExactFeature", _always),
     FeatureEntry("responses", "gateway.features.responses.feature:ResponsesFeature", _always),

@@ -1,1 +1,1 @@
-"""What is known of the fleet."""
+"""The known state of the fleet."""

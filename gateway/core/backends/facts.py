@@ -1,4 +1,4 @@
-"""What a backend reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
+"""A backend's reports of itself and of its load: values, read by `vllm_api` and `vllm_metrics`."""
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -47,7 +47,7 @@ class KvEventSource:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a backend reports of itself; None = not reported. Sums are over its engines (data-parallel ranks)."""
+    """A backend's report of itself; None = not reported. Sums are over its engines (data-parallel ranks)."""
 
     version: str | None = None
     models: tuple[ModelCard, ...] = ()
@@ -99,7 +99,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """The LoRA adapters of a backend's running requests, and how many an engine can run at once; None = not known."""
+    """LoRA adapters of a backend's running requests, and the most that an engine runs together; None = unknown."""
 
     running: frozenset[str]
     most: int | None = None

@@ -1,4 +1,4 @@
-"""Why a backend cannot be reached: what kind of failure it was, and the reason in words, without addresses.
+"""Causes of an unreachable backend: the kind of failure, and the reason in words, without addresses.
 
 The kinds are those of a probe's result, for requests as for probes, in logs and as the label `reason` of metrics.
 """
@@ -51,7 +51,7 @@ def kind_of(error: BaseException) -> ProbeResult:
 
 
 def release(error: BaseException | None) -> None:
-    """Free what the frames of an error and of those before it hold.
+    """Free the objects held by the frames of an error and of its causes.
 
     Errors of aiohttp are in their own frames: else 80 objects of each one wait for the garbage collector, which stops
     the event loop for 50 ms once they are 50,000.
@@ -66,7 +66,7 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _errno(cause: BaseException) -> int | None:
-    """The number of an error of the system; of a name's several addresses, that of the first one that was tried."""
+    """The number of a system error; for a name with several addresses, of the first tried address."""
     if not isinstance(cause, OSError):
         return None
     if cause.errno is None and (found := _ERRNO.search(str(cause))):

@@ -1,4 +1,4 @@
-"""Names of models: which ones are the same weights, by what backends list."""
+"""Names of models: finds the names of the same weights, from backends' lists."""
 
 from collections.abc import Sequence
 
@@ -6,14 +6,14 @@ from gateway.core.backends.facts import ModelCard
 
 
 class ServedNames:
-    """What the names in lists of models say of each other; others keep the dictionaries, which are changed in place.
+    """Relations between listed names of models; other parts keep the dictionaries, which are changed in place.
 
     vLLM lists each of its served names with the same root, and answers with the first one. LoRA adapters have a parent.
     """
 
     def __init__(self) -> None:
-        self.families: dict[str, str] = {}  # the model whose engines a name's model runs on: an adapter's base, too
-        self.weights: dict[str, str] = {}  # the first name of the same weights, but for adapters
+        self.families: dict[str, str] = {}  # the model that a name's engines serve; for an adapter its base
+        self.weights: dict[str, str] = {}  # the first name of the same weights, except for adapters
         self.first: dict[str, str] = {}  # of names that answers do not have: the first one on the same backends
 
     def update(self, lists: Sequence[Sequence[ModelCard]]) -> bool:

@@ -1,8 +1,8 @@
 """Reads vLLM's page /metrics: the few lines that matter, the facts in them, and the load. Pure.
 
-The page of a busy server has thousands of lines, and is read every other second. `LineFilter` keeps what matters while
-the page comes in, so that neither its size nor its parsing holds up the event loop. `MetricsReader` parses the labels
-of a series once, and its value each time.
+The page of a busy server has thousands of lines, and is read every other second. `LineFilter` keeps the relevant lines
+while the page arrives, so that neither its size nor its parsing holds up the event loop. `MetricsReader` parses the
+labels of a series once, and its value each time.
 """
 
 import math
@@ -24,7 +24,7 @@ _HEAD_BYTES = 22  # of a line: enough to skip most of the others
 
 
 class Findings(NamedTuple):
-    """What a path answered: `Facts` by name, and the load if it is /metrics of vLLM."""
+    """The answer of a path: `Facts` by name, and the load if it is /metrics of vLLM."""
 
     facts: dict[str, Any]
     telemetry: Telemetry | None = None
@@ -54,7 +54,7 @@ class LineFilter:
 
     def __init__(self) -> None:
         self._kept: list[bytes] = []
-        self._adapters = b""  # the newest line: vLLM adds one for each set of adapters that it ever ran
+        self._adapters = b""  # the newest line: vLLM adds one for every new set of adapters
         self._rest = b""
 
     def feed(self, piece: bytes) -> None:

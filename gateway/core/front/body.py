@@ -35,7 +35,7 @@ class Body:
     """The body of the request being received; one object per connection, restarted for each request.
 
     Its bytes are reserved in the connection's `holding` as they arrive, and stay reserved after `take` until the
-    request has ended. `left_bytes`: what is still to come of a body of known length.
+    request has ended. `left_bytes`: the missing bytes of a body of known length.
     """
 
     def __init__(self, holding: Holding) -> None:
@@ -71,7 +71,7 @@ class Body:
             self._pieces.clear()
 
     def framed(self, wire_bytes: int) -> None:
-        """Count what arrived of the body with its framing. Raises InvalidRequest if that is mostly framing."""
+        """Count the received bytes of the body with its framing. Raises InvalidRequest if these are mostly framing."""
         self._wire_bytes += wire_bytes
         self._dry_bytes = self._dry_bytes + wire_bytes if self._seen_bytes == self.size_bytes else 0
         self._seen_bytes = self.size_bytes
@@ -87,7 +87,7 @@ class Body:
         return body
 
     def drop(self) -> None:
-        """Discard what has been kept, and pass nothing on: the request is refused, or its client has disconnected."""
+        """Discard the kept bytes, and pass nothing on: the request is refused, or its client has disconnected."""
         self._upload = None
         self._holding.shrink(len(self._joined) + sum(map(len, self._pieces)))
         self._pieces.clear()
@@ -127,8 +127,8 @@ _PIECE_BYTES = 65536
 
 
 class Upload:
-    """A body that is passed on while it arrives; what is buffered here is reserved in `holding`, and so is each piece
-    until the next one is wanted.
+    """A body that is passed on while it arrives; buffered bytes are reserved in `holding`, and so is each piece until
+    the next one is read.
 
     `read_more(False)` is called when the buffer is full, `read_more(True)` when it has space again.
     """
@@ -169,13 +169,13 @@ class Upload:
             on_end()
 
     def when_ended(self, on_end: Callable[[], None] | None) -> bool:
-        """Call this once when nothing more will arrive. Returns whether the one before was not called yet."""
+        """Call this once when nothing more will arrive. Returns whether a former callback was pending."""
         was_set = self._on_end is not None
         self._on_end = on_end
         return was_set
 
     def close(self) -> None:
-        """Discard what is buffered and what still arrives. Idempotent."""
+        """Discard buffered and later bytes. Idempotent."""
         self._closed = True
         self._holding.shrink(len(self._buffer) + self._piece_bytes)
         self._piece_bytes = 0
@@ -183,7 +183,7 @@ class Upload:
         self._arrival.set()
 
     async def peek(self, start: int, limit_bytes: int) -> bytes:
-        """Some of what is buffered from `start` on, which stays; empty = nothing is left, or so much is buffered."""
+        """Some of the buffered bytes from `start` on, which stay; empty = no more bytes, or the buffer is full."""
         while start >= len(self._buffer) < limit_bytes and not (self.ended or self._closed):
             self._read_more(True)
             self._arrival.clear()

@@ -77,7 +77,7 @@ def check_ready(fleet: Fleet, draining: bool) -> None:
 
 
 def _cards(fleet: Fleet, aliases: Mapping[str, Sequence[str]], key: ClientKey | None) -> list[dict[str, object]]:
-    """The model cards of the backends, unchanged, and one for each alias of a served model; those the key may use.
+    """The model cards of the backends, unchanged, and one for each alias of a served model, if the key may use them.
 
     An alias of several models has the card of the first one that is served.
     """
@@ -99,7 +99,7 @@ _MOST_COMPARED = 64  # names, and as many times two characters of each: a refusa
 def explain(
     error: GatewayError, fleet: Fleet, aliases: Mapping[str, Sequence[str]], key: ClientKey | None = None
 ) -> None:
-    """Add what the part that raised the error does not know: which models there are, or why no backend is ready."""
+    """Add facts unknown to the raising part: the existing models, or the reasons why no backend is ready."""
     if isinstance(error, ModelNotFound) and error.model:
         names = [str(card["id"]) for card in _cards(fleet, aliases, key)]
         error.reword(_unknown_model(error.model, names, fleet.why_none(error.model)))
@@ -108,7 +108,7 @@ def explain(
 
 
 def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
-    """The message; `unlisted`: backends whose models are not known, with the reasons."""
+    """The message; `unlisted`: backends with unknown models, with the reasons."""
     message = f"The model {model[: 2 * _MOST_COMPARED]!r} does not exist."
     compared = {name[: 2 * _MOST_COMPARED].lower(): name for name in names[:_MOST_COMPARED] if name != model}
     if near := difflib.get_close_matches(model[: 2 * _MOST_COMPARED].lower(), compared, n=1):
@@ -120,7 +120,7 @@ def _unknown_model(model: str, names: list[str], unlisted: str) -> str:
 
 
 class RequestSource(Protocol):
-    """Reads the requests of routes with its name, whose body is no JSON: uploads, and sessions."""
+    """Reads the requests of routes with its name, without a JSON body: uploads, and sessions."""
 
     async def read(
         self,
@@ -222,7 +222,7 @@ class Handler(RequestHandler):
         check_ready(self._fleet, self._draining)
 
     async def serve(self, incoming: HttpRequest, connection: ClientConnection) -> None:
-        """Answer one request through the connection, whatever happens."""
+        """Answer one request through the connection, even after an error."""
         given = incoming.headers.get(b"x-request-id")
         request_id = given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else self._new_id()
         route, key = incoming.route or _NO_BODY, incoming.key
@@ -262,7 +262,7 @@ class Handler(RequestHandler):
                 self._ledger.finished(record)
 
     def _add_extras(self, incoming: HttpRequest, route: Route, reply: ClientResponse, record: Record) -> None:
-        """What is off by default: headers for web pages, clients behind proxies, traces, fields of the access log."""
+        """Functions off by default: headers for web pages, clients behind proxies, traces, fields of the access log."""
         headers = incoming.headers
         if self._pages is not None:
             reply.set_constant_headers(self._pages.headers(headers))
@@ -340,7 +340,7 @@ _AT_ONCE = 256
 def request_ids() -> Callable[[], str]:
     """Makes random, unpredictable ids, in any thread. Many are made of one call to the kernel, because each call costs.
 
-    Each operation on the deque is atomic: an id is given once, whichever threads ask at the same time.
+    Each operation on the deque is atomic: an id is given once, even with concurrent threads.
     """
     ids = deque[str]()
 

@@ -9,7 +9,7 @@ USER_AGENT = b"user-agent"
 _ALL = "*"
 PREFLIGHT = (
     b"access-control-allow-methods: GET, POST\r\n"
-    b"access-control-allow-headers: authorization, *\r\n"  # browsers do not take * for authorization, too
+    b"access-control-allow-headers: authorization, *\r\n"  # for browsers, * does not include authorization
     b"access-control-max-age: 86400\r\n"
 )
 
@@ -21,9 +21,9 @@ class TrustedProxies:
         self._networks: list[IPv4Network | IPv6Network] = [ip_network(each) for each in networks]
 
     def client(self, peer: str, forwarded_for: bytes) -> str:
-        """The client's address: the last one of X-Forwarded-For that is not a trusted proxy's.
+        """The client's address: the last address of X-Forwarded-For that is not a trusted proxy's.
 
-        `peer`: who connected. An address that the client wrote itself is left of those that proxies added, and ignored.
+        `peer`: the other end of the connection. Addresses written by the client are left of the proxies', and ignored.
         """
         address = peer
         for each in reversed(forwarded_for.split(b",")):

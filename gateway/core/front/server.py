@@ -123,7 +123,7 @@ class Server:
         await self._wait_for_clients(self.config.drain_timeout_seconds, ClientConnection.close)
 
     async def give_away(self, give: Callable[[int], None]) -> None:
-        """Pass every client on to another process as soon as it waits for nothing, until all are gone."""
+        """Pass every client on to another process as soon as it is idle, until all are gone."""
         self._give = give
         for number, connection in enumerate(list(self._connections), start=1):
             connection.give_when_idle(give)

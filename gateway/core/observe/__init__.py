@@ -1,1 +1,1 @@
-"""What operators see: metrics and the access log."""
+"""Observability: metrics and the access log."""

@@ -109,7 +109,7 @@ class Histogram(Live):
 
 
 class ProcessMetrics(Live):
-    """What the system knows of this process; it is read from /proc when the metrics are rendered."""
+    """The system's figures of this process, read from /proc when the metrics are rendered."""
 
     def __init__(self) -> None:
         super().__init__(Metric, "process", "The process of the gateway.", labels=(), read=lambda: ())

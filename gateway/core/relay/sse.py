@@ -22,11 +22,11 @@ ABORTED = _FINISH + b'abort"'  # an engine that is shutting down ends its answer
 
 
 class EventStream:
-    """Cuts a byte stream at event ends, remembers where usage was, and whether the end marker came.
+    """Cuts a byte stream at event ends, remembers the places of usage, and notes the end marker.
 
-    `done_marker` is how a line starts that only a complete answer holds; without one, the end of the body is the end.
+    `done_marker` is the start of a line that only a complete answer holds; without one, the end of the body is the end.
     `failure` is the event with which the backend gave the answer up, if it did: that event and all that follows, even
-    an end marker, are not passed on. Where usage is hidden, the last event of each sequence waits for that of usage:
+    an end marker, are not passed on. With hidden usage, the last event of each sequence waits for the usage event:
     vLLM's has the fingerprint that the client would have got in those last events.
     """
 
@@ -48,9 +48,9 @@ class EventStream:
         self._previous, self._last = self._last, data
 
     def take(self, data: bytes) -> bytes:
-        """Bytes that may be passed on now: up to the last event end, less what the client did not ask for.
+        """Bytes that may be passed on now: up to the last event end, without usage that the client did not request.
 
-        An event that is too long to be kept is passed on in pieces, of which the first and the last are remembered.
+        An overlong event is passed on in pieces; the first and the last are remembered.
         """
         was_within = self._within
         if self._partial or data[-2:] != b"\n\n":
@@ -76,7 +76,7 @@ class EventStream:
 
     @property
     def at_event_end(self) -> bool:
-        """Whether what was passed on last ended an event."""
+        """Whether the last passed bytes ended an event."""
         return not self._within
 
     @property
@@ -90,7 +90,7 @@ class EventStream:
         return bool(self._marker_in(self._last) or self._marker_in(self._previous))
 
     def _marker_in(self, data: bytes) -> bytes:
-        """The end marker if a line starts with it; all that has to be remembered of much data."""
+        """The end marker if a line starts with it; the only state kept of long data."""
         marker = self._done_marker
         if marker is None:
             return b""
@@ -103,7 +103,7 @@ class EventStream:
             return b""
         pieces = _EVENT_END.split(data)
         for number, event in enumerate(pieces):
-            # Without an end marker, as in responses, events repeat what the request said.
+            # Without an end marker, as in responses, events repeat parts of the request.
             if _ERROR in event or (ABORTED in event and self._done_marker is not None):
                 self.failure = event.removesuffix(b"\r")
                 return b"".join(pieces[:number])
@@ -185,7 +185,7 @@ _MOST_TRIES = 8  # places in a piece that look like usage, from the last one on
 def read_stream_usage(*pieces: bytes) -> Usage | None:
     """The usage in these pieces of a stream; later events count over earlier ones.
 
-    What a request has brought along (tools, metadata) may be named so too: only the places count where engines put it.
+    Parts of a request (tools, metadata) may have this name as well: only the places used by engines count.
     """
     merged: dict[str, Any] = {}
     for piece in dict.fromkeys(pieces):  # often the same one

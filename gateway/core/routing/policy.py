@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002 - each policy reads a part of what it is given
+# ruff: noqa: ARG002 - each policy reads a part of its arguments
 """Routing policies: how each ranks the eligible engines, and explanations. `PrefixPolicy` is the default."""
 
 import math
@@ -23,7 +23,7 @@ from gateway.core.routing.estimates import CostModel, Estimates
 
 
 class Options:
-    """What each engine means for one request: its cost, the seconds of its own prefill there, and its predicted hit."""
+    """The engines' prices for one request: its cost, the seconds of its own prefill there, and its predicted hit."""
 
     __slots__ = ("costs", "engines", "hit_tokens", "prefill_seconds")
 
@@ -40,8 +40,8 @@ class Options:
         self.hit_tokens = hits or [0] * len(engines)
 
     def cheapest(self, positions: Sequence[int]) -> int:
-        """The one of these positions with the lowest cost. Of equal ones it is the engine with less in flight, then the
-        one chosen less often."""
+        """The position with the lowest cost. Between equal costs, the engine with less in flight wins, then the one
+        chosen less often."""
         costs, best, least = self.costs, -1, 0.0
         for at in positions:
             cost = costs[at]
@@ -56,7 +56,7 @@ class Options:
             costs[at] = costs[at] + seconds[at]  # not `+=`, which is slower when compiled
 
     def lead(self, best: int, positions: Sequence[int]) -> float:
-        """By how much the best one of these positions costs less than the next."""
+        """The difference in cost between the best of these positions and the next."""
         costs, least = self.costs, math.inf
         for at in positions:
             if at != best and costs[at] < least:
@@ -79,7 +79,7 @@ class Policy(ABC):
 
     @abstractmethod
     def options(self, demand: Demand, engines: list[Engine], model: CostModel, now: float) -> Options:
-        """What the request would cost on each engine."""
+        """The costs of the request on each engine."""
 
     def likely_options(self, demand: Demand, shortlist: Shortlist, model: CostModel, now: float) -> Options:
         """The same for those engines of many that can be the best one."""
@@ -118,7 +118,7 @@ class RoundRobinPolicy(Policy):
 
 @dataclass(frozen=True, slots=True)
 class EngineVerdict:
-    """What one engine would mean for a request. `parts` is None under policies that have no costs in seconds."""
+    """The price of one engine for a request. `parts` is None under policies without costs in seconds."""
 
     engine: Engine
     cost: float
@@ -247,7 +247,7 @@ class PrefixPolicy(Policy):
         if demand.hint and (at := self._affinity.favoured(demand.hint, engines, hits)) is not None:
             costs[at] -= _WORTH * prefills[at]
         options = Options(engines, costs, prefills, hits)
-        if engines[0].adapters is not None:  # those of an adapter all have some
+        if engines[0].adapters is not None:  # an adapter's engines all have some
             options.add(adapter_seconds(engines, demand.model))
         return options
 

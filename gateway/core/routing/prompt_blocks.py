@@ -3,8 +3,8 @@
 The bytes are the same for every JSON spelling of a request. Blocks end at the end of every message and at growing steps
 between, so two prompts share their first k keys exactly when they share the seed and the bytes before the k-th edge.
 Steps grow with their position, from 256 bytes to 4 KiB: text that diverges inside a message costs at most an eighth of
-the hit (or 256 bytes), and a 200 KB prompt has a hundred keys. What is shared by whole messages (a system prompt, the
-turns before) is found to its last byte.
+the hit (or 256 bytes), and a 200 KB prompt has a hundred keys. Shared whole messages (a system prompt, the turns
+before) are found to their last byte.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from gateway.core.turns import Steps, at_once
 
 
 def seed(*parts: str) -> int:
-    """The chain's start: a hash of what changes the KV cache besides the prompt (model, LoRA, cache salt, tenant)."""
+    """The chain's start: a hash of the other inputs of the KV cache (model, LoRA, cache salt, tenant)."""
     return xxh3_64_intdigest("\0".join(f"{len(part)}:{part}" for part in parts).encode())
 
 
@@ -38,7 +38,7 @@ _INPUTS: Final[tuple[str, ...]] = (
 _text_turns: Final = text_turns  # compiled code looks up a global for each request, a Final once
 _TURN_FIELDS = frozenset(("role", "content"))
 _LEAST_BYTES = 512  # least size that a turn or part counts with: at most 4096 of them become blocks
-_QUERIES = ("query", "text_1", "queries", "data_1")  # of what is scored: the first one that there is
+_QUERIES = ("query", "text_1", "queries", "data_1")  # of scored texts: the first present one
 _BYTES_A_CHARACTER = 3  # where not all of them are ASCII
 _ITEMS_A_STEP = 8192
 _MOST_IDS = LONGEST_BYTES // 4
@@ -51,9 +51,8 @@ class Prompt:
 
     `media`: number of images, sounds and files, which are replaced by their digest. `answer`: index of the piece with
     the conversation's last answer, or -1. `token_ids`: the prompt if the client sent token ids, four bytes each, up to
-    the last prefix block.
-    `more_bytes`: size of what is left out, one byte for each character: prompts after the first one, and text beyond
-    the last prefix block.
+    the last prefix block. `more_bytes`: size of omitted text, one byte for each character: prompts after the first one,
+    and text beyond the last prefix block.
     """
 
     pieces: list[bytes]
@@ -106,7 +105,7 @@ def canonical_prompt(document: dict[str, Any], field: str | None = None) -> Prom
 
 
 def turns_of(document: dict[str, Any], field: str) -> Prompt:
-    """The prompt without what comes before its turns."""
+    """The prompt without the part before its turns."""
     given = document.get(field)
     if type(given) is not list:
         return _one(given)
@@ -122,7 +121,7 @@ def turns_in_steps(document: dict[str, Any], field: str) -> Steps[Prompt]:
 
 
 def add_opening(prompt: Prompt, fields: dict[str, Any]) -> None:
-    """Put what `fields` has of OPENING before the turns."""
+    """Put the fields of OPENING before the turns."""
     given = [(key, fields[key]) for key in _OPENING if key in fields and fields[key] not in (None, "", [], {})]
     opening = [(key, value[:LONGEST_BYTES] if type(value) is str else value) for key, value in given]
     if fields.get("tool_choice") == "none":
@@ -196,8 +195,8 @@ def _turns(messages: list[Any], room: int = LONGEST_BYTES) -> Steps[Prompt]:
 
 
 def _parts(content: list[Any], room: int) -> Steps[tuple[str, int, int]]:
-    """The first `room` characters of a turn's text, how many of its parts are not text, and the size of the rest of the
-    text. The backend refuses what is neither text nor a part."""
+    """The first `room` characters of a turn's text, the number of its other parts, and the size of the rest of the
+    text. The backend refuses any other content."""
     texts, media, more = [], 0, 0
     for number, part in enumerate(content, 1):
         if number % _ITEMS_A_STEP == 0:
@@ -219,7 +218,7 @@ def _parts(content: list[Any], room: int) -> Steps[tuple[str, int, int]]:
             text = text[:room]
         texts.append(text)
         room -= max(len(text), _LEAST_BYTES)
-    # a separator that text does not contain: templates differ in what they insert
+    # a separator that text does not contain: templates insert different ones
     return "\x1c".join(texts), media, more
 
 

@@ -14,11 +14,11 @@ from gateway.core.scheduling.scheduler import Broker, Lease, Scheduler
 from gateway.core.scheduling.wait_queue import Queue, Ticket
 
 _LEAST_TICK_SECONDS = 0.001
-_TICK_SECONDS = 0.05  # time alone opens engines, too: slow starts grow, unseen prefills end, requests starve
+_TICK_SECONDS = 0.05  # time alone also opens engines: slow starts grow, unseen prefills end, requests starve
 
 
 class _KeepAlive:
-    """Calls `send` every so many seconds until it is cancelled."""
+    """Calls `send` at a fixed interval until it is cancelled."""
 
     __slots__ = ("_loop", "_seconds", "_send", "_timer")
 
@@ -65,14 +65,14 @@ class LowerQueue(Protocol):
         """The tickets that wait, and the leases that are held; 0 = there is nothing to scan."""
 
     def scan(self, now: float) -> list[tuple[Ticket, Lease | GatewayError]]:
-        """As `Scheduler.scan_queue`, and after it. Leases that hold what requests of that queue need are revoked."""
+        """As `Scheduler.scan_queue`, and after it. Revokes leases with capacity that requests of that queue need."""
 
     def opens_seconds(self, now: float) -> float:
         """When its next ticket may be bound by time alone; infinite = not before something changes."""
 
 
 class LeaseBroker(Broker):
-    """Hands out leases. Owns the waiting clients' futures. Tickets of `lower_queues` wait here, too."""
+    """Hands out leases. Owns the waiting clients' futures, including tickets of `lower_queues`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class LeaseBroker(Broker):
         return f"<LeaseBroker {len(self._waiters)} waiting>"
 
     def add_lower_queue(self, queue: LowerQueue) -> None:
-        """Bind tickets of this one to what the queue leaves over."""
+        """Bind tickets of this lower queue to the remaining capacity."""
         self._lower_queues.append(queue)
 
     def apply(self, max_wait_seconds: float, keep_alive_seconds: float) -> None:
@@ -110,7 +110,7 @@ class LeaseBroker(Broker):
         self._keep_alive_seconds = keep_alive_seconds
 
     def lapse_at(self, seconds: float, lapsed: Callable[[], None]) -> None:
-        """Call `lapsed` before anything is placed at this time or later, however long the process was paused."""
+        """Call `lapsed` before any placement at this time or later, even after a pause of the process."""
         self._lapses_seconds, self._lapsed = seconds, lapsed
 
     def when_used(self, on_wait: Callable[[], None], on_release: Callable[[int], None]) -> None:
@@ -201,7 +201,7 @@ class LeaseBroker(Broker):
             waiter.set_result(self._timeout_error(ticket, limit_seconds, is_late=is_late))
 
     def _timeout_error(self, ticket: Ticket, limit_seconds: float, *, is_late: bool) -> GatewayError:
-        """The error for a request whose wait reached the limit; `is_late`: its deadline instead."""
+        """The error for a request that waited up to the limit; `is_late`: up to its deadline instead."""
         demand, retry_after_seconds = ticket.demand, self.retry_after_seconds(ticket.demand.model)
         if not self._scheduler.is_served(demand, ticket.avoid):
             when = "in time for this request's deadline" if is_late else f"within {limit_seconds:g} s"
@@ -223,7 +223,7 @@ class LeaseBroker(Broker):
             self.scan_soon()
 
     def keep(self, lease: Lease) -> KeptLease:
-        """The block that holds this lease no longer releases it."""
+        """The block that holds this lease will not release it."""
         lease.hand_out(self.first_token, _keep)
         return KeptLease(lease, self.release)
 
@@ -264,7 +264,7 @@ class LeaseBroker(Broker):
             self._tick_within(tick_seconds)
 
     def _tick_within(self, seconds: float) -> None:
-        """Look again in so many seconds, or before."""
+        """Look again within this many seconds."""
         loop, tick = asyncio.get_running_loop(), self._tick
         if tick is None or tick.when() > loop.time() + seconds:
             if tick is not None:

@@ -1,8 +1,8 @@
 """A prefix record whose changes are collected, for other gateways before the same engines to make the same changes.
 
-A block is held by an engine once any gateway sent it there, so records only have to be joined. Forgetting cannot be
-joined: each time that an engine's blocks are forgotten, its generation grows by one. Blocks of an earlier generation
-are not taken over any more, and a gateway that hears of a later one forgets all that it has of the engine.
+A block is held by an engine once any gateway sent it there, so records can be joined. Forgetting cannot be joined: each
+time that an engine's blocks are forgotten, its generation grows by one. Blocks of an earlier generation are ignored,
+and a gateway that receives a later one forgets all its blocks of the engine.
 """
 
 from typing import Final, NamedTuple
@@ -14,9 +14,9 @@ MOST_CHANGES: Final = 20_000  # that are collected: more than a gateway makes be
 
 
 class RecordChange(NamedTuple):
-    """An engine was sent a prompt with these blocks; without any, what was known of its blocks is forgotten.
+    """An engine was sent a prompt with these blocks; without any, its known blocks are forgotten.
 
-    A single block of size 0 is the last one of a prompt whose answer came back in a longer prompt.
+    A single block of size 0 is the last one of a prompt whose answer was part of a longer prompt.
     """
 
     engine: int
@@ -25,7 +25,7 @@ class RecordChange(NamedTuple):
 
 
 class AnnouncedIndex(PrefixIndex):
-    """The own record of a gateway that is not alone. `record` and `wipe` are announced; what is copied is not."""
+    """The own record of a gateway with peers. `record` and `wipe` are announced; copied changes are not."""
 
     def __init__(self, most_changes: int = MOST_CHANGES) -> None:
         super().__init__([])
@@ -75,7 +75,7 @@ class AnnouncedIndex(PrefixIndex):
         self._changes = [change for change in self._changes if change.engine != engine]
 
     def changes(self) -> tuple[list[RecordChange], bool]:
-        """What was collected since the last call, and whether that is all."""
+        """The changes since the last call, and whether that is all."""
         changes, is_complete = self._changes, self._is_complete
         self._changes, self._is_complete = [], True
         return changes, is_complete

@@ -1,15 +1,15 @@
 """Blocks of engines: how replicas divide slots and KV tokens, so that no cap is exceeded. Pure.
 
 Each replica has a record in the fleet's table (`store.py`), with its block of each engine, and changes only this one.
-What it may use is never more than the table says: it gives up a part before it writes that, and uses a larger block
-after the table has it. So the blocks in the table add up to the cap at most, and so does what is in flight.
+Its use never exceeds the table: it gives up a part before it writes that, and uses a larger block after the table has
+it. So the blocks in the table add up to the cap at most, and so do the requests in flight.
 
-A block lapses when its replica has not renewed it for `HOLD_SECONDS`. That replica then uses no more than an even
-part, and the others keep its whole block free: it may be cut off, and its requests go on. They take the block of a
-replica that has been silent for `SILENT_SECONDS` and whose process has certainly ended: the operating system has closed
-its connection, as those to the engines, which abort its requests. They take any block after `MISSING_SECONDS`.
+A block lapses when its replica has not renewed it for `HOLD_SECONDS`. That replica then uses no more than an even part,
+and the others keep its whole block free: it may be cut off, and its requests go on. They take the block of a replica
+that has been silent for `SILENT_SECONDS` and whose process has certainly ended: the operating system has closed its
+connections, including those to the engines, which abort its requests. They take any block after `MISSING_SECONDS`.
 
-No clock is compared with another one: each replica times by its own monotonic clock how long a record has not changed.
+Clocks are never compared: each replica measures the age of a record by its own monotonic clock.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ NONE: Final = EngineUse(0, 0)
 
 
 class Wish(NamedTuple):
-    """One engine, as a replica sees it. `used`: in flight; `wanted`: with what waits; `need`: of the largest request
-    that waits; `whole`: slots and KV tokens that all replicas may use together, 0 tokens = not known."""
+    """One engine, as a replica sees it. `used`: in flight; `wanted`: including waiting requests; `need`: of the largest
+    waiting request; `whole`: slots and KV tokens that all replicas may use together, 0 tokens = not known."""
 
     used: EngineUse
     wanted: EngineUse
@@ -38,8 +38,8 @@ class Wish(NamedTuple):
 
 
 def targets(total: int, rows: list[tuple[int, int]]) -> list[int]:
-    """How to divide this many slots, or tokens, by (need, wanted), first come first: the largest request of each, as
-    far as possible; the rest in proportion to what else is wanted, or evenly if there is enough for all."""
+    """How to divide this many slots, or tokens, by (need, wanted), first come first: the largest request of each, if
+    possible; the rest in proportion to the remaining wishes, or evenly if there is enough for all."""
     left, parts, more = max(0, total), [], []
     for need, wanted in rows:
         part = min(need, left)
@@ -65,7 +65,7 @@ def both(one: EngineUse, other: EngineUse, how: Callable[[int, int], int]) -> En
 
 
 def blocks_of(records: Records, key: str, without: str) -> EngineUse:
-    """The sum of all blocks of an engine, but for one replica's."""
+    """The sum of all blocks of an engine, except for one replica's."""
     slots = tokens = 0
     for replica, record in records.items():
         share = record.shares.get(key)
@@ -76,9 +76,9 @@ def blocks_of(records: Records, key: str, without: str) -> EngineUse:
 
 
 def carried(memory: Records, found: Records, without: str) -> Records:
-    """Records of a table that was lost, as far as the new one lacks them: what their replicas have may be in use.
+    """Records of the lost table that the new one lacks: their blocks may still be in use.
 
-    Each counts with what was free, which its replica may have taken in the meantime.
+    Each counts with the free rest, which its replica may have taken in the meantime.
     """
     wholes: dict[str, EngineUse] = {}
     for record in memory.values():

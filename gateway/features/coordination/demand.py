@@ -1,4 +1,4 @@
-"""What a replica wishes of each engine: what it has in flight there, what waits for it, and the largest of that."""
+"""A replica's wishes of each engine: its requests in flight, the waiting ones, and the largest of these."""
 
 from collections.abc import Callable
 
@@ -66,6 +66,6 @@ def _add(sums: dict[object, tuple[EngineUse, EngineUse]] | dict, key: object, us
 
 
 def _joined(one: Wish, other: Wish) -> Wish:
-    """Of two backends with one URL: one of them leaves."""
+    """Add up two backends with one URL, one of which leaves."""
     used, wanted = both(one.used, other.used, int.__add__), both(one.wanted, other.wanted, int.__add__)
     return Wish(used, wanted, both(one.need, other.need, max), both(one.whole, other.whole, max))

@@ -1,4 +1,4 @@
-"""This replica's link to Redis or Valkey: a connection for calls and messages, and one that shows its presence.
+"""This replica's link to Redis or Valkey: a connection for calls and messages, and another to show its presence.
 
 Both are made again when they end. The second one carries nothing, so that only the end of this process closes it: the
 server also closes the connection of a client that does not read its messages.
@@ -95,7 +95,7 @@ class RedisLink:
                 heard(data)
 
     async def until_present(self) -> None:
-        """Wait until presence is shown, as far as this replica knows."""
+        """Wait until presence is shown, from this replica's view."""
         await self._presence.is_open.wait()
 
     def seen_present(self, *, is_present: bool) -> None:

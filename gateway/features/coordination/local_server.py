@@ -85,7 +85,7 @@ class TableServer:
         return self._values.get(key)
 
     def change(self, here: bytes, me: bytes, arguments: list[bytes]) -> list[Any]:
-        """What the script of `redis_store.py` does and answers. `here`: prefix of the channels that show presence."""
+        """The local equivalent of the script in `redis_store.py`. `here`: prefix of the channels that show presence."""
         run, version, new_version, settled, count, *words = arguments
         pairs = 2 * int(count)
         records = {words[at].decode(): words[at + 1] for at in range(0, pairs, 2)}
@@ -102,7 +102,7 @@ class TableServer:
 
 
 class ReplicaConnection(asyncio.Protocol):
-    """One connection of a replica. Whatever is not a command that replicas use ends with an error."""
+    """One connection of a replica. Any command that replicas do not use gets an error."""
 
     def __init__(self, server: TableServer) -> None:
         self._server = server

@@ -46,7 +46,7 @@ for i = 1, #names do
 end
 return {run, version, fields, present}
 """
-DIGEST: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # by which the server knows the script
+DIGEST: Final = sha1(_SCRIPT.encode(), usedforsecurity=False).hexdigest()  # the server's name for the script
 
 
 class RedisStore:
@@ -63,7 +63,7 @@ class RedisStore:
         records = [each for pair in change.records.items() for each in pair]
         words = [change.version, int(change.settled), len(change.records), *records, *change.removed]
         table = await self._run(*change.expected, *words)
-        return table.stamp.version == change.version, table  # whatever call was answered
+        return table.stamp.version == change.version, table  # independent of which call was answered
 
     async def _run(self, *arguments: str | bytes | int) -> Table:
         words = 1, self._table, self._here, self._link.replica, *arguments

@@ -1,4 +1,4 @@
-"""What replicas share, as values: a small table with a record for each replica, changed by compare-and-swap.
+"""The shared state of replicas, as values: a small table with a record for each replica, changed by compare-and-swap.
 
 A store holds the table of one fleet. Every change is one atomic call, which has no effect if another replica changed
 the table since it was read. So the rules (`blocks.py`) are plain functions of values, and any store that can compare
@@ -24,9 +24,9 @@ class Stamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The table at one moment. `present`: the replicas that have a connection open to this very process, kept for
-    nothing else; the operating system closes it when the replica's process ends. `era`: the version of its first
-    change, by which a table that was lost is told from one that went on; empty = it is new."""
+    """The table at one moment. `present`: the replicas with an open connection to this store process, kept only for
+    this; the operating system closes it when the replica's process ends. `era`: the version of its first change, which
+    distinguishes a lost table from a continued one; empty = it is new."""
 
     stamp: Stamp
     era: str = ""

@@ -1,8 +1,8 @@
-"""What every source of backends has in common: it yields all the backends that it has, as listings.
+"""The interface of sources of backends: each yields all its backends, as listings.
 
-A source yields once at the start, and then after each change, whether it asks for changes or is notified of them. One
-that fails raises DiscoveryError and is started again later; until then its last listing stands. Backends that are gone
-fail their probes, and a resolver or an API server that is down stops no traffic.
+A source yields once at the start, and then after each change, by polling or by notification. A failing source raises
+DiscoveryError and is started again later; until then its last listing stands. Backends that are gone fail their probes,
+and a resolver or an API server that is down stops no traffic.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class BackendSource(Protocol):
 
 
 async def polled(read: Callable[[], Awaitable[tuple[Listing, float]]]) -> AsyncGenerator[Listing, None]:
-    """The listings of a source that is asked; `read` also returns the seconds until the next time."""
+    """The listings of a polled source; `read` also returns the seconds until the next poll."""
     while True:
         listing, seconds = await read()
         yield listing
@@ -44,6 +44,6 @@ async def polled(read: Callable[[], Awaitable[tuple[Listing, float]]]) -> AsyncG
 
 
 async def first_listing(source: BackendSource) -> Listing:
-    """What a source lists now. Raises DiscoveryError."""
+    """The current listing of a source. Raises DiscoveryError."""
     async with aclosing(source.listings()) as listings:
         return await anext(listings)

@@ -90,7 +90,7 @@ class KubernetesDiscovery(Section):
 
 
 class DiscoveryConfig(Section):
-    """Backends that are found while the gateway runs, besides those of `backends`."""
+    """Backends that are found while the gateway runs, in addition to `backends`."""
 
     file: str | None = default(None, "YAML file with a list like `backends`; read again when it changes. null = none.")
     dns: tuple[DnsDiscovery, ...] = default((), "Names in DNS, asked again when their records expire (30 s at most).")

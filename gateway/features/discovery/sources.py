@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import dns.asyncresolver
 
 _FILE_SECONDS = 1.0
-_MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, whatever the TTL
+_MOST_SECONDS, _LEAST_SECONDS = 30.0, 1.0  # between two questions, for any TTL
 _TIMEOUT_SECONDS = 5.0
 _MADE_AT_ONCE = 128
 _BACKENDS = TypeAdapter(tuple[BackendConfig, ...])
@@ -48,7 +48,7 @@ class WatchedFile:
         return polled(self.read)
 
     async def read(self) -> tuple[Listing, float]:
-        """What the file lists, and the seconds until it is looked at again. Raises DiscoveryError."""
+        """The listing in the file, and the seconds until the next check. Raises DiscoveryError."""
         await self._threads.run(self._read)
         return self._listing, _FILE_SECONDS
 

@@ -1,4 +1,4 @@
-"""Embeddings in batches with those of other clients, and long lists to score or rank in pieces."""
+"""Embeddings in batches across clients, and long lists to score or rank in pieces."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager

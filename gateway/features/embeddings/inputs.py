@@ -1,4 +1,4 @@
-"""What is read of requests for embeddings, scores and rankings, to send them in batches or in pieces."""
+"""The inputs of requests for embeddings, scores and rankings, to send them in batches or in pieces."""
 
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass(slots=True, init=False)
 class EmbeddingInputs:
-    """The inputs of an embeddings request, where they may be batched with those of other requests.
+    """The inputs of an embeddings request, if they may be batched with other requests.
 
     `items` are texts, or lists of token ids. `template` is the rest of the body, up to where the inputs follow:
     requests may share a batch only if theirs are equal; the cache salt in it keeps an API key's inputs apart.
@@ -37,8 +37,8 @@ class EmbeddingInputs:
 class Pairs:
     """The query and documents of a rerank or score request, where each document can be scored on its own.
 
-    All `documents` are scored against the one query, or each against the query in its place. `names` are those of the
-    fields that hold the two, `fields` the rest of the body. `sizes_bytes` is of a document and its query together.
+    All `documents` are scored against the one query, or each against the query in its place. `names`: of the two
+    fields; `fields`: the rest of the body. `sizes_bytes` is of a document and its query together.
     """
 
     names: tuple[str, str]

@@ -11,7 +11,7 @@ SPLIT: Final = "split"
 
 
 def work_readers(config: Config) -> dict[str, WorkReader]:
-    """The readers by endpoint. Requests are sent as they are for models whose setting `coalesce` is off."""
+    """The readers by endpoint. With `coalesce` off, a model's requests are sent unchanged."""
     by_default = config.embeddings.coalesce
     own = {name: config.coalesces(name) for name in config.models.by_name}
     if not (by_default or any(own.values())):

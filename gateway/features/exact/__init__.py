@@ -1,1 +1,1 @@
-"""Exact mode: what engines' caches hold, by their own KV events, and prompts as the tokens that their blocks are of."""
+"""Exact mode: engines' cached blocks, from their own KV events, and prompts as the tokens of these blocks."""

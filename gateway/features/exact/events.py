@@ -1,24 +1,23 @@
-"""vLLM's KV events: read from messages, the sockets that these arrive by, and the blocks that an engine then holds.
+"""vLLM's KV events: their sockets, their decoding, and the resulting blocks of an engine.
 
 A message is `[topic, sequence, payload]`; the payload is a MessagePack array of time, events, and the data-parallel
 rank. From vLLM 0.24 on an event is a map with a key `type`; before, it was an array that begins with its type. Unknown
 fields and unknown types of event are ignored, so that newer engines are still supported.
 
-Decoding holds the interpreter, so no single call of the decoder gets more than a part of a message whose cost is
-bounded: sizes are looked at before, events are decoded one by one, and what may be nested at will is left raw.
+Decoding holds the interpreter, so each call of the decoder gets a part of a message with bounded cost: sizes are
+checked before, events are decoded one by one, and fields with arbitrary nesting are left raw.
 
 An engine names its blocks by hashes that only it can compute. `Ledger` matches each with a key of `index.token_keys`,
-chained from the parent's key, so that a prompt that was tokenized here finds it. A block whose parent is not known (its
-event was never received) is kept as an orphan: it counts, but has no key.
+chained from the parent's key, so that a prompt tokenized here finds it. A block with an unknown parent (its event was
+never received) is kept as an orphan: it counts, but has no key.
 
-Only blocks in GPU memory count; a connector's copies elsewhere do not. Of a model with several groups of layers, the
-first group with full attention stands for all: the others keep a window or a state, which proves no prefix.
+Only blocks in GPU memory count; a connector's copies elsewhere do not. For a model with several groups of layers, only
+the first group with full attention is used: the others keep a window or a state, which proves no prefix.
 
 vLLM keeps several copies of a block that it computed twice, and reports each copy stored and each one removed: the
-block is gone with its last copy. It also reports reused blocks again if a request asks for it
-(`kv_cache_report_mode`): a prompt of several blocks that are all held is such a report, because for a prompt that it
-holds the engine computes at most the last block. A count that grows beyond the cache cannot be right, so from then on
-one removal ends a block.
+block is gone with its last copy. It also reports reused blocks again if a request asks for it (`kv_cache_report_mode`):
+a prompt of several blocks that are all held is such a report, because for a held prompt the engine computes at most the
+last block. A count that grows beyond the cache cannot be right, so from then on one removal ends a block.
 
 Blocks are spread over many small dicts: growing a large one would hold the interpreter for milliseconds.
 """
@@ -64,7 +63,7 @@ Context = zmq.Context[Socket]
 
 
 class Stored(msgspec.Struct, tag="BlockStored", frozen=True, gc=False):
-    """Blocks that follow one another in a prompt are cached now. `parent_block_hash` None = they begin the prompt."""
+    """Consecutive blocks of a prompt are cached now. `parent_block_hash` None = they begin the prompt."""
 
     block_hashes: list[BlockHash]
     parent_block_hash: BlockHash | None
@@ -235,7 +234,7 @@ FULL_ATTENTION = frozenset({None, "full_attention", "mla_attention", "sink_full_
 GPU = frozenset({None, "GPU"})
 SHARDS = 64  # a power of two
 MAX_BLOCKS = (512 << 20) // 256  # memory for one engine; a block takes 256 bytes, in the routing index too; measured
-MAX_COPIED_BLOCKS = 1 << 18  # with more of them, copies are counted no longer
+MAX_COPIED_BLOCKS = 1 << 18  # with more of them, counting of copies stops
 
 
 class Ledger:
@@ -247,7 +246,7 @@ class Ledger:
         self.resident_blocks = 0
         self.orphans = 0
         self.ignored_events = 0
-        self.overflows = 0  # times that all was dropped, because no cache can hold so much
+        self.overflows = 0  # resets because no cache can hold the reported blocks
         self._group: int | None = None
         self._counts_copies = True
         self._copies = 0  # of all blocks
@@ -257,7 +256,7 @@ class Ledger:
         self._cleared = False
         self._blocks_taken = 0
         self._changes: dict[int, bool] = {}  # key -> whether it is held now
-        self._dropped: list[dict[int, int]] = []  # whose keys went before the changes
+        self._dropped: list[dict[int, int]] = []  # with keys that are removed before the changes
 
     def resize(self, capacity_tokens: int | None) -> None:
         """Follow another size of the engine's KV cache; None = unknown."""
@@ -310,7 +309,7 @@ class Ledger:
     def take(self) -> tuple[bool, list[int], list[int]]:
         """Changes since the last time: whether the cache is empty, or another process's; added keys; removed keys.
 
-        A key that came and went is removed. After `drop` there are only removed ones.
+        A key both added and removed counts as removed. After `drop` there are only removed ones.
         """
         changes, self._changes = self._changes, {}
         dropped, self._dropped = self._dropped, []
@@ -342,7 +341,7 @@ class Ledger:
         try:
             keys = [None] * len(hashes) if chain is None else _chained(event, chain)
         except OverflowError:
-            return False  # what is no token id
+            return False  # an invalid token id
         are_held = (block in shards[hash(block) & SHARDS - 1] for block in hashes)
         is_report = parent is None and len(hashes) > 1 and all(are_held)
         for block, key in zip(hashes, keys, strict=True):

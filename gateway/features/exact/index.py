@@ -16,8 +16,8 @@ SHARDS = 256  # a power of two
 
 
 class ExactIndex:
-    """The blocks of all engines. Keys are those of `token_keys`; engines are numbered from 0, and new numbers may
-    come at any time."""
+    """The blocks of all engines. Keys come from `token_keys`; engines are numbered from 0, and new numbers may come at
+    any time."""
 
     def __init__(self) -> None:
         self._holders: list[dict[int, int]] = [{} for _ in range(SHARDS)]  # key -> bit mask of engines
@@ -62,7 +62,7 @@ class ExactIndex:
         self.update(engine, (), [key for holders in self._holders for key, mask in holders.items() if mask & bit])
 
     def depths(self, keys: Sequence[int]) -> list[int]:
-        """For each engine, how many of the leading blocks it holds; 0 for those that are not live."""
+        """The number of held leading blocks of each engine; 0 for engines that are not live."""
         depths, stops = [0] * self._engines, []  # masks of engines, and the depth of those
         held, shards, low = self._live, self._holders, SHARDS - 1
         for depth, key in enumerate(keys):
@@ -90,13 +90,13 @@ MOST_TOKENS = 524288  # of a prompt that is read exactly: within 20 ms
 
 
 def token_seed(lora: str | None = None, salt: str | None = None) -> int:
-    """The chain's start: what besides its tokens decides which KV cache blocks a prompt can use."""
+    """The chain's start: the inputs besides a prompt's tokens that determine its usable KV cache blocks."""
     lora, salt = lora or "", salt or ""
     return xxh3_64_intdigest(f"{len(lora)}:{lora}{len(salt)}:{salt}".encode("utf-8", "surrogatepass"))
 
 
 def packed(token_ids: Sequence[int]) -> bytes:
-    """Token ids as 32-bit words. Raises OverflowError for what is no token id."""
+    """Token ids as 32-bit words. Raises OverflowError for an invalid token id."""
     return array("I", token_ids).tobytes()
 
 

@@ -29,7 +29,7 @@ _RETRY_SECONDS = 5.0  # after a start that failed
 
 @dataclass(frozen=True, slots=True)
 class ExactParts:
-    """What there is only while exact mode is in use."""
+    """The parts that exist only while exact mode is in use."""
 
     caches: "ExactCaches"
     kv_events: "KvEvents"
@@ -39,7 +39,7 @@ class ExactParts:
 class ExactMode:
     """Builds its parts when they are first needed, and runs them inside the block of `running`.
 
-    The owner calls the methods that are named after what happens to the fleet.
+    The owner calls the methods named after changes of the fleet.
     """
 
     def __init__(
@@ -162,6 +162,6 @@ class ExactMode:
         return {} if self._parts is None else self._parts.tokenization.verdicts(backend)
 
     def streams(self) -> list[dict[str, Any]]:
-        """The streams of KV events, and whether placement uses what they report."""
+        """The streams of KV events, and whether placement uses their reports."""
         streams = [] if self._parts is None else self._parts.kv_events.status()
         return [each | {"used": self._index.live(each["engine"])} for each in streams]

@@ -23,7 +23,7 @@ class Tokenizers(Protocol):
 
 
 class ExactPrompts:
-    """Replaces estimates about prompts by what their tokens say, where these are known."""
+    """Replaces estimates about prompts by exact values, where their tokens are known."""
 
     def __init__(self, fleet: Fleet, index: ExactIndex, tokenizers: Tokenizers | None = None) -> None:
         self._fleet = fleet
@@ -35,7 +35,7 @@ class ExactPrompts:
         self._tokenizers = tokenizers
 
     async def complete(self, request: InferenceRequest) -> InferenceRequest:
-        """The request with the length of its prompt and its block keys, as far as known, and without its document."""
+        """The request with the known length and block keys of its prompt, and without its document."""
         document, demand = request.document, request.demand
         if document is None:
             return request

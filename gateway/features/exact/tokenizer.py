@@ -1,12 +1,12 @@
 """The tokenizer process: renders and encodes prompts with a model's own tokenizer and chat template.
 
 It is a process of its own because importing Hugging Face's `transformers` takes seconds, and rendering and encoding
-hold the interpreter's lock, which would stall an event loop. `TokenizerProcess` runs it and asks it; `main` answers
-questions on standard input, one after the other, until that ends. A message is its length, then MessagePack.
+hold the interpreter's lock, which would stall an event loop. `TokenizerProcess` runs it and sends requests; `main`
+answers them from standard input, one after the other, until its end. A message is its length, then MessagePack.
 
 Texts are encoded piece by piece, so that earlier pieces are looked up. A tokenizer cuts a text at its added tokens
-first. A text that is cut there, each piece beginning with such a token, has the same ids piece by piece as whole; only
-the last turn of a conversation is a new piece.
+first. A text cut there, each piece beginning with such a token, has the same ids piece by piece as whole; only the last
+turn of a conversation is a new piece.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ class TokenizerReply(msgspec.Struct, frozen=True):
 
 
 def framed(message: Question | TokenizerReply) -> bytes:
-    """A message as it is sent. Raises TypeError or OverflowError for what MessagePack cannot hold."""
+    """The bytes of a message. Raises TypeError or OverflowError for values outside MessagePack."""
     body = msgspec.msgpack.encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
 
@@ -101,7 +101,7 @@ class ProcessEnded(Exception):
 
 
 class TokenizerProcess:
-    """Runs the process, and asks it questions, which it answers in their order."""
+    """Runs the process, and sends it requests, which it answers in order."""
 
     def __init__(self, command: tuple[str, ...] = COMMAND) -> None:
         self._command = command
@@ -136,12 +136,12 @@ class TokenizerProcess:
                 await reaping
 
     def end(self) -> None:
-        """End the process, if it runs: it is not needed any more."""
+        """End the process, if it runs."""
         if self._process is not None:
             _kill(self._process)
 
     async def ask(self, question: Question, hung_seconds: float = HUNG_SECONDS) -> TokenizerReply:
-        """The answer to a question. Raises ProcessEnded, and what `framed` raises.
+        """The answer to a question. Raises ProcessEnded, and the errors of `framed`.
 
         The answer to a cancelled call is dropped. A process that takes longer than `hung_seconds` is killed.
         """
@@ -177,13 +177,13 @@ def _kill(process: Process) -> None:
 
 CACHE_BYTES: Final = 67108864  # for each model
 Encode = Callable[[list[str]], list[bytes]]
-_ENTRY_BYTES = 200  # what an entry takes besides its text and its ids
+_ENTRY_BYTES = 200  # size of an entry besides its text and its ids
 
 
 def cut_marks(tokens: Collection["AddedToken"], rendered: Iterable[str]) -> tuple[str, ...]:
-    """The added tokens before which a text may be cut: of the many that some models have, those in use.
+    """The added tokens before which a text may be cut; only the used ones, as some models have many.
 
-    Not those that consume white space before them, must not touch a word, or are looked for in the normalized text.
+    Excluded: tokens that consume white space before them, must not touch a word, or match the normalized text.
     """
     every, texts = [token.content for token in tokens if token.content], list(rendered)
     simple = [each.content for each in tokens if not (each.lstrip or each.single_word or each.normalized)]
@@ -333,7 +333,7 @@ def _load(source: str) -> Any:
     load: Callable[..., Any] = AutoTokenizer.from_pretrained
     try:
         tokenizer = load(source, trust_remote_code=False, local_files_only=os.path.isdir(source))
-    except Exception as error:  # the library raises what it likes
+    except Exception as error:  # the library raises arbitrary errors
         raise CannotLoad(f"{source} cannot be loaded: {error or type(error).__name__}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise CannotLoad(f"{source} has no fast tokenizer (tokenizer.json)")
@@ -374,7 +374,7 @@ def serve(questions: BinaryIO, answers: BinaryIO, answer: Callable[[Question], T
 
 
 def main() -> None:
-    """Serve the gateway that started this process. Whatever prints to standard output prints to standard error."""
+    """Serve the gateway that started this process. Other prints to standard output go to standard error."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # it is the gateway that ends this process, by closing its input
     with os.fdopen(os.dup(sys.stdin.fileno()), "rb") as questions, os.fdopen(os.dup(1), "wb") as answers:

@@ -1,1 +1,1 @@
-"""A gateway takes over from the one before it: sockets, clients, what was learned, and slots that are still in use."""
+"""A gateway takes over from its predecessor: sockets, clients, learned state, and slots in use."""

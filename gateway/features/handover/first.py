@@ -50,7 +50,7 @@ class Group:
         return True
 
     def wait(self) -> int:
-        """Reap all that end here, until the group has ended; returns the exit code of the last one of it."""
+        """Reap all that end here, until the group has ended; returns the exit code of the last process."""
         code = 0
         while self._send(0):
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)

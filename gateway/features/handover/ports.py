@@ -1,4 +1,4 @@
-"""What only one process of a gateway has at a time, and gives up for the one that takes over: ports, and batches."""
+"""Resources that only one process of a gateway has at a time, and releases to its successor: ports, and batches."""
 
 import asyncio
 import time
@@ -73,7 +73,7 @@ class Ports:
 
 
 async def _open(batches: Reopened) -> None:
-    """Open them as soon as the process that had their folder has let go of it."""
+    """Open them as soon as the former owner of their folder has released it."""
     deadline = time.monotonic() + _OPEN_SECONDS
     while True:
         try:

@@ -1,1 +1,1 @@
-"""What the prefix report is made of: samples, counts, and the search for what keeps caches cold."""
+"""The prefix report: samples, counts, and the search for causes of cold caches."""

@@ -13,14 +13,14 @@ from gateway.features.operate.admin_http import as_json
 
 class PrefixPage:
     """Serves the report. It may take seconds: it is made in a thread, one at a time, by the function that `prepare`
-    returns for the last seconds (None = all samples). If that returns none, the report is disabled: 404."""
+    returns for the last seconds (None = all samples). Without a function, the report is disabled: 404."""
 
     def __init__(self, prepare: Callable[[float | None], Callable[[Breathe], dict[str, Any]] | None]) -> None:
         self._prepare = prepare
         self._reporting, self._threads = asyncio.Lock(), Threads("prefix_report")
 
     def routes(self) -> list[web.RouteDef]:
-        """What the admin port serves of it."""
+        """Its routes on the admin port."""
         return [web.get("/admin/prefixes", self._prefixes)]
 
     async def _prefixes(self, request: web.Request) -> web.Response:

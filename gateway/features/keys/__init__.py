@@ -1,1 +1,1 @@
-"""API keys: which there are, what each may use, and what it used."""
+"""API keys: the keys in effect, their limits, and their usage."""

@@ -1,4 +1,4 @@
-"""API keys: who may call, how much, and what each has used."""
+"""API keys: permissions, limits, and usage."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager

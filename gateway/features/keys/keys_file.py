@@ -1,4 +1,4 @@
-"""The keys file: API keys of clients by their digests, as a list of entries like those of `auth.keys`."""
+"""The keys file: API keys of clients by their digests, as a list of entries like `auth.keys`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ _KEYS = TypeAdapter(tuple[KeyConfig, ...])
 
 
 def read_keys(file: Path, configured: Sequence[KeyConfig] = ()) -> tuple[KeyConfig, ...]:
-    """The keys of the file. Raises ConfigError with a line for each mistake, also where they conflict with those that
-    the configuration has.
+    """The keys of the file. Raises ConfigError with a line for each mistake, also for conflicts with the configured
+    keys.
     """
     read = YamlFile(file, {})
     if not isinstance(read.document, list):

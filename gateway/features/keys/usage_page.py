@@ -1,4 +1,4 @@
-"""`GET /admin/usage`: what each API key used, by model, from one day to another."""
+"""`GET /admin/usage`: usage of each API key, by model, from one day to another."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _EPOCH = date(1970, 1, 1)
 
 
 class UsagePage:
-    """Serves the usage. `read` returns all that is known, which is summed up in a thread, one at a time.
+    """Serves the usage. `read` returns all counts, which are summed up in a thread, one request at a time.
 
     `last_days`: the last day on which each key was used.
     """
@@ -30,7 +30,7 @@ class UsagePage:
         self._one_at_a_time, self._threads = asyncio.Lock(), Threads("usage")
 
     def routes(self) -> list[web.RouteDef]:
-        """What the admin port serves of it."""
+        """Its routes on the admin port."""
         return [web.get("/admin/usage", self._usage)]
 
     async def _usage(self, request: web.Request) -> web.Response:

@@ -1,1 +1,1 @@
-"""Models: their names, what may take their place, LoRA adapters, and engines that sleep."""
+"""Models: their names, fallbacks, LoRA adapters, and sleeping engines."""

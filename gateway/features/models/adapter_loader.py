@@ -1,7 +1,7 @@
-"""LoRA adapters that the configuration names are loaded when requests wait for them.
+"""Loads the configured LoRA adapters when requests wait for them.
 
 One backend at a time: the first when a request comes for an adapter that none has, another one while requests still
-wait. vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 for this; a backend that refuses is asked again after a while.
+wait. vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 for this; a backend that refuses is tried again after a while.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 def backend_for(fleet: Fleet, name: str, base: str, refused: Callable[[Backend], bool]) -> Backend | None:
-    """The backend of the base model that should load an adapter: the one with the least in flight."""
+    """The backend of the base model that should load an adapter: with the fewest requests in flight."""
     able = [each for each in fleet.serving(base) or () if name not in each.context_tokens and not refused(each)]
     return min(able, key=lambda each: each.in_flight, default=None)
 

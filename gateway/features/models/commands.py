@@ -1,4 +1,4 @@
-"""Commands to backends that take long, such as to wake, beside all else that the loop does."""
+"""Long commands to backends, such as to wake, concurrent with all other work of the loop."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Hashable
@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 30.0  # after a failure
 class Commands:
     """The commands of one kind, inside its `async with` block, where `look` is called again and again.
 
-    One command at a time runs for the same `key`. What failed `may_run` again after a while.
+    One command at a time runs for the same `key`. A failed command `may_run` again after a while.
     """
 
     def __init__(self, name: str, look: Callable[[], None], clock: Clock, *, supervisor: Supervisor) -> None:

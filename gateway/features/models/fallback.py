@@ -99,7 +99,7 @@ class Fallbacks:
         return next((other for other in choice.fallbacks if self._fleet.serving(other)), None)
 
     async def _wait(self, request: InferenceRequest, reply: ClientResponse, record: Record) -> UpstreamResult:
-        """Send it as if it had no fallbacks: it waits for a backend of its own model."""
+        """Send it without fallbacks: it waits for a backend of its own model."""
         choice = request.model_choice
         alias = choice.alias if choice is not None else ""
         alone = replace(request, model_choice=ModelChoice(alias) if alias else None)

@@ -21,7 +21,7 @@ _LOOK_SECONDS = 0.5  # between looks at whether aliases name models
 
 
 class ModelsFeature(Feature):
-    """What the section `models` of the configuration says, but for tokenizers."""
+    """Applies the section `models` of the configuration, except for tokenizers."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

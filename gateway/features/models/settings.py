@@ -1,4 +1,4 @@
-"""The configuration of models: other names for them, what serves in their place, and settings of each."""
+"""The configuration of models: aliases, fallbacks, and settings of each."""
 
 from collections.abc import Collection
 from typing import Annotated, Any, Self
@@ -156,7 +156,7 @@ class ModelsConfig(Section):
 
     @property
     def fallbacks(self) -> dict[str, tuple[str, ...]]:
-        """The models that may take the place of each, of those that have any."""
+        """The fallbacks of each model that has any."""
         return {name: model.fallback for name, model in self.by_name.items() if model.fallback}
 
     @property

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 def action_for(backend: Backend, waiting: int, idle_seconds: float) -> Action | None:
-    """What to do with a backend; `waiting`: requests for its models; `idle_seconds`: since it was last busy."""
+    """The next action for a backend; `waiting`: requests for its models; `idle_seconds`: since it was last busy."""
     config = backend.config.sleep
     if config is None:
         return None
@@ -61,7 +61,7 @@ class Sleeper:
             self.commands.start(backend, self._command(backend, action))
 
     def _busy_seconds(self, backend: Backend, now: float) -> float:
-        """When it last had requests: of this process, by its report, or of another one that shares it."""
+        """The time of its last requests: of this process, by its report, or of another process that shares it."""
         sent, telemetry = sum(engine.placed for engine in backend.all_engines), backend.telemetry
         reported = telemetry is not None and telemetry.running + telemetry.waiting > 0
         is_shared = any(engine.is_shared for engine in backend.engines)

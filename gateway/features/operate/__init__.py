@@ -1,1 +1,1 @@
-"""What operators see and change."""
+"""The operators' view and controls."""

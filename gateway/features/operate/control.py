@@ -1,5 +1,5 @@
-"""What operators can change on the admin port while the gateway runs: backends, the configuration by a reload, and the
-process by a restart."""
+"""Operators' changes on the admin port while the gateway runs: backends, the configuration by a reload, and the process
+by a restart."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ class Control:
         self._reloads = reloads
 
     def routes(self) -> list[web.RouteDef]:
-        """What the admin port serves of it."""
+        """Its routes on the admin port."""
         return [
             web.post("/admin/reload", self._reload),
             web.post("/admin/backends", self._add),
@@ -106,7 +106,7 @@ async def until(condition: Callable[[], bool], seconds: float, sleep: Callable[[
 
 
 class RestartCheck:
-    """The handler of a restart in a worker, whose parent starts the new process if this one finds no mistake."""
+    """The handler of a restart in a worker: its parent starts the new process if the worker finds no mistake."""
 
     def __init__(self, load: Callable[[], Config], config: Config) -> None:
         self._load, self._config = load, config
@@ -139,8 +139,8 @@ async def _loaded(threads: Threads, load: Callable[[], Config]) -> Config:
 class Restart:
     """The handler that starts a successor of this process, with its command line and environment.
 
-    `successor_pid` is of the process that has taken over, once `began` is set. One that does not take over is ended,
-    and this process goes on.
+    `successor_pid` is of the process that has taken over, once `began` is set. A successor that does not take over is
+    ended, and this process continues.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the process reports of itself: its build, what it learned, its memory, and lines and tasks that failed."""
+"""Metrics of the process itself: its build, learned values, its memory, and failed lines and tasks."""
 
 from functools import partial
 from platform import python_version

@@ -14,7 +14,7 @@ from gateway.features.handover.snapshot import Knowledge
 
 
 class OperatorPorts(ABC):
-    """The ports for operators, the streams of the dashboard, and what restarts keep."""
+    """The ports for operators, the streams of the dashboard, and the state kept by restarts."""
 
     admin_port: Port
     metrics_port: Port

@@ -44,12 +44,12 @@ class ConfigChange(NamedTuple):
 
 
 def differences(old: Config, new: Config) -> list[ConfigChange]:
-    """What differs, in the order of the schema."""
+    """The differing keys, in the order of the schema."""
     return list(_compared("", _plain(old), _plain(new)))
 
 
 def applicable(old: Config, new: Config) -> Config:
-    """The new configuration with what needs a restart as in the old one."""
+    """The new configuration, with the old values of keys that need a restart."""
     was = old.server
     ports = {"admin": _at(was.admin, new.server.admin), "metrics": _at(was.metrics, new.server.metrics)}
     server = new.server.model_copy(
@@ -142,7 +142,7 @@ class Reloads:
         self._one_at_a_time = asyncio.Lock()
 
     async def reload(self) -> dict[str, Any]:
-        """Apply what has changed. What needs a restart stays as it is, and is listed. Raises ConfigError."""
+        """Apply the changes. Keys that need a restart stay unchanged, and are listed. Raises ConfigError."""
         async with self._one_at_a_time:
             new, changes = await self._threads.run(self._read)
             if changes["changed"]:
@@ -151,7 +151,7 @@ class Reloads:
             return changes
 
     async def on_hangup(self, hangups: asyncio.Event) -> None:
-        """Reload when SIGHUP comes, and log what came of it."""
+        """Reload on SIGHUP, and log the result."""
         await hangups.wait()
         hangups.clear()
         log = structlog.get_logger("gateway")
@@ -164,13 +164,13 @@ class Reloads:
             log.info("reloaded", changed=changed, needs_restart=restart)
 
     async def preview(self) -> dict[str, Any]:
-        """What `reload` would change and list now. Raises ConfigError."""
+        """The changes that `reload` would make and list now. Raises ConfigError."""
         async with self._one_at_a_time:
             _, changes = await self._threads.run(self._read)
             return changes
 
     def _read(self) -> tuple[Config, dict[str, Any]]:
-        """The configuration to follow, and the answer that lists what differs: all that can be done beside the loop."""
+        """The configuration to follow, and the answer that lists the changes. Runs in a thread."""
         with yielding():
             read = self._load()
             found = differences(self.config, read)

@@ -1,1 +1,1 @@
-"""The dashboard on the admin port: what it shows, the stream of it, and its files."""
+"""The dashboard on the admin port: its views, its stream, and its files."""

@@ -1,4 +1,4 @@
-"""What the dashboard shows of the fleet: a tile for each engine. Pure: reads the owners of state, changes nothing."""
+"""The dashboard's view of the fleet: a tile for each engine. Pure: reads the owners of state, changes nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -15,10 +15,10 @@ _FADE: Final = 0.98  # of the tokens counted for hit rates, each second
 
 
 class HitRates:
-    """The share of prompt tokens that came from the cache, by backend, over the last minute or so of what was shown."""
+    """The share of cached prompt tokens, by backend, over about the last minute."""
 
     def __init__(self) -> None:
-        self._tokens: dict[str, list[float]] = {}  # prompt tokens, and those of them that were hit
+        self._tokens: dict[str, list[float]] = {}  # prompt tokens, and the cached ones
 
     def fade(self, backends: Sequence[str]) -> None:
         """A second has passed. Backends that are gone are forgotten."""

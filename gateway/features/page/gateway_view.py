@@ -1,4 +1,4 @@
-"""What the dashboard shows of the gateway itself, and of the traffic: rates since the last look at its counters."""
+"""The dashboard's view of the gateway itself, and of the traffic: rates since the last reading of its counters."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass

@@ -1,8 +1,8 @@
 """Requests of the dashboard's playground: the admin port passes them to the client port, as any client would send them.
 
-So keys, limits, aliases and logs apply as to everyone, and the browser needs no permission of the client port (CORS).
-Only some paths are passed on, with a JSON body and the key that the operator has typed; nothing of the browser's own
-headers is.
+So keys, limits, aliases and logs apply as usual, and the browser needs no permission of the client port (CORS). Only
+some paths are passed on, with a JSON body and the key that the operator has typed; nothing of the browser's own headers
+is.
 """
 
 import ssl

@@ -1,4 +1,4 @@
-"""The dashboard's paths on the admin port: its files, the stream, and what a view asks for when it is opened.
+"""The dashboard's paths on the admin port: its files, the stream, and data that views load when opened.
 
 The files are the same for everyone and need no token; all data does. The policy allows scripts and styles of these
 files alone, and connections to this port alone.
@@ -45,8 +45,8 @@ SECURITY_HEADERS: Final = {
 
 
 class DashboardPages:
-    """Serves the dashboard. `config`: what is in force; `port`: of clients; `preview`: what a reload would change,
-    which may raise ConfigError."""
+    """Serves the dashboard. `config`: in force; `port`: of clients; `preview`: the changes of a reload, which may raise
+    ConfigError."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class DashboardPages:
         self._files: dict[str, tuple[bytes, str]] = {}  # content and tag, once read
 
     def routes(self) -> list[web.RouteDef]:
-        """What the admin port serves of it."""
+        """Its routes on the admin port."""
         return [
             *(web.get(path, self._file) for path in STATIC),
             web.get("/admin/dashboard/stream", self._streamed),

@@ -1,1 +1,1 @@
-"""`gateway plan`: what a model needs of a GPU's memory, and how many requests that leaves room for."""
+"""`gateway plan`: a model's part of a GPU's memory, and the number of requests that fit in the rest."""

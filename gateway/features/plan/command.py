@@ -1,4 +1,4 @@
-"""The command `gateway plan`: from its options, or from what a running engine reports, to the document to show."""
+"""The command `gateway plan`: from its options, or from a running engine's reports, to the document to show."""
 
 import asyncio
 import shlex
@@ -86,7 +86,7 @@ def plan_document(plan: Plan, warnings: list[str], *, model: str, weights_from: 
 
 
 def running_document(url: str, facts: Facts, workload: Workload, given_max_num_seqs: int | None) -> Document:
-    """What fits in a running backend; each engine has a KV cache. The given value goes first. Raises PlanError."""
+    """The capacity of a running backend; each engine has a KV cache. A given value has precedence. Raises PlanError."""
     if facts.kv_cache_tokens is None:
         raise PlanError(f"{url}/metrics does not tell the size of its KV cache: is this a vLLM server, with a decoder?")
     card = next((card for card in facts.models if card.parent is None), facts.models[0])
@@ -208,7 +208,7 @@ def workload_of(prompt: int | None, output: int | None, shared_prefix: int, conc
 
 
 def plan_model(request: PlanRequest, workload: Workload) -> Document:
-    """What a model needs, and what fits. Raises PlanError."""
+    """A model's memory, and the requests that fit. Raises PlanError."""
     gpu = None if request.gpu is None else gpu_of(request.gpu)
     name, config = _model(request)
     memory = request.gpu_memory_gib or (gpu.memory_gib if gpu else None)

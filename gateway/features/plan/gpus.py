@@ -16,7 +16,7 @@ _NVLINK, _PCIE = 300e9, 25e9
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Data-sheet figures. FLOP/s are dense ones with 16 bits; the link is what one GPU reaches in an exchange."""
+    """Data-sheet figures. FLOP/s are dense ones with 16 bits; the link is the rate of one GPU in an exchange."""
 
     name: str
     memory_gib: float  # that CUDA reports as the total

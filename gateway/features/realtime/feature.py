@@ -17,7 +17,7 @@ _MASK_BYTES = 16
 
 
 class RealtimeFeature(Feature):
-    """Sessions, each of which holds a slot of a backend while it is open."""
+    """Sessions; each holds a slot of a backend while it is open."""
 
     def __init__(self, core: Core) -> None:
         self._core = core

@@ -13,7 +13,7 @@ from gateway.core.errors import InvalidRequest
 from gateway.features.realtime.websocket import FrameHead, masked_text_frame, unmasked
 
 _CONTROL: Final = 8  # opcodes from here on are no part of a message
-_RESERVED: Final = 0x70  # bits for extensions, of which none is offered
+_RESERVED: Final = 0x70  # bits for extensions; none is offered
 _MAX_HEAD_BYTES: Final = 14
 _MAX_EVENT_BYTES: Final = 65536
 _UPDATE: Final = b"session.update"
@@ -29,12 +29,12 @@ class SessionEvents:
         self._rest = b""  # the beginning of a frame's head
         self._head: FrameHead | None = None  # of the frame that arrives
         self._came_bytes = 0  # of its payload
-        self._held: list[bytes] = []  # what is not passed on yet, from the beginning of a message
+        self._held: list[bytes] = []  # bytes to pass on later, from the beginning of a message
         self._message = b""  # its text; of a long one, the end
-        self._is_within = self._is_long = False  # a message, one that is passed on while it arrives
+        self._is_within = self._is_long = False  # a message that is passed on while it arrives
 
     def passed(self, data: bytes) -> bytes:
-        """What the backend gets now. Raises a GatewayError if the session must end."""
+        """The bytes for the backend now. Raises a GatewayError if the session must end."""
         passed: list[bytes] = []
         data, at = self._rest + data, 0
         self._rest = b""

@@ -42,17 +42,17 @@ _MAX_HEAD_BYTES = 16384
 _MAX_FIRST_BYTES = 65536  # of the frame with which a backend opens a session
 _SWITCHED = 101
 _BUFFER_BYTES = 65536
-_USAGE, _DELTA = b'"usage"', b'.delta"'  # of events: the field, and the end of the type of those that are output
+_USAGE, _DELTA = b'"usage"', b'.delta"'  # of events: the field, and the end of the type of output events
 _REPORT = re.compile(rb'"usage"\s*:\s*\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}')
 _MAX_REPORT_BYTES = 4096
 _AUDIO_BYTES_A_TOKEN = 3413  # 80 ms, the step of streaming models: 16 bits at 16 kHz in base64
 
 
 class SessionUsage:
-    """The tokens of one session, in all: what its backend's events report, and an estimate since the last report.
+    """The total tokens of one session: from reports in its backend's events, and an estimate since the last report.
 
-    Reports are found in the bytes as they pass, whatever the event is called: text that a model wrote has its quotes
-    escaped, and engines put an event into one frame. One that is missed leaves the estimate.
+    Reports are found in the passing bytes, regardless of the event's type: generated text has its quotes escaped, and
+    engines put an event into one frame. A missed report leaves the estimate.
     """
 
     def __init__(self, demand: Demand, context_tokens: int | None) -> None:
@@ -71,7 +71,7 @@ class SessionUsage:
         return self._completion_tokens + self._events
 
     def heard(self, size_bytes: int) -> None:
-        """The client sent so many bytes, nearly all of them audio."""
+        """Add bytes of the client, nearly all of them audio."""
         self._audio_bytes += size_bytes
 
     def passed(self, data: bytes) -> None:
@@ -116,7 +116,7 @@ class BackendSocket(asyncio.Protocol):
         self._intake = Intake()
         self._parser: Any = None  # while there is a transport
         self._head_bytes = 0
-        self._early = bytearray()  # frames that came before the session is open
+        self._early = bytearray()  # frames received before the session is open
         self._swallows = False  # the first frame is still to be dropped
         self._tunnel: Tunnel | None = None
         self._on_tokens: Callable[[int], int] = _no_tokens
@@ -152,7 +152,7 @@ class BackendSocket(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    # What asyncio calls.
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -202,7 +202,7 @@ class BackendSocket(asyncio.Protocol):
         if self._tunnel is not None:
             self._tunnel.resume_reading()
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self.headers[name.lower()] = value
@@ -246,7 +246,7 @@ class BackendSocket(asyncio.Protocol):
             self._loop.call_later(_CLOSING_SECONDS, self.ended.set)
 
     def _spend(self) -> None:
-        """Charge what the session has used by now; one whose API key has no tokens left is ended."""
+        """Charge the session's usage until now; end it if its API key has no tokens left."""
         tunnel = self._tunnel
         assert tunnel is not None
         try:
@@ -275,7 +275,7 @@ class Tunnels:
         return self._open
 
     def apply(self, config: RealtimeConfig) -> None:
-        """Take over other limits, for sessions that are open, too."""
+        """Take over other limits, also for open sessions."""
         self._config = config
 
     async def send(

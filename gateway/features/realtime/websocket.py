@@ -35,7 +35,7 @@ def text_frame(text: bytes) -> bytes:
 
 
 def masked_text_frame(text: bytes) -> bytes:
-    """The same of a client, whose mask changes nothing."""
+    """The same of a client, with a mask that changes nothing."""
     frame = text_frame(text)
     head = len(frame) - len(text)
     return bytes((frame[0], frame[1] | 0x80)) + frame[2:head] + b"\0\0\0\0" + text
@@ -73,7 +73,7 @@ class FrameHead:
 
 
 class FrameScanner:
-    """Follows the frames of one direction: how many have ended, and whether one of them was a close frame."""
+    """Follows the frames of one direction: counts complete frames, and notes a close frame."""
 
     __slots__ = ("_head", "_left_bytes", "closed", "frames")
 
@@ -113,9 +113,9 @@ class FrameScanner:
 
 
 def messages_of(data: bytearray) -> Iterator[bytes]:
-    """The whole text messages at the start of what a client sent, of one frame each; others are left out.
+    """The whole text messages at the start of a client's data, of one frame each; others are left out.
 
-    Afterwards the data has only what is not a whole frame yet.
+    Afterwards the data has only an incomplete frame.
     """
     at = 0
     while True:

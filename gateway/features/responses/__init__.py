@@ -1,1 +1,1 @@
-"""Responses that backends store, and those that go on in the background."""
+"""Responses that backends store or continue in the background."""

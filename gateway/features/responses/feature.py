@@ -1,4 +1,4 @@
-"""Responses that backends store, and those that go on in the background."""
+"""Responses that backends store or continue in the background."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,7 +12,7 @@ from gateway.features.responses.stored import StoredResponses
 
 
 class ResponsesFeature(Feature):
-    """Owner of the places of stored responses, and of those that run on."""
+    """Owner of the places of stored responses, and of background responses."""
 
     def __init__(self, core: Core) -> None:
         config, over = core.config.upstream, core.ledger.over

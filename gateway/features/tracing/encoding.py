@@ -1,7 +1,7 @@
-"""What differs from span to span in protobuf's wire format: ids, times, and attributes with other values each time.
+"""The variable parts of spans in protobuf's wire format: ids, times, and attributes with varying values.
 
-All else of a span is a constant that the library's messages encode once (`tracing/spans.py`): encoded messages that
-follow one another are one message. Message objects for each attribute would cost five times as much.
+All else of a span is a constant that the library's messages encode once (`tracing/spans.py`): concatenated encoded
+messages are one message. Message objects for each attribute would cost five times as much.
 """
 
 from collections.abc import Iterable

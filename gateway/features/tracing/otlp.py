@@ -1,6 +1,6 @@
 """Receivers of OTLP, over HTTP and over gRPC. It needs the extra `otel`.
 
-Their settings are OpenTelemetry's variables `OTEL_EXPORTER_OTLP_*`, of which those with `TRACES_` come first.
+Their settings are OpenTelemetry's variables `OTEL_EXPORTER_OTLP_*`; variables with `TRACES_` have precedence.
 """
 
 import gzip
@@ -68,7 +68,7 @@ class OtlpSettings(NamedTuple):
 
 
 class OtlpReceiver(Protocol):
-    """Takes exports, one at a time."""
+    """Sends exports, one at a time."""
 
     timeout_seconds: float  # of one export with its retries
 
@@ -116,7 +116,7 @@ class HttpReceiver:
 
 
 class GrpcReceiver:
-    """Receives OTLP over gRPC, whose channel reconnects by itself."""
+    """A receiver of OTLP over gRPC, with a channel that reconnects by itself."""
 
     def __init__(self, url: str, settings: OtlpSettings) -> None:
         import grpc

@@ -35,8 +35,8 @@ _RETRY_AFTER_SECONDS = 1.0
 class Uploads:
     """Reads and sends uploads. A complete one is a request like any other.
 
-    One that is larger than what is collected here holds its slot while the client sends the rest. Of these, each model
-    serves a quarter of its slots at once; the others wait in the queue's `backlog`, and are not read meanwhile.
+    A larger upload holds its slot while the client sends the rest. Each model serves these in a quarter of its slots;
+    the others wait in the queue's `backlog`, and are not read meanwhile.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Uploads:
         model = reader.model_of(name, incoming, route.kind, {})
 
         def accepted(given: str) -> str:
-            """The name for the backend; one that comes late may be another than was expected."""
+            """The name for the backend; a late one may differ from the expected one."""
             if given != name and reader.model_of(permitted(given, key), incoming, route.kind, {}) != model:
                 raise ModelNotFound.of(given)
             return model
@@ -147,7 +147,7 @@ class Uploads:
                 self._left(model)
 
     async def _place(self, model: str, size_bytes: int) -> None:
-        """Take one of the model's places for uploads that still arrive, when there is one.
+        """Take one of the model's places for incomplete uploads, once one is free.
 
         Raises QueueFull or WaitExpired.
         """
@@ -210,7 +210,7 @@ _UNKNOWN_BYTES = 1048576  # of an upload without a content-length
 class UploadForm:
     """The form of an upload, which is parsed before it is passed on, and passed on with another name for the model.
 
-    What has been looked at stays in the upload; the rest is parsed when it is passed on.
+    Parsed bytes stay in the upload; the rest is parsed when it is passed on.
     """
 
     def __init__(self, upload: Upload, boundary: bytes) -> None:
@@ -218,7 +218,7 @@ class UploadForm:
         self._parser = FormParser(boundary, _ACTED_ON)
         self._form = self._parser.form
         self._accepts: Callable[[str], str] = str
-        self._held = b""  # the start of the model's name, whose end has not come
+        self._held = b""  # the start of the model's incomplete name
         self._passed_bytes = 0
         self._is_closed = False
 
@@ -246,7 +246,7 @@ class UploadForm:
         return form.fields.get("model", "")
 
     def rename(self, accepts: Callable[[str], str]) -> None:
-        """Take what returns the backend's name for the client's model. It may raise a GatewayError."""
+        """Take the function that returns the backend's name for the client's model. It may raise a GatewayError."""
         self._accepts = accepts
 
     def close(self) -> None:
@@ -272,7 +272,7 @@ class UploadForm:
                 return passed
 
     def _renamed(self, data: bytes) -> bytes:
-        """What of the form is passed on now, where `data` comes next. Raises a GatewayError for the model's name."""
+        """The bytes of the form to pass on now, after adding `data`. Raises a GatewayError for the model's name."""
         self._held = b""
         start, end = self._form.spans.get("model", (-1, -1))
         at, after = start - self._passed_bytes, end - self._passed_bytes

@@ -1,5 +1,5 @@
-"""The line between a parent and one worker: a pair of sockets, by which the worker says that it serves, and each
-sees the end of the other one.
+"""The line between a parent and one worker: a pair of sockets. The worker reports over it that it serves, and each sees
+the end of the other.
 """
 
 import asyncio
@@ -17,8 +17,8 @@ _ORPHAN_EXIT_CODE: Final = 70
 
 
 class LineToParent:
-    """A worker's end. Without its parent a worker ends at once: another parent may have started others, and their
-    store knows nothing of what this one has in flight."""
+    """A worker's end. Without its parent a worker ends immediately: another parent may have started other workers,
+    whose store does not count this worker's requests."""
 
     def __init__(self, place: WorkerPlace) -> None:
         self.place = place

@@ -1,4 +1,4 @@
-"""The standard streams of a process, as it writes its logs to them; workers share those of their parent."""
+"""The standard streams of a process, for its logs; workers share their parent's."""
 
 import io
 import os
@@ -20,8 +20,8 @@ def shared(out: BinaryIO) -> BinaryIO:
 
 
 class SharedStream(io.RawIOBase):
-    """A stream to which other processes write at the same time. Lines stay whole in a pipe, too: the kernel keeps
-    together what is written at once, up to `PIPE_BUF` bytes; a longer line may be mixed with others."""
+    """A stream to which other processes write at the same time. Lines stay whole in a pipe as well: the kernel keeps
+    one write together, up to `PIPE_BUF` bytes; a longer line may be mixed with others."""
 
     def __init__(self, out: BinaryIO) -> None:
         self._out = out
