@@ -1,6 +1,6 @@
-"""How requests get in at a server: the headers that the user gives, and the certificates that are trusted.
+"""Access to servers: the user's headers, and the trusted certificates.
 
-None of it is ever recorded: values of headers are secrets, whatever their names.
+None of it is ever recorded: values of headers are secrets, under any name.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Access:
         return made
 
     def tls(self) -> ssl.SSLContext:
-        """Verifies servers' certificates by the file, or by those that the system trusts, or not at all."""
+        """Verifies servers' certificates by the file, or by the system's, or not at all."""
         context = ssl.create_default_context(cafile=self.ca_file)
         if self.insecure:
             context.check_hostname = False
@@ -57,12 +57,12 @@ class Access:
         return context
 
     def headers_of(self, page: str, target: str) -> dict[str, str]:
-        """The headers for a page: those of the target, if the page has its host and port, and none elsewhere."""
+        """The headers for a page: the target's, if the page has its host and port, and none elsewhere."""
         return dict(self.headers) if _place(page) == _place(target) else {}
 
 
 def certificate_hint(error: BaseException) -> str:
-    """What to do if an error is about a certificate; else empty."""
+    """The remedy if an error is about a certificate; else empty."""
     is_certificate = "CERTIFICATE_VERIFY_FAILED" in str(error) or isinstance(error, ssl.SSLCertVerificationError)
     return ". Trust its certificate with --cacert FILE, or any with --insecure" if is_certificate else ""
 
@@ -76,7 +76,7 @@ def _parsed(header: str) -> tuple[str, str]:
     name, colon, value = header.partition(":")
     name, value = name.strip().lower(), value.strip()
     if not colon or not _NAME.fullmatch(name) or not _VALUE.fullmatch(value):
-        # What follows the name may be a secret.
+        # The text after the name may be a secret.
         raise ValueError(f"--header {name if _NAME.fullmatch(name) and colon else '***'}: give NAME:VALUE on one line")
     if name in _OF_THE_CLIENT:
         raise ValueError(f"--header {name}: loadtest sets it itself")

@@ -46,7 +46,7 @@ def with_options(
 
 
 def parameters_of(options: type[BaseModel], names: Iterable[str] | None = None) -> list[inspect.Parameter]:
-    """The fields of a list of options as parameters that typer reads; all, or those of the names."""
+    """The fields of a list of options as parameters that typer reads; all, or the named ones."""
     hints = get_type_hints(options, include_extras=True)
     return [
         inspect.Parameter(
@@ -61,12 +61,12 @@ def parameters_of(options: type[BaseModel], names: Iterable[str] | None = None) 
 
 
 def complaints_of(error: ValidationError) -> str:
-    """What is wrong with the options, for the user."""
+    """The problem with the options, for the user."""
     return "; ".join(part["msg"].removeprefix("Value error, ") for part in error.errors())
 
 
 def command_line() -> str:
-    """The command as it was typed, for what it writes."""
+    """The command as typed, for its output files."""
     return shlex.join(["loadtest", *sys.argv[1:]])
 
 
@@ -76,7 +76,7 @@ def say(console: Console, text: object, style: str | None = None) -> None:
 
 
 def fail(error: object, code: int = 2) -> typer.Exit:
-    """Prints the reason to stderr; raise what this returns."""
+    """Prints the reason to stderr; returns the exception to raise."""
     say(Console(stderr=True), error, "red")
     return typer.Exit(code)
 
@@ -98,7 +98,7 @@ def plain_table(
 
 
 def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], *, texts: int | None = None) -> str:
-    """Cells in Markdown; so many columns, or all, are on the left, the others on the right."""
+    """Cells in Markdown; the first `texts` columns, or all, are left-aligned, the others right-aligned."""
     left = len(head) if texts is None else texts
     dashes = ["---"] * left + ["--:"] * (len(head) - left)
     lines = [head, dashes, *rows]

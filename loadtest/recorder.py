@@ -39,7 +39,7 @@ class LastAnswer:
 class Sessions:
     """Finds conversations: a chat whose messages begin with those of an earlier one and an answer continues it.
 
-    The ones that were silent for longest are forgotten above 10,000.
+    Above 10,000, the longest silent ones are forgotten.
     """
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Sessions:
 
 @dataclass(slots=True)
 class Recorder:
-    """Writes lines in the order in which answers end; counts what it leaves out, by reason."""
+    """Writes lines in the order in which answers end; counts omitted requests by reason."""
 
     sink: BinaryIO
     clock: Callable[[], float]
@@ -81,7 +81,7 @@ class Recorder:
     _sessions: Sessions = field(default_factory=Sessions)
 
     def arrived(self, method: str, path: str, body: bytes) -> dict[str, Any] | None:
-        """The line of a request; None, and counted, for what cannot be sent again."""
+        """The line of a request; None, and counted, if it cannot be sent again."""
         if method != "POST":
             return None
         try:

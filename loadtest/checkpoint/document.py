@@ -13,7 +13,7 @@ CHECKPOINT_SCHEMA_VERSION = 1
 
 
 class Status(StrEnum):
-    """What came of a check."""
+    """The outcome of a check."""
 
     OK = "ok"
     FAILED = "failed"
@@ -21,7 +21,7 @@ class Status(StrEnum):
 
 
 class Finding(StrictModel):
-    """One thing that was looked at: what should be, what is, and why it could not be looked at."""
+    """One check: the expected value, the actual one, and the reason if it could not be made."""
 
     name: str
     status: Status
@@ -89,7 +89,7 @@ class Freeze(StrictModel):
 
 
 class ProcessInfo(StrictModel):
-    """A process of this machine. Secrets are starred out; of the environment, what configures serving is kept."""
+    """A process of this machine. Secrets are starred out; of the environment, the variables for serving are kept."""
 
     pid: int
     command: list[str]
@@ -123,7 +123,7 @@ class Role(StrEnum):
 
 
 class ServerInfo(StrictModel):
-    """What a server says of itself, and, on this machine, what its process is."""
+    """A server's own reports, and its process if it runs on this machine."""
 
     name: str
     url: str

@@ -55,7 +55,7 @@ def freeze_from(versions: Iterable[tuple[str, str]]) -> Freeze:
 
 
 def freeze_of(directory: Path, command: Sequence[str]) -> Freeze | None:
-    """Of the virtual environment whose Python, or script, is the command's first or second word; None if none is."""
+    """Of the virtual environment with the Python, or script, in the command's first or second word; None if none is."""
     for word in command[:2]:
         program = directory / word
         if program.parent.name == "bin" and (program.parent.parent / "pyvenv.cfg").exists():
@@ -78,7 +78,7 @@ def _git(folder: Path, *arguments: str) -> str:
     return ended.stdout
 
 
-# What decides how a model is read and what its prompts become, besides its weights.
+# Files, besides the weights, that determine how a model is read and how its prompts are built.
 _MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "*.py")
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 
@@ -107,12 +107,12 @@ def model_files(folder: Path) -> ModelFiles | None:
 
 
 def plan_sha256(plan: Plan) -> str:
-    """Of everything that decides what is sent and when, target and salt aside."""
+    """Of all inputs that determine the sent requests and their times, except for target and salt."""
     fields = plan.model_dump(mode="json", exclude={"url", "cache_salt"})
     return hashlib.sha256(orjson.dumps(fields, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def sent_sha256(records: Iterable[Record]) -> str:
-    """Over the hashes of the bodies, in order of the requests' index and turn; what was never sent has none."""
+    """Over the hashes of the bodies, in order of the requests' index and turn; unsent ones have none."""
     sent = sorted((record.index, record.turn, record.body_hash) for record in records if record.body_hash)
     return hashlib.sha256("".join(f"{index} {turn} {body}\n" for index, turn, body in sent).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Stars out secrets in commands, environments, URLs and documents. What is in doubt is starred out."""
+"""Stars out secrets, also doubtful ones, in commands, environments, URLs and documents."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _WELL_KNOWN = re.compile(
 
 
 def is_secret(name: str) -> bool:
-    """Whether what has this name (an option, a variable, a field) is not to be shown."""
+    """Whether the value of this name (an option, a variable, a field) must not be shown."""
     return any(word.lower() in _SECRET_WORDS.split() for word in _WORDS.findall(name))
 
 
 def text(value: str) -> str:
-    """The text without what looks like a secret wherever it stands: users of URLs, keys of queries, known shapes."""
+    """The text without likely secrets at any place: users of URLs, keys of queries, known shapes."""
     value = _USER.sub(rf"\1{HIDDEN}@", value)
     value = _QUERY.sub(lambda found: f"{found[1]}{found[2]}={HIDDEN}" if is_secret(found[2]) else found[0], value)
     value = _HEADER.sub(rf"\1\2{HIDDEN}", value)
@@ -73,7 +73,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def document(value: Any) -> Any:
-    """A parsed document; what stands under a secret name is starred out as a whole."""
+    """A parsed document; values under secret names are starred out as a whole."""
     if isinstance(value, Mapping):
         return {
             str(name): HIDDEN if is_secret(str(name)) and _hides(str(name), inner) else document(inner)

@@ -1,4 +1,4 @@
-"""What a server reports of itself, and, on this machine, how its process was started.
+"""A server's own reports, and, on this machine, the command of its process.
 
 Engines behind a gateway are named by the user or found by the gateway's admin port.
 """
@@ -26,7 +26,7 @@ from loadtest.checkpoint.document import ModelCard, ModelFiles, ProcessInfo, Rol
 from loadtest.checkpoint.fingerprints import freeze_of, model_files
 from loadtest.checkpoint.questions import Unreachable, get, get_object, get_text, open_asker, parsed
 
-# What configures serving; the rest of an environment is not recorded.
+# Variables that configure serving; the rest of an environment is not recorded.
 _KEPT = (
     "VLLM_ CUDA_ NVIDIA_ NCCL_ TORCH PYTORCH_ HF_ TRANSFORMERS_ TOKENIZERS_ OMP_ MKL_ KMP_ OPENBLAS_ GLOO_ RAY_ UCX_"
     " HIP_ ROCR_ PYTHON LD_PRELOAD LD_LIBRARY_PATH MALLOC_ GATEWAY_ SGLANG_ LMCACHE_"
@@ -60,7 +60,7 @@ def process_at(url: str, proc: Path = Path("/proc")) -> ProcessInfo:
 
 
 def words_of(pid: int, proc: Path = Path("/proc")) -> list[str]:
-    """Its command as it is, for those who need a path of it; not to be shown. Raises OSError."""
+    """Its unredacted command, for callers that need a path of it; not to be shown. Raises OSError."""
     return _split(proc / str(pid) / "cmdline")
 
 
@@ -286,14 +286,14 @@ def _other_ports(server: ServerInfo) -> list[str]:
 
 
 def _lasting(backend: Mapping[str, Any]) -> dict[str, Any]:
-    """What does not change from moment to moment."""
+    """The facts that are constant over time."""
     kept = ("name", "url", "version", "models", "engines", "limit_upper", "kv_cache_tokens")
     return {name: backend[name] for name in kept if name in backend}
 
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """All servers of a run by name, as they were before it; pages of metrics with what engines did."""
+    """All servers of a run by name, before it; pages of metrics with the engines' counters."""
 
     servers: Mapping[str, ServerInfo]
     pages: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Live checks: do the servers live, and is what comes through a gateway what the engine says by itself?"""
+"""Live checks: the servers respond, and answers through a gateway equal the engine's own."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _NO_DIRECT = "no direct URL: name the engines by --backends or as a target, or t
 
 
 def questions_of(plan: Plan, new_salt: Callable[[], str]) -> tuple[list[Question], list[str]]:
-    """What is asked of generating models, and which embedding models are asked. Salted where the run was.
+    """The requests to generating models, and the checked embedding models. Salted if the run was.
 
-    What is found in a KV cache may round otherwise than what is computed, and a greedy answer may turn on that.
+    Cached KV values may be rounded differently from computed ones, which can change a greedy answer.
     """
     salt = new_salt if plan.cache_salt else None
     parts = [plan.part(part) for part in plan.mix] or [plan]
@@ -73,7 +73,7 @@ async def verify_live(
 
 
 async def _health(session: aiohttp.ClientSession, server: ServerInfo) -> Finding:
-    """`/health` of the server; one that has none is alive if it lists models."""
+    """`/health` of the server; a server without it is alive if it lists models."""
     name, expected = f"health of {server_label(server)}", "200"
     try:
         path = "/health"
@@ -110,7 +110,7 @@ def _greedy(
     again: Said | None,
     unsteady: Sequence[str],
 ) -> list[Finding]:
-    """The text and the usage through the driven server are those of the engine that it names, or of any."""
+    """The text and the usage through the driven server equal those of the named engine, or of any."""
     text, usage = f"greedy answer of {model}", f"usage of the greedy answer of {model}"
     if through.error:
         return [Finding(name=text, status=Status.FAILED, expected="an answer", found=through.error)]
@@ -136,7 +136,7 @@ async def _unsteady(
     through: Said,
     direct: Mapping[str, Said],
 ) -> list[str]:
-    """Engines that say something else when asked again; asked only if the answer through the gateway is not theirs."""
+    """Engines with another answer to a repeated request; tested only if the gateway's answer is not theirs."""
     if through.error or any(said.text == through.text for said in direct.values()):
         return []
     urls = {server.name: server.url for server in engines}
@@ -148,7 +148,7 @@ async def _unsteady(
 
 
 def _silent(model: str, engines: Sequence[ServerInfo]) -> str:
-    """Why no engine could be asked."""
+    """The reason why no engine could be queried."""
     closed = "".join(
         f"; {server_label(server)}: {why}" for server in engines if (why := server.unreachable or server.refused)
     )
@@ -156,20 +156,20 @@ def _silent(model: str, engines: Sequence[ServerInfo]) -> str:
 
 
 def _answering(engines: Sequence[ServerInfo], backend: str | None, direct: Mapping[str, Said]) -> list[Said]:
-    """The answers that the one through the gateway may equal: its own engine's, where that is known."""
+    """The acceptable answers through the gateway: its own engine's, if that is known."""
     named = [server.name for server in engines if backend in (server.name, urlsplit(server.url).netloc)]
     own = [said for name, said in direct.items() if name in named and not said.error]
     return own or [said for said in direct.values() if not said.error]
 
 
 def _same(name: str, expected: Sequence[str], found: str) -> Finding:
-    """Whether it is one of those expected, which are one where all engines agree."""
+    """Whether it is an expected answer; there is only one if all engines agree."""
     verdict = Status.OK if found in expected else Status.FAILED
     return Finding(name=name, status=verdict, expected=" or ".join(dict.fromkeys(expected)), found=found)
 
 
 def _terminator(model: str, whole: Said, stream: Said) -> Finding:
-    """A stream ends with [DONE], once and last, and says what the whole answer says, with the same usage."""
+    """A stream ends with [DONE], once and last, and has the text and usage of the whole answer."""
     name, expected = f"end of streams of {model}", f"[DONE] once, {whole.usage}, {whole.text!r}"
     found = stream.error or stream.ended or f"[DONE] once, {stream.usage}, {stream.text!r}"
     return Finding(name=name, status=Status.OK if found == expected else Status.FAILED, expected=expected, found=found)
@@ -182,7 +182,7 @@ async def _embeddings(
     questions: Sequence[Question],
     embedders: Sequence[str],
 ) -> list[Finding]:
-    """Of the run's embedding models, and of those that engines serve besides."""
+    """Of the run's embedding models, and of further ones that engines serve."""
     generating = {question.model for question in questions}
     others = {card.id for server in engines for card in server.models} - generating
     listed = {card.id for card in driven.models}

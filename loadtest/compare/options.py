@@ -1,4 +1,4 @@
-"""The options of `loadtest compare`: its own, and those of `loadtest run` that say what is sent."""
+"""The options of `loadtest compare`: its own, and the options of `loadtest run` for its requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHORTEST_SECONDS = 12.0
 _SIMULATED_MODEL, _REAL_MODEL = "simulated", ".models/tiny"
 _OVERHEAD_PAIRS = 60
 
-# Options of `loadtest run` that are not for a comparison: what is sent, when, and what it must keep to is.
+# Options of `loadtest run` that a comparison lacks; it has the ones for requests, their times and bounds.
 _NOT_OF_RUN = (
     "url targets model embeddings_model stream api_key header insecure cacert metrics_url backends admin_url mix "
     "inputs cache_salt verify find until"
@@ -46,7 +46,7 @@ class Overheads(StrEnum):
 
 
 class CompareOptions(BaseModel):
-    """What the user asked for, besides the load."""
+    """The user's options, except for the load."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 

@@ -50,7 +50,7 @@ class Added(FrozenModel):
 
 
 class Overhead(FrozenModel):
-    """What the proxy itself costs, with little else going on."""
+    """The proxy's own cost, with little other load."""
 
     added: Added | None = None
     cpu_us_per_request: float | None = Field(None, description="Whole answers of one token, several at once.")
@@ -76,7 +76,7 @@ class ArmRun(FrozenModel):
 
 
 class ArmInfo(FrozenModel):
-    """An arm: what it is, or how it could be had."""
+    """An arm: its facts, or the way to install it."""
 
     name: str
     policy: str
@@ -85,7 +85,7 @@ class ArmInfo(FrozenModel):
 
 
 class Setup(FrozenModel):
-    """What all arms were put through."""
+    """The load and conditions of all arms."""
 
     engines: str
     engine_count: int
@@ -109,6 +109,6 @@ class Comparison(FrozenModel):
     reasons: list[str]
 
     def turns_of(self, arm: str) -> list[ArmRun]:
-        """The turns of an arm that have figures; those that the client spoilt only where there are no others."""
+        """The turns of an arm that have figures; turns spoilt by the client only if there are no others."""
         measured = [turn for turn in self.turns if turn.arm == arm and turn.figures is not None]
         return [turn for turn in measured if turn.valid] or measured

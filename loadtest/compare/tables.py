@@ -159,7 +159,7 @@ def best(comparison: Comparison, column: Column) -> str | None:
 
 
 def ties(comparison: Comparison, columns: Sequence[Column]) -> dict[Column, list[str]]:
-    """The arms that do not differ from the best one of a column significantly. All pairs are tested together."""
+    """The arms without a significant difference to a column's best. All pairs are tested together."""
     ahead = {column: first for column in columns if (first := best(comparison, column)) is not None}
     values = {column: {arm: found.values for arm, found in _competing(comparison, column).items()} for column in ahead}
     p_values = {
@@ -225,7 +225,7 @@ def tables(comparison: Comparison, *, compact: bool = False) -> list[Table]:
 
 
 def _away(comparison: Comparison, compact: bool) -> list[Table]:
-    """What became of requests while an engine was away; compact: a proxy is a column, as there are more figures."""
+    """The outcomes of requests while an engine was away; compact: a proxy is a column, as there are more figures."""
     killed = comparison.killed
     if killed is None:
         return []
@@ -282,7 +282,7 @@ def _directed(column: Column) -> str:
 
 
 def winners(comparison: Comparison) -> list[str]:
-    """The arm with the best median of each column and those that tie with it; before them, whether any can win."""
+    """The arm with the best median of each column and its ties; before them, whether any can win."""
     shown = columns_of(comparison, (*QUALITY, *DETAILS, *COST))
     enough = can_separate(comparison)
     lines = []

@@ -1,6 +1,6 @@
-"""What this client can carry, measured and looked up before a run: token events a second, and open files.
+"""The capacity of this client, measured and looked up before a run: token events a second, and open files.
 
-A limit that is known beforehand is cheaper than a run that turns out to be invalid.
+A limit known beforehand is cheaper than an invalid run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CHUNK = b"%x\r\n%s\r\n" % (len(_EVENT), _EVENT)
 _STREAMS = 64
 _ROUNDS = 24
 _AT_ONCE = 4  # as where streams are not in step
-# Reading is this part of what a stream costs; requests, gaps between tokens and reports are the rest.
+# Reading is this part of a stream's cost; requests, gaps between tokens and reports are the rest.
 _READING_SHARE = 0.5
 # Of a core; above it the verdict calls a worker the bottleneck.
 USABLE_SHARE = 0.85
@@ -85,14 +85,14 @@ def files_of(plan: Plan, worker: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What one worker measured of itself before the run."""
+    """One worker's measurements of itself before the run."""
 
     token_events_per_second: float
     open_files: int
 
 
 def client_limits(plan: Plan, capacities: Sequence[Capacity], cpus: int) -> tuple[str, list[str]]:
-    """The client's limit in words, and what of the plan is beyond it."""
+    """The client's limit in words, and the part of the plan beyond it."""
     alone = min(1.0, cpus / max(1, len(capacities)))
     most = sum(one.token_events_per_second for one in capacities) * alone
     files = min((one.open_files for one in capacities), default=0)

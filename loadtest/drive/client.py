@@ -52,7 +52,7 @@ _BLANK = b"\n\n"
 
 
 class StreamWatch:
-    """Fed with the reads of one response; knows when content came, the last usage, an error event, and the end."""
+    """Fed with the reads of one response; notes the time of content, the last usage, an error event, and the end."""
 
     __slots__ = (
         "_closing",
@@ -84,7 +84,7 @@ class StreamWatch:
 
     @property
     def first_content(self) -> float | None:
-        """When the first content came; for a stream that had none, its first event but an error."""
+        """The time of the first content; for a stream without content, of its first event that is no error."""
         return self.read_times[0] if self.read_times else self.first_event
 
     def feed(self, data: bytes, now: float) -> None:
@@ -128,7 +128,7 @@ class StreamWatch:
         return usage if isinstance(usage, dict) else {}
 
     def text(self) -> str:
-        """What the answer said; parsed now, and empty if it was not to be kept."""
+        """The answer's text; parsed now, and empty if texts are not kept."""
         return "".join(text_of(_parsed(data)) for data in self._kept or ())
 
     def _event(self, event: bytes, now: float) -> None:
@@ -250,7 +250,7 @@ def open_session(plan: Plan, clock: Callable[[], float] = time.monotonic) -> Con
 
 @dataclass(slots=True)
 class Answer:
-    """When content was read, and what it said, where that is kept."""
+    """The times of content, and its texts if kept."""
 
     read_times: Sequence[float]
     text: str = ""
@@ -286,10 +286,10 @@ class Client:
         except TimeoutError:
             ended = RequestEnd(TIMEOUT, f"no whole answer in {self._timeout_seconds:g} s", NOTHING)
         except OSError as error:
-            # Who cannot go on with a stream may say why, and then break it off.
+            # A server that cannot continue a stream may send the reason, and then break it off.
             ended = _error_event(watch) or RequestEnd(_broken(record, call, error), _shown(error), CONNECTION)
         except Exception as error:
-            # Whatever a server answers is a failure of that request, and never of the run.
+            # Any answer of a server is at most a failure of that request, and never of the run.
             ended = RequestEnd(BAD_BODY, _shown(error), OTHER_ANSWER)
         finally:
             first_token = watch.first_content if call.stream else None
@@ -300,7 +300,7 @@ class Client:
     async def _exchange(
         self, record: Record, body: bytes, call: Call, watch: StreamWatch, answer: Answer
     ) -> tuple[RequestEnd, float | None]:
-        """How it ended, and when its last byte came."""
+        """Its outcome, and the time of its last byte."""
         endpoint = call.endpoint
         async with self._session.post(
             self._url, endpoint.path, body, clock=self._clock, content_type=endpoint.content_type
@@ -321,7 +321,7 @@ class Client:
             ), received.ended_at
 
     async def _read(self, received: Received, call: Call, watch: StreamWatch, whole: list[bytes]) -> None:
-        """Looks into what has come, in slices: the reads of other streams must not wait for all of it."""
+        """Parses the received bytes in slices: the reads of other streams must not wait for all of it."""
         take = _taker(received, call, watch, whole)
         for number, (at, data) in enumerate(received.take(), 1):
             take(data, at)

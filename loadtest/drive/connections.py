@@ -1,7 +1,7 @@
 """Connections to servers: a request out, an answer in, with the moment of every read.
 
-While an answer arrives, a read costs its HTTP framing and a note of when it came; who sent the request looks into the
-bytes afterwards. That is what lets one process follow thousands of streams without delaying their clocks.
+While an answer arrives, a read costs its HTTP framing and a timestamp; the sender of the request parses the bytes
+afterwards. So one process can follow thousands of streams without delaying their clocks.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class ServerDisconnected(ConnectionError):
 
 
 class BadAnswer(ConnectionError):
-    """What came is not HTTP."""
+    """The received bytes are not HTTP."""
 
 
 class Received:
-    """What came of one answer. `reads` holds (moment, body bytes) of each read that nobody has taken yet."""
+    """The received part of one answer. `reads` holds (moment, body bytes) of each read not taken yet."""
 
     __slots__ = ("_clock", "_waiter", "broken", "ended_at", "headers", "kept_bytes", "reads", "status")
 
@@ -62,7 +62,7 @@ class Received:
         self.status, self.headers = status, headers
 
     def add(self, data: bytes) -> None:
-        """What one read brought of the body."""
+        """Note the body bytes of one read, with its moment."""
         self.reads.append((self._clock(), data))
         self.kept_bytes += len(data)
         if self.kept_bytes >= _READ_AHEAD_BYTES:
@@ -83,7 +83,7 @@ class Received:
         return taken
 
     async def more(self) -> None:
-        """Waits for the end, or for as much as is kept unread. Raises what broke the answer off."""
+        """Waits for the end, or until the unread limit is reached. Raises the error that broke the answer off."""
         if not self.is_over and self.kept_bytes < _READ_AHEAD_BYTES:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -127,7 +127,7 @@ class ServerConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         received = self._received
         if received is None:
-            self.close()  # nothing was asked
+            self.close()  # no request was sent
             return
         try:
             self._parser.feed_data(data)
@@ -250,7 +250,7 @@ class ServerConnections:
                 self._open.discard(connection)
 
     def _idle_one(self) -> ServerConnection | None:
-        """The one that was used last, if it is still fresh."""
+        """The last used connection, if it is still fresh."""
         now = self._clock()
         while self._idle:
             connection = self._idle.pop()

@@ -1,4 +1,4 @@
-"""What engines counted in a run, of the counters' changes."""
+"""Engines' counts in a run, from the counters' changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def preemptions(counters: Mapping[str, float]) -> float:
 
 
 def mean_ms(counters: Mapping[str, float], histogram: str) -> float | None:
-    """The mean of what engines added to a histogram of seconds; None where they added nothing."""
+    """The mean of values that engines added to a histogram of seconds; None without additions."""
     count = total(counters, f"{histogram}_count")
     return total(counters, f"{histogram}_sum") / count * 1e3 if count else None
 
@@ -58,5 +58,5 @@ def least_share(requests: list[float]) -> float | None:
 
 
 def total(counters: Mapping[str, float], name: str) -> float:
-    """A counter over all its labels, and over all engines whose names are before it."""
+    """A counter over all its labels, and over all engines with their names before it."""
     return sum(value for key, value in counters.items() if key.partition("{")[0].rpartition(" ")[2] == name)

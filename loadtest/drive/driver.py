@@ -48,7 +48,7 @@ class Lanes:
 
     @property
     def arrivals_seconds(self) -> Sequence[float]:
-        """When they came, where that was recorded."""
+        """Recorded moments of its requests; empty without a recording, or with several lanes."""
         return self.lanes[0].source.arrivals_seconds if len(self.lanes) == 1 else ()
 
 
@@ -70,7 +70,7 @@ _WARMUPS_AT_ONCE = 8
 
 
 class Driver:
-    """One worker's requests. Cancelling `run` ends it early; what was in flight is recorded as interrupted."""
+    """One worker's requests. Cancelling `run` ends it early; requests in flight are recorded as interrupted."""
 
     def __init__(
         self,
@@ -126,7 +126,7 @@ class Driver:
                 group.create_task(self._slot(indices, *self._plan.presence(slot)))
 
     async def _slot(self, indices: Iterator[int], comes: float, leaves: float) -> None:
-        """One user: sends, waits for the end, sends again; one that is refused pauses, longer each time."""
+        """One user: sends, waits for the end, sends again; after a refusal it pauses, longer each time."""
         pause_seconds = _REFUSED_PAUSE_SECONDS
         if not await self._reached(comes):
             return
@@ -147,7 +147,7 @@ class Driver:
                     return
                 if index % self._plan.workers != self._worker:
                     continue
-                # Always yields, so that a burst that is overdue does not starve the reads of what is in flight.
+                # Always yields, so that an overdue burst does not starve the reads of requests in flight.
                 await asyncio.sleep(max(0.0, due - self._clock()))
                 if self._is_full():
                     lane = self._lanes.of(index)

@@ -1,7 +1,7 @@
 """Fields of requests that a target refuses are left out of a run: vLLM has them, other servers may not.
 
-A request for a short answer is sent before the run. Where it is refused for what it says, it is sent again with fewer
-fields, until it is accepted.
+A request for a short answer is sent before the run. If its contents are refused, it is sent again with fewer fields,
+until it is accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _WORDS: Final = MappingProxyType(
 
 
 def adapted(options: RunOptions, looked: Mapping[str, Target], console: Console) -> RunOptions:
-    """The options without what one of the targets refuses: all of them get the same requests."""
+    """The options without fields that one of the targets refuses: all of them get the same requests."""
     for name, url in options.target_urls.items():
         left_out = asyncio.run(_left_out(options, url, looked[name]))
         for option in left_out:
@@ -59,7 +59,7 @@ async def _left_out(options: RunOptions, url: str, target: Target) -> Mapping[st
 
 
 async def _accepts(options: RunOptions, url: str, target: Target) -> bool:
-    """Whether a request like those of the run is not refused. What else may go wrong, the warm-up reports."""
+    """Whether a request like the run's is accepted. The warm-up reports other errors."""
     plan = options.plan(url, target, options.loads()[0], 0)
     parts = [plan.part(part) for part in plan.mix] or [plan]
     try:

@@ -24,7 +24,7 @@ _SEED_STEP = 1000
 
 
 def find(options: RunOptions, target: Target, console: Console, keeping: Keeping | None) -> bool:
-    """Whether some load keeps the SLO. Raises what the first run raises; one that fails later ends the search."""
+    """Whether some load keeps the SLO. Raises the errors of the first run; a later failure ends the search."""
     assert options.find is not None
     search, ran = LoadSearch(options.find), list[Ran]()
     ((_, url),) = options.target_urls.items()
@@ -90,6 +90,6 @@ def _series(ran: list[Ran], answer: FoundLoad, failures: Mapping[str, str]) -> S
 
 
 def offered(one: Ran) -> float:
-    """What a run was asked for: users, or requests a second."""
+    """The requested load of a run: users, or requests a second."""
     plan = one.results.plan
     return float(plan["concurrency"] or plan["rate_per_second"])

@@ -39,7 +39,7 @@ DEFAULT_DURATION_SECONDS = 30.0
 BATCH_SIZES = "1,8,32"  # users, where no load is given
 _MOST_UNTIL = 20
 _MOST_AUTO_WORKERS = 8
-_TOKENS_OF_A_WORKER = 40_000  # a second, well within what one reads
+_TOKENS_OF_A_WORKER = 40_000  # a second, well within the capacity of one worker
 _FAST_STREAM = 100  # tokens a second
 _BYTES_PER_TOKEN = 4.5
 _BURSTINESS = 0.5
@@ -49,7 +49,7 @@ _LOAD, _TARGET, _PROMPTS, _OUTCOME = "Load", "Target", "Prompts", "Verdict and r
 
 
 class RunOptions(BaseModel):
-    """What the user asked for, as typed."""
+    """The user's options, as typed."""
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
@@ -326,13 +326,13 @@ class RunOptions(BaseModel):
 
     @cached_property
     def _first_body(self) -> Recorded | None:
-        """The first request of the file, if it is one of requests."""
+        """The first request of the file, if it has requests."""
         path = self.trace or self.dataset
         return None if path is None or self.endpoint.takes_audio else first_body(path)
 
     @property
     def sends_bodies(self) -> bool:
-        """Whether requests are those of a file, as they are."""
+        """Whether requests are sent unchanged from a file."""
         return self._first_body is not None and self.mix is None
 
     @property
@@ -342,7 +342,7 @@ class RunOptions(BaseModel):
 
     @property
     def access(self) -> Access:
-        """What every request to the targets carries, and which certificates are trusted."""
+        """The headers of every request to the targets, and the trusted certificates."""
         return Access.of(self.api_key, self.header, insecure=self.insecure, ca_file=self.cacert)
 
     @property
@@ -351,7 +351,7 @@ class RunOptions(BaseModel):
 
     @property
     def bounds(self) -> Bounds:
-        """What the run must keep to."""
+        """The conditions for the run to pass."""
         return Bounds(**slo_of(self.slo), max_error_ratio=self.max_error_ratio)
 
     def pages(self, target: Target) -> dict[str, str]:
@@ -455,7 +455,7 @@ class RunOptions(BaseModel):
 
     @property
     def _extra_body(self) -> dict[str, Any]:
-        """What is merged into every request; into those of a file also what is asked for explicitly."""
+        """The fields merged into every request; for a file's requests also explicitly requested ones."""
         added: dict[str, Any] = {}
         if self.sends_bodies:
             added |= {"model": self.model} if self.model is not None else {}
@@ -470,7 +470,7 @@ class RunOptions(BaseModel):
         return min([wanted, *users[:1]] if ends_by_count else [wanted, max(users, default=wanted)])
 
     def _auto_workers(self, cpus: int, load: Load) -> int:
-        """One for each of so many tokens a second as may come, up to half of the cores."""
+        """The number of workers by the expected tokens a second, up to half of the cores."""
         users = max(load.fields.get("concurrency") or 0, load.fields.get("first_concurrency") or 0)
         rate = max(load.fields.get("rate_per_second") or 0.0, load.fields.get("first_rate_per_second") or 0.0)
         tokens_per_second = max(users * _FAST_STREAM, rate * self.max_tokens)

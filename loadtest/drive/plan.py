@@ -58,7 +58,7 @@ def ramped(at_rate_one: Iterable[float], first_rate: float, last_rate: float, ra
 def bounded(
     arrivals: Iterable[float], *, requests: int | None, duration_seconds: float | None
 ) -> Iterator[tuple[int, float]]:
-    """(index, due) until `requests` have come or `duration_seconds` are over, whichever is first."""
+    """(index, due) until the first of: `requests` have come, `duration_seconds` are over."""
     for index, due in enumerate(arrivals):
         if (requests is not None and index >= requests) or (duration_seconds is not None and due >= duration_seconds):
             return
@@ -74,7 +74,7 @@ class Arrivals(StrEnum):
 
 
 class MixPart(BaseModel):
-    """One part of a mix: which share of what arrives it is, and how it differs from the rest."""
+    """One part of a mix: its share of arrivals, and its differences to the rest."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -142,7 +142,7 @@ class Plan(BaseModel):
 
     @property
     def keeps_text(self) -> bool:
-        """Whether answers are needed for what is asked next."""
+        """Whether later requests need the answers."""
         return self.workload.kind is WorkloadKind.SESSIONS
 
     def part(self, part: MixPart) -> Plan:

@@ -1,4 +1,4 @@
-"""What is known of each request after it ended, and of a run: the only things that statistics are made from."""
+"""Records of finished requests and of a run: the only input of statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ BODY_CUT = "body_cut"
 
 # How a failure shows to the client.
 ERROR_OBJECT = "error_object"  # OpenAI's, in an answer or as an event of a stream
-OTHER_ANSWER = "other_answer"  # an answer that is neither what was asked for nor OpenAI's error
+OTHER_ANSWER = "other_answer"  # an answer that is neither the requested kind nor OpenAI's error
 SILENT_END = "silent_end"  # ends as a whole answer does
 CONNECTION = "connection"  # could not be made, or broke
 NOTHING = "nothing"  # no end within the client's patience
@@ -42,7 +42,7 @@ def http_outcome(status: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RequestEnd:
-    """How a request ended: its outcome, what was said, and how a failure shows to the client."""
+    """The end of a request: its outcome, its text, and the form of a failure for the client."""
 
     outcome: str
     detail: str | None = None
@@ -76,7 +76,7 @@ class Record:
     part: str | None = None
     turn: int = 0
     asked_prompt_tokens: int = 0
-    # The longest time in which nothing came: from the send, over every read, to the end.
+    # The longest time without data: from the send, over every read, to the end.
     quiet_from: float = 0.0
     quiet_until: float = 0.0
     # Of the body that was sent; empty if none was.
@@ -98,7 +98,7 @@ class Record:
         self.outcome = DROPPED
 
     def note_headers(self, status: int, headers: Mapping[str, str]) -> None:
-        """What the answer and the gateway say before the body."""
+        """Facts from the answer's head, from server and gateway."""
         self.status = status
         backend = headers.get("x-gateway-backend")
         self.backend = None if backend is None else written(backend)
@@ -155,7 +155,7 @@ class Record:
 
 @dataclass(slots=True)
 class WorkerHealth:
-    """What one worker saw of itself during the measured part of a run."""
+    """One worker's own figures during the measured part of a run."""
 
     worker: int
     loop_lags_seconds: array[float] = field(default_factory=lambda: array("d"))
@@ -183,7 +183,7 @@ class Harvest:
         self.stopped_early = True
 
     def take(self, health: WorkerHealth, itl_ticks: Counter[int], failure: str) -> None:
-        """What a worker reports at its end; `failure` is the error that ended it before its time, if any."""
+        """A worker's final report; `failure` is the error that ended it early, if any."""
         self.healths.append(health)
         self.itl_ticks.update(itl_ticks)
         if failure:
@@ -198,7 +198,7 @@ class Harvest:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """News for a live display: what ended since the last one, and what is in flight."""
+    """News for a live display: requests ended since the last one, and requests in flight."""
 
     elapsed_seconds: float
     records: list[Record]

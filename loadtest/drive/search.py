@@ -11,7 +11,7 @@ from enum import StrEnum
 
 
 class Aim(StrEnum):
-    """What `--find` looks for."""
+    """The goal of `--find`."""
 
     RATE = "max-rate"
     CONCURRENCY = "max-concurrency"

@@ -1,4 +1,4 @@
-"""Asks the target what it is before the run, and what it counted before and after."""
+"""Queries the target's facts before the run, and its counters before and after."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TargetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the target said of itself."""
+    """The target's own reports."""
 
     models: list[str]
     server: dict[str, str] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def counters(page: str) -> dict[str, float]:
 
 
 def change(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """What was counted in between; a counter that fell was reset, and its new value is all that is known."""
+    """The counts in between; a counter that fell was reset, and its new value is the best estimate."""
     delta = {name: value - before.get(name, 0.0) for name, value in after.items()}
     return {name: after[name] if moved < 0 else moved for name, moved in sorted(delta.items()) if moved}
 

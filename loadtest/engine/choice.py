@@ -91,9 +91,9 @@ class Choice:
     stop_reason: str | None = None
     words: int = 0
     pieces: Sequence[str] | None = None
-    # The data-parallel rank that the client wants, None for any.
+    # The data-parallel rank requested by the client, None for any.
     rank: int | None = None
-    tool: str | None = None  # the one that is called, with the text as its arguments
+    tool: str | None = None  # the called tool, with the text as its arguments
     # For the statistics: the longest it may get, and how many answers the prompt gets, if this is the first of them.
     limit_tokens: int | None = None
     first_of: int | None = None
@@ -125,7 +125,7 @@ class PreparedPrompt:
     _: KW_ONLY
     keys: Sequence[int]
     parent_key: int
-    seed: int  # of the answer, by the prompt without what is replayed
+    seed: int  # of the answer, by the prompt without its replayed part
     nonce: str | None
     lora_name: str | None = None
     cache_salt: str | None = None
@@ -133,7 +133,7 @@ class PreparedPrompt:
 
 
 def find_replayed(packed: bytes, seed_of: Callable[[bytes], int]) -> int:
-    """How many tokens at the end of a prompt are what the engine would answer to the rest of it."""
+    """The number of tokens at the end of a prompt that equal the engine's answer to the rest of it."""
     width = BYTES_PER_TOKEN
     for start in range(max(width, len(packed) - _MOST_REPLAYED_TOKENS * width), len(packed), width):
         if packed[start : start + width] in _FIRST_TOKENS:
@@ -208,7 +208,7 @@ def plan_choice(
 
 
 def content_of(choice: Choice, prompt: PreparedPrompt, lora_id: int | None, steering: Steering) -> BlockContent:
-    """What KV events report of the blocks of an answer and its prompt."""
+    """The contents of KV events for the blocks of an answer and its prompt."""
     return BlockContent(
         prompt.tokens,
         choice.prose.packed,

@@ -9,7 +9,7 @@ from loadtest.engine.step_time import PRESETS, StepTime
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """One simulated vLLM server. `time_scale` multiplies all engine times: 0 answers at once, 1 is real time."""
+    """One simulated vLLM server. `time_scale` multiplies all engine times: 0 answers immediately, 1 is real time."""
 
     model: str = "sim"
     _: KW_ONLY
@@ -39,7 +39,7 @@ class EngineConfig:
     shutdown_timeout_seconds: float = 0.0
     max_body_bytes: int = 32 * 1024 * 1024
     version: str = "0.33.0"
-    # Engines behind the one server, each with its own limits and KV cache.
+    # Engines behind this server, each with its own limits and KV cache.
     data_parallel_size: int = 1
     kv_events: KvEventsConfig | None = None
 

@@ -77,7 +77,7 @@ class EngineStats:
             self.time_to_first_token.observe(sequence.first_token_seconds - sequence.arrived_seconds)
 
     def on_asked(self, answers: int | None, limit_tokens: int) -> None:
-        """A sequence was queued that may get so long; `answers` is the n of its request, once for all of them."""
+        """A sequence was queued, with its maximum length; `answers` is the n of its request, once for all of them."""
         self.max_tokens.observe(limit_tokens)
         if answers is not None:
             self.n.observe(answers)
@@ -152,7 +152,7 @@ class EngineLoop:
         self._due_seconds = 0.0
         self._engine_seconds = 0.0
         self.paused = False
-        self.peak_requests = 0  # most sequences at once, running and waiting ones, counted as they arrive
+        self.peak_requests = 0  # most concurrent sequences, running and waiting ones, counted as they arrive
 
     @property
     def num_requests(self) -> int:
@@ -179,7 +179,7 @@ class EngineLoop:
         return running
 
     def abort(self, running: Running) -> None:
-        """Take a sequence out at once; nothing happens if it has ended."""
+        """Take a sequence out immediately; nothing happens if it has ended."""
         sequence_id = running.sequence.sequence_id
         if self._running.pop(sequence_id, None) is None:
             return

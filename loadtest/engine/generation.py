@@ -45,7 +45,7 @@ class _Sink:
     ended: bool = False
 
     def on_tokens(self, generated_tokens: int, finished: bool) -> None:
-        """Remember how far the answer is, and let the stream send what it can."""
+        """Note the progress of the answer, and let the stream send its new part."""
         self.generated = generated_tokens
         self.ended = finished
         self.stream.on_progress(self)
@@ -146,7 +146,7 @@ class StreamedGeneration:
             self._faults.after_send(sum(other.sent for other in self._sinks), self.fail)
 
     def _heading(self) -> list[bytes]:
-        """What goes before all else, once."""
+        """The events before all others; empty after the first call."""
         events = [] if self._headed else [*self._writer.heading()]
         self._headed = True
         return events
@@ -217,14 +217,14 @@ class Generation:
         self._finished.set()
 
     async def finished(self) -> None:
-        """Wait for all answers; raises what ended the engine."""
+        """Wait for all answers; raises the error that ended the engine."""
         await self._finished.wait()
         if self._failure is not None:
             raise self._failure
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompts, each counted once however many answers it has."""
+        """Tokens of the prompts, each counted once for any number of answers."""
         seen = {id(choice.prompt): choice.sequence.prompt_tokens for choice in self.choices}
         return sum(seen.values())
 

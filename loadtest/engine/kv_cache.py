@@ -12,7 +12,7 @@ from loadtest.engine.tokens import BYTES_PER_TOKEN, TokenisedText
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockContent:
-    """The tokens of a sequence, and what distinguishes its blocks from others with the same tokens."""
+    """The tokens of a sequence, and the other inputs of its blocks' hashes."""
 
     prompt: TokenisedText
     # The output's tokens from one number up to another, packed.
@@ -22,7 +22,7 @@ class BlockContent:
     lora_id: int | None = None
     cache_salt: str | None = None
     session_id: str | None = None
-    # The client requested events of blocks that were found in the cache, too.
+    # The client also requested events of blocks that were found in the cache.
     reports_hits: bool = False
 
     def token_ids(self, start: int, stop: int) -> list[int]:
@@ -34,7 +34,7 @@ class BlockContent:
         return array("I", packed).tolist()
 
     def extra_keys(self, first_block: int, num_blocks: int) -> list[tuple[str, ...] | None]:
-        """What else the hash of each block covers: the adapter always, the cache salt in the first block."""
+        """Further inputs of each block's hash: the adapter always, the cache salt in the first block."""
         lora = () if self.lora_name is None else (self.lora_name,)
         keys: list[tuple[str, ...] | None] = [lora or None] * num_blocks
         if first_block == 0 and num_blocks and self.cache_salt:
@@ -58,10 +58,10 @@ def _no_keys() -> Sequence[int]:
 
 @dataclass(slots=True, eq=False)
 class SequenceState:
-    """What the scheduler knows of a sequence. Times are in engine seconds.
+    """The scheduler's state of a sequence. Times are in engine seconds.
 
-    `prompt_keys` are the chain hashes of the prompt's full blocks, `output_keys` gives those of the blocks that begin
-    after them, up to the last computed token. `output_tokens` is 0 for a pooling request, which ends with its prefill.
+    `prompt_keys` are the chain hashes of the prompt's full blocks, `output_keys` gives the hashes of the blocks after
+    them, up to the last computed token. `output_tokens` is 0 for a pooling request, which ends with its prefill.
     """
 
     sequence_id: int
@@ -76,7 +76,7 @@ class SequenceState:
     blocks: list[int] = field(default_factory=list)
     # How many of its blocks, from the first on, can be found by key.
     registered_blocks: int = 0
-    # What KV events report of the blocks; None where there are no events.
+    # Contents of the blocks for KV events; None without events.
     content: BlockContent | None = None
     computed_tokens: int = 0
     # Tokens generated before the present stretch of decoding: not zero after a preemption.
@@ -88,7 +88,7 @@ class SequenceState:
     cached_tokens: int = 0
     created_cache_tokens: int = 0
     preemptions: int = 0
-    # What it had computed when it was last preempted, until it runs again; and what it had to compute twice so far.
+    # Computed tokens at the last preemption, until it runs again; and the tokens computed twice so far.
     lost_tokens: int = 0
     recomputed_tokens: int = 0
     scheduled_seconds: float = -1.0
@@ -167,7 +167,7 @@ class SequenceState:
         return blocks
 
     def keys(self, first_block: int, upto_block: int) -> Sequence[int]:
-        """The keys of its blocks from `first_block` up to `upto_block`, as far as there are any."""
+        """The existing keys of its blocks from `first_block` up to `upto_block`."""
         prompt_keys = self.prompt_keys
         prompt_blocks = len(prompt_keys)
         if upto_block <= prompt_blocks:
@@ -203,7 +203,7 @@ class BlockPool:
         # The first block that got a key; further blocks with the same content, for the few keys that have any.
         self._cached: dict[int, int] = {}
         self._copies: dict[int, list[int]] = {}
-        # Head: given out first. First those that hold nothing worth keeping, then the least recently used.
+        # Head: given out first. First blocks without reusable contents, then the least recently used.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
 
     @property
@@ -217,11 +217,11 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Keys by which a block can be found."""
+        """The keys that find a block."""
         return len(self._cached)
 
     def cached_keys(self) -> dict[int, int]:
-        """The keys by which blocks can be found, each with how many blocks have it."""
+        """The keys that find blocks, each with its number of blocks."""
         copies = self._copies
         return {key: 1 + len(copies.get(key, ())) for key in self._cached}
 

@@ -64,7 +64,7 @@ class LedgerEntry:
         self.status = status
 
     def end(self, ending: Ending, now: float) -> Ending:
-        """How it ended, of which a scripted fault decides."""
+        """Its outcome; a scripted fault has precedence."""
         self.ending = Ending.FAILED if self.struck else ending
         self.ended_seconds = now
         return self.ending
@@ -111,7 +111,7 @@ class Ledger:
         script: Script | None,
         inference: bool,
     ) -> LedgerEntry:
-        """A request arrived. Inference requests are those whose concurrency counts."""
+        """A request arrived. Only inference requests count for concurrency."""
         entry = LedgerEntry(
             method, path, self._clock(), raw_path=raw_path, headers=headers, inference=inference, script=script
         )
@@ -127,7 +127,7 @@ class Ledger:
         self.endings[entry.end(ending, self._clock())] += 1
 
     def clear(self) -> None:
-        """Forget what ended; the highest concurrency starts again from the present one."""
+        """Forget ended requests; the highest concurrency starts again from the present one."""
         running = [entry for entry in self._entries if entry.ending is Ending.RUNNING]
         self._entries.clear()
         self._entries.extend(running)

@@ -21,7 +21,7 @@ _PRESSED_FROM: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """How busy one rank is. `in_flight` counts what this server sent there and has no end of yet."""
+    """The load of one rank. `in_flight` counts this server's unfinished requests there."""
 
     in_flight: int
     waiting: int
@@ -68,7 +68,7 @@ class EngineRanks:
         self.rejected += 1
 
     def submit(self, choice: Choice, sink: TokenSink, wants_every_token: bool) -> Running:
-        """Queue an answer on the rank that it asks for, else on the least loaded; ApiError if there is no such rank."""
+        """Queue an answer on the requested rank, else on the least loaded; ApiError if there is no such rank."""
         rank = self.ranks[self._rank_for(choice)]
         if choice.limit_tokens is not None:
             rank.stats.on_asked(choice.first_of, choice.limit_tokens)
@@ -76,7 +76,7 @@ class EngineRanks:
         return rank.submit(choice.sequence, sink, wants_every_token, reason)
 
     def abort(self, running: Running) -> None:
-        """Take a sequence out at once; nothing happens if it has ended."""
+        """Take a sequence out immediately; nothing happens if it has ended."""
         running.loop.abort(running)
 
     def fail_all(self, failure: Exception) -> None:
@@ -116,7 +116,7 @@ def _load(rank: EngineLoop) -> RankLoad:
 def new_publishers(
     config: EngineConfig, unix_seconds: Callable[[], float], earlier: KvEventPublishers | None = None
 ) -> KvEventPublishers | None:
-    """Publishers that count from 0, at the configured addresses or at those of earlier ones; None without KV events."""
+    """Publishers that count from 0, at the configured addresses or their predecessors'; None without KV events."""
     events = config.kv_events
     if events is None:
         return None

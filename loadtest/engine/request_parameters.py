@@ -12,7 +12,7 @@ _MAX_N: Final = 16384
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The fields that change what the simulated engine does."""
+    """The fields that affect the simulated engine."""
 
     n: int = 1
     _: KW_ONLY
@@ -32,7 +32,7 @@ class SamplingParams:
 
 
 def read_sampling(body: dict[str, Any], max_tokens_fields: tuple[str, ...], max_model_len: int) -> SamplingParams:
-    """Validate as vLLM does what of the sampling parameters is acted on."""
+    """Validate the used sampling parameters as vLLM does."""
     stream = bool(body.get("stream"))
     options = body.get("stream_options")
     if options is not None and not stream:
@@ -163,7 +163,7 @@ class Steering:
 
 
 def read_steering(headers: Mapping[str, str], body: Mapping[str, Any]) -> Steering:
-    """What the headers and the body say, with vLLM's leniency: what cannot be read is ignored."""
+    """The values of the headers and the body, with vLLM's leniency: unreadable ones are ignored."""
     extra = body.get("vllm_xargs")
     if not isinstance(extra, Mapping):
         extra = {}

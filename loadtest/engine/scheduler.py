@@ -99,7 +99,7 @@ class Step:
 
 @dataclass(slots=True)
 class Committed:
-    """What a step did: who got a first token (or, pooling, an answer), who ended. Decoding ones got `repeat` tokens."""
+    """A step's result: first tokens (or, pooling, answers) and ended sequences. Decoding ones got `repeat` tokens."""
 
     repeat: int
     started: list[SequenceState] = field(default_factory=list)
@@ -122,7 +122,7 @@ class Scheduler:
         self.decode_clock = 0
         self._context_tokens = 0
         self._ends: list[tuple[int, int, SequenceState]] = []
-        # decode_clock modulo block_size -> sequences whose next token begins a block at that clock.
+        # decode_clock modulo block_size -> sequences with a next token that begins a block at that clock.
         self._boundaries: list[dict[int, SequenceState]] = [{} for _ in range(limits.block_size)]
         self._aborted_in_queue = 0
 

@@ -1,4 +1,4 @@
-"""How long a step takes on some GPUs, by what is in its batch. Pure."""
+"""The duration of a step on some GPUs, by its batch. Pure."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class StepTime:
     matrix_seconds: float = 0.0
 
     def prefill_seconds(self, tokens: int, already_computed_tokens: int) -> float:
-        """What prefilling a chunk of `tokens` after `already_computed_tokens` adds to a step."""
+        """The time added to a step by prefilling a chunk of `tokens` after `already_computed_tokens`."""
         pairs = tokens * already_computed_tokens + tokens * (tokens + 1) // 2
         return self.per_prefill_token_seconds * tokens + self.per_attention_pair_seconds * pairs
 
     def decode_seconds(self, sequences: int, context_tokens: int) -> float:
-        """What decoding one token for each of `sequences` adds to a step."""
+        """The time added to a step by decoding one token for each of `sequences`."""
         matrix = self.matrix_seconds if sequences > 1 else 0.0
         return matrix + self.per_decode_sequence_seconds * sequences + self.per_context_token_seconds * context_tokens
 
@@ -52,7 +52,7 @@ class StepTime:
         return steps * one + self.per_context_token_seconds * sequences * steps * (steps - 1) / 2
 
     def tensor_parallel(self, gpus: int) -> StepTime:
-        """The same model split over so many GPUs: each computes its share, and they exchange values in every layer."""
+        """The same model split over several GPUs: each computes its share, and they exchange values in every layer."""
         if gpus == 1:
             return self
         host = min(HOST_SECONDS, self.base_seconds)
@@ -138,7 +138,7 @@ _KV_TOKENS: Final = 432_000
 
 
 def kv_tokens(preset: str, gpus: int = 1) -> int:
-    """The KV cache of Llama 3.1 8B on so many GPUs of the preset, in tokens."""
+    """The KV cache of Llama 3.1 8B on this number of GPUs of the preset, in tokens."""
     alone = _KV_CACHE_GIB.get(preset, _KV_TOKENS / _TOKENS_PER_GIB)
     if gpus == 1:
         return round(alone * _TOKENS_PER_GIB)

@@ -1,7 +1,7 @@
 """Answers whose form the request prescribes: JSON by a schema, one of several texts, and calls of tools.
 
-The values are as random as the words of other answers; what matters is that they are valid. Of JSON Schema, the
-keywords that clients' libraries write are followed; `pattern` and conditions are not.
+The values are as random as the words of other answers, but valid. Of JSON Schema, the keywords that clients' libraries
+write are followed; `pattern` and conditions are not.
 """
 
 import json
@@ -23,7 +23,7 @@ _FORMATS: Final = {
     "uri": "https://example.com/owl",
     "uuid": "0b0f5a3e-6f0e-4c86-9d0a-3f6f1d2c9a57",
 }
-_DEEP: Final = 6  # from here on, only what is required: schemas may refer to themselves
+_DEEP: Final = 6  # beyond this depth, only required parts: schemas may refer to themselves
 _DEEPEST: Final = 24
 _MOST_ITEMS: Final = 64
 _SPREAD: Final = 9  # of numbers, in steps
@@ -32,7 +32,7 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Prescription:
-    """What an answer has to be: JSON by a schema or one of some texts; the arguments of a tool, if one is named."""
+    """The form of an answer: JSON by a schema or one of some texts; the arguments of a tool, if one is named."""
 
     schema: Any = None
     _: KW_ONLY
@@ -49,7 +49,7 @@ class Prescription:
 
 
 def read_prescription(body: Mapping[str, Any]) -> Prescription | None:
-    """What `tools`, `response_format`, `text.format` or `structured_outputs` prescribe; None = any text."""
+    """The form prescribed by `tools`, `response_format`, `text.format` or `structured_outputs`; None = any text."""
     tool = _chosen_tool(body)
     if tool is not None:
         return tool
@@ -70,7 +70,7 @@ def read_prescription(body: Mapping[str, Any]) -> Prescription | None:
 
 
 def _chosen_tool(body: Mapping[str, Any]) -> Prescription | None:
-    """The tool that has to be called. With `auto`, the simulated model calls none."""
+    """The tool that must be called. With `auto`, the simulated model calls none."""
     choice, tools = body.get("tool_choice"), body.get("tools")
     functions = [_mapping(_mapping(tool).get("function")) for tool in tools] if isinstance(tools, list) else []
     named = _mapping(_mapping(choice).get("function")).get("name")
@@ -87,7 +87,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class Instances:
-    """Makes values that are valid by a schema, as far as they can be made simply. `root` has what `$ref` names."""
+    """Makes values that are valid by a schema, if simple means suffice. `root` has the targets of `$ref`."""
 
     root: Any
     random: Random
@@ -167,7 +167,7 @@ class Instances:
         return text[: schema.get("maxLength", len(text))]
 
     def _number(self, schema: Schema, *, whole: bool) -> float:
-        """A small one within its bounds; a multiple, if it has to be."""
+        """A small number within its bounds; a multiple, if required."""
         step = schema.get("multipleOf") or (1 if whole else 0.5)
         lows = [-(-schema["minimum"] // step)] if "minimum" in schema else []
         lows += [schema["exclusiveMinimum"] // step + 1] if "exclusiveMinimum" in schema else []

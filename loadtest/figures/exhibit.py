@@ -1,4 +1,4 @@
-"""One statement about batching with what was computed of it: charts, a table, and a verdict. Pure."""
+"""One statement about batching with its computed evidence: charts, a table, and a verdict. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Line = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Exhibit:
-    """A statement that people make of batching, and what the simulated engine or the planner makes of it."""
+    """A common statement about batching, and the result of the simulated engine or the planner."""
 
     name: str
     _: KW_ONLY

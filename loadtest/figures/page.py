@@ -1,4 +1,4 @@
-"""All exhibits on one page that needs no network, with what they were computed with, and what to do. Pure."""
+"""All exhibits on one page that needs no network, with their inputs, and recommendations. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ADVICE = (
 
 
 def page(exhibits: Sequence[Exhibit], made: Mapping[str, str], command: str) -> str:
-    """`made`: what the figures were computed with, beside what is known here."""
+    """`made`: inputs of the figures, in addition to the ones known here."""
     charts = [chart for exhibit in exhibits for chart in exhibit.charts]
     first, sections = 0, []
     for exhibit in exhibits:

@@ -25,7 +25,7 @@ class Demanded:
 
 @dataclass(slots=True)
 class Measured:
-    """What came of a load. Latencies are in seconds, in the order in which requests ended."""
+    """The results of a load. Latencies are in seconds, in the order in which requests ended."""
 
     seconds: float = 0.0
     _: KW_ONLY
@@ -38,7 +38,7 @@ class Measured:
     # When each step ended, and how many sequences were in its batch.
     running: list[tuple[float, int]] = field(default_factory=list)
     ended: list[SequenceState] = field(default_factory=list)
-    # Seconds between tokens, with how many tokens came after such a time.
+    # Seconds between tokens, with the number of tokens after each such time.
     gaps: list[tuple[float, int]] = field(default_factory=list)
 
     @property

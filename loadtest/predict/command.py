@@ -48,7 +48,7 @@ def trace_from(requests: Sequence[Logged], block_tokens: int) -> Trace:
 
 
 def replayed(trace: Trace, scenario: Scenario, step_time: StepTime, policy: str) -> list[ReplayRequest]:
-    """What the model makes of each row, in the trace's order. Raises TraceError."""
+    """The model's answer to each row, in the trace's order. Raises TraceError."""
     limits = scenario.limits(trace.block_tokens)
     longest = max(row.prompt_tokens + row.output_tokens for row in trace.rows)
     if longest > limits.num_blocks * trace.block_tokens:
@@ -62,15 +62,15 @@ def replayed(trace: Trace, scenario: Scenario, step_time: StepTime, policy: str)
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What came of it. `client_seconds` is None where the gateway's own log is what was measured."""
+    """The result. `client_seconds` is None if the gateway's own log has the measurements."""
 
     lines: Sequence[Line]
     judged: int
     _: KW_ONLY
-    before: int  # requests that came earlier: they calibrate, and fill the caches
+    before: int  # earlier requests: they calibrate, and fill the caches
     calibration: Calibration
     client_seconds: float | None
-    doubts: Sequence[str] = ()  # of what was measured
+    doubts: Sequence[str] = ()  # of the measurement
 
 
 def predict(
@@ -81,9 +81,9 @@ def predict(
     step_time: StepTime | None = None,
     run: ClientRun | None = None,
 ) -> Prediction:
-    """Judge the model by the client's run, or by the later half of the log. `trace` is what was recorded of it.
+    """Judge the model by the client's run, or by the later half of the log. `trace` is its recording.
 
-    All requests are replayed; none that is judged has a part in the calibration. Raises NoFit, Mismatch, TraceError.
+    All requests are replayed; judged ones have no part in the calibration. Raises NoFit, Mismatch, TraceError.
     """
     first = len(requests) // 2 if run is None else first_of(requests, run)
     end = len(requests) if run is None else first + len(run.sent)
@@ -152,7 +152,7 @@ _HEAD = ("", "measured", "predicted", "difference")
 
 
 def notes(prediction: Prediction, scenario: Scenario) -> list[str]:
-    """What was compared, and what times are made of."""
+    """The compared requests, and the components of times."""
     calibration, step = prediction.calibration, prediction.calibration.step_time
     engines = f"{scenario.engines} modelled engine{'' if scenario.engines == 1 else 's'}"
     source = f"fitted to {calibration.answers} earlier answers" if calibration.answers else "given"

@@ -31,7 +31,7 @@ class _Scheduler(Scheduler):
         return ends[0][0] - self.decode_clock
 
     def seconds_of(self, steps: int) -> float:
-        """How long so many decode-only steps take."""
+        """The duration of this many decode-only steps."""
         return self.step_time.decode_stretch_seconds(steps, len(self.decoding), self._context_tokens)
 
     def has_blocks_for(self, steps: int) -> bool:
@@ -51,7 +51,7 @@ class ReplayEngine:
         self._decodes_since: float | None = None  # decode-only steps from then on are still to be carried out
 
     def submit(self, sequence: SequenceState, now: float) -> None:
-        """A request arrives; it joins the step after the one that runs."""
+        """A request arrives; it joins the step after the running one."""
         if self._decodes_since is not None:
             self._catch_up(now)
         sequence.arrive(now)
@@ -60,24 +60,24 @@ class ReplayEngine:
             self._begin(now)
 
     def advance(self) -> Committed:
-        """What ended at `next_event_seconds`; the next step begins at once."""
+        """Events at `next_event_seconds`; the next step begins immediately."""
         now = self.next_event_seconds
         if self._decodes_since is not None:
             self._catch_up(math.inf)
             if self.next_event_seconds > now:
-                return _NOTHING  # the same moment but for rounding
+                return _NOTHING  # the same moment except for rounding
         assert self._step is not None
         done = self._commit(self._step, now)
         self._begin(now)
         return done
 
     def catch_up(self, now: float) -> None:
-        """The scheduler's state is to be looked at; the next event may become an earlier one."""
+        """Prepare a look at the scheduler's state; the next event may become earlier."""
         if self._decodes_since is not None:
             self._catch_up(now)
 
     def forget_cache(self) -> None:
-        """The prefix cache is lost, but for what running sequences hold; no event reports it."""
+        """The prefix cache is lost, except for blocks of running sequences; no event reports it."""
         pool = self.scheduler.pool
         pool.release(pool.allocate(pool.num_free))
 
@@ -98,7 +98,7 @@ class ReplayEngine:
         self.next_event_seconds = math.inf if self._step is None else now + self._step.duration_seconds
 
     def _catch_up(self, now: float) -> None:
-        """Carry out the decode steps that have begun by now, but for the last one, or the one that ends a sequence."""
+        """Carry out the decode steps begun by now, except for the last one, or a step that ends a sequence."""
         scheduler, since = self.scheduler, self._decodes_since
         assert since is not None
         self._decodes_since = None
@@ -123,9 +123,9 @@ _NEVER = -1.0
 
 @dataclass(slots=True, eq=False)
 class ReplayRequest:
-    """Times are in seconds from the replay's start; a negative one has not come.
+    """Times are in seconds from the replay's start; negative = not reached.
 
-    `keys` are of the prompt's full blocks, `answer_keys` of those that its answer completes. `following` is the
+    `keys` are of the prompt's full blocks, `answer_keys` of blocks completed by its answer. `following` is the
     session's next turn, sent `think_seconds` of its own after this one's end. `turn` and `turn_end` count the keys
     before and through the last answer that the prompt holds; 0 if the trace shows none.
     """
@@ -142,7 +142,7 @@ class ReplayRequest:
     turn_end: int = 0
     following: ReplayRequest | None = field(default=None, repr=False)
     max_tokens: int | None = None  # as the client states it
-    believed_tokens: int | None = None  # what the gateway takes its prompt for; None = what it has
+    believed_tokens: int | None = None  # the prompt length assumed by the gateway; None = the true one
 
     sequence: SequenceState | None = field(default=None, repr=False)  # in the engine it was sent to
     engine: int = -1

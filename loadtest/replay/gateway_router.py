@@ -1,6 +1,6 @@
-"""The gateway's own placement as a replay's router, with backends that exist only here.
+"""The gateway's own placement as a replay's router, with simulated backends.
 
-Admission arms differ in what keeps a request out of an engine; placement and routing are the same in all of them.
+Admission arms differ in their limits on engines; placement and routing are the same in all of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class ModelledBackend:
         return min(self.limiter.limit, max(1, int(cap * share)))
 
     def scraped(self, modelled: ReplayEngine, now: float) -> bool:
-        """What the engine's metrics show at this moment; True if sizes changed for it."""
+        """Apply the engine's current metrics; True if sizes changed."""
         if self.limiter is None:
             return False
         scheduler, engine = modelled.scheduler, self.engine
@@ -119,9 +119,9 @@ _SEPARATOR = ", "
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Which of the gateway's bounds hold. `limit` is of sequences on each engine; None = what the engine runs at once.
+    """The gateway's bounds in effect. `limit` is of sequences on each engine; None = the engine's own.
 
-    `ledger`: KV cache is reserved; `adaptive`: the limit follows what the engine's metrics show.
+    `ledger`: KV cache is reserved; `adaptive`: the limit follows the engine's metrics.
     """
 
     name: str
@@ -131,7 +131,7 @@ class Admission:
     adaptive: bool = False
 
     def cap(self, max_num_seqs: int) -> int:
-        """Sequences that each engine may be given at once."""
+        """The most concurrent sequences of each engine."""
         return max_num_seqs if self.limit is None else self.limit
 
 
@@ -155,7 +155,7 @@ def admission_of(name: str) -> Admission:
 
 
 def with_admission(policy: str, arm: str) -> str:
-    """What a policy of the gateway is called under an arm of admission."""
+    """The name of a gateway policy under an arm of admission."""
     return f"{policy}{_SEPARATOR}{arm}"
 
 
@@ -166,15 +166,15 @@ def parted(name: str) -> tuple[str, Admission | None]:
 
 
 _MODEL = "replayed"
-_BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are stated as if they had
-_NO_BOUND = 1 << 62  # requests wait as long as it takes, so that all policies answer the same requests
+_BYTES_PER_TOKEN = 4  # prompts have no text here; sizes are stated as for texts
+_NO_BOUND = 1 << 62  # requests wait without a limit, so that all policies answer the same requests
 _PASSING_SECONDS = 0.1  # between two looks at how far streams are
 _REPORTED_TOKENS = 8  # of a stream, since the last report; the gateway counts as many before it reports again
 _NO_LEDGER = 1e9  # a share of the KV cache that is never filled
 
 
 class PoolBlocks:
-    """What KV events would report, without their delay: the blocks in the engines' own pools."""
+    """The contents of KV events without their delay: the blocks in the engines' own pools."""
 
     def __init__(self, engines: Sequence[ReplayEngine]) -> None:
         self._pools = [engine.scheduler.pool for engine in engines]
@@ -275,7 +275,7 @@ class GatewayRouter:
         self._learning.answered(demand, lease.engine.index, lease.hit_tokens, usage)
 
     def scraped(self, now: float) -> None:
-        """Limits and sizes follow what the engines' metrics show."""
+        """Limits and sizes follow the engines' metrics."""
         moved = [backend.scraped(engine, now) for backend, engine in zip(self._backends, self._engines, strict=False)]
         if any(moved):
             for backend in self._backends:

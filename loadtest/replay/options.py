@@ -22,7 +22,7 @@ _ROWS, _GRID, _ENGINE, _FAULTS, _OUTCOME = "Trace", "Grid", "Engines", "Faults",
 
 
 class ReplayOptions(BaseModel):
-    """What the user asked for, as typed."""
+    """The user's options, as typed."""
 
     model_config = ConfigDict(frozen=True)
 

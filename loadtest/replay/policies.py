@@ -1,6 +1,6 @@
 """The policies that can be replayed, by name: rules of other routers, and rules by load alone.
 
-- SGLang's router and vllm-router: a tree of what was sent where, a share that must match, and loads out of balance.
+- SGLang's router and vllm-router: a tree of sent prompts by engine, a share that must match, unbalanced loads.
 - KubeAI: consistent hashing with bounded loads; the opening of the prompt has a place on a ring.
 - NVIDIA Dynamo: blocks to prefill plus blocks that would be active; the fewest win.
 - llm-d: scorers from 0 to 1 and their weighted sum; the highest wins, ties by lot.
@@ -36,8 +36,8 @@ _EVICTION_SECONDS = 1.0
 class CacheAware:
     """Out of balance: the fewest in flight. Else the best match if it is good enough, else the fewest in flight.
 
-    The trees are one, whose blocks have the engines that hold them. Several with the deepest block draw lots: SGLang
-    takes the first to have had it, which is worse for tools; smg chooses among them.
+    The trees are one; each block has the engines that hold it. Several engines with the deepest block draw lots: SGLang
+    takes the first holder, which is worse for tools; smg chooses among them.
     """
 
     def __init__(self, engines: int, block_tokens: int, tree_tokens: int, *, rng: random.Random) -> None:
@@ -96,7 +96,7 @@ _LOAD_FACTOR = 1.25
 
 
 class BoundedLoadRing:
-    """Clockwise from the opening's hash, the first engine whose load with this request is within 1.25 of the mean.
+    """Clockwise from the opening's hash, the first engine with a load, including this request, within 1.25 of the mean.
 
     KubeAI hashes the first 100 characters, which lie within the first block.
     """
@@ -194,7 +194,7 @@ def kv_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[flo
 
 
 def active_request_scores(request: ReplayRequest, engines: Sequence[EngineView]) -> list[float]:  # noqa: ARG001
-    """1 for an idle engine, 0 for the one with the most requests in flight."""
+    """1 for an idle engine, 0 for the engine with the most requests in flight."""
     counts = [view.in_flight for view in engines]
     most = max(counts)
     return [(most - count) / most if count else 1.0 for count in counts]
@@ -285,7 +285,7 @@ class PowerOfTwoChoices:
 
 @dataclass(frozen=True, slots=True)
 class RouterContext:
-    """What a router is made for."""
+    """The inputs of a router's constructor."""
 
     scenario: Scenario
     block_tokens: int

@@ -1,4 +1,4 @@
-"""What is replayed: engines, load, lengths, faults, and the latency bounds that answers must keep."""
+"""A replayed scenario: engines, load, lengths, faults, and the latency bounds of answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from loadtest.engine.step_time import PRESETS, StepTime
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Answers are `output_times` as long as recorded. Clients state `max_tokens_times` what they will get as
+    """Answers are `output_times` as long as recorded. Clients state `max_tokens_times` the answer's length as
     `max_tokens`, or nothing. The gateway misjudges prompts by a factor whose logarithm has the deviation `misjudged`.
     """
 
@@ -24,12 +24,12 @@ class Lengths:
         return max(1, round(recorded * self.output_times))
 
     def max_tokens(self, output_tokens: int) -> int | None:
-        """What the client of such an answer states."""
+        """The client's `max_tokens` for such an answer."""
         times = self.max_tokens_times
         return None if times is None else max(output_tokens, math.ceil(output_tokens * times))
 
     def believed_tokens(self, prompt_tokens: int, number: int) -> int:
-        """What the gateway takes the prompt of that request for."""
+        """The gateway's estimate of that request's prompt."""
         if not self.misjudged:
             return prompt_tokens
         return max(1, round(prompt_tokens * math.exp(random.Random(number).gauss(0.0, self.misjudged))))
@@ -47,10 +47,10 @@ class LatencyBounds:
 
 @dataclass(frozen=True, slots=True)
 class Misleading:
-    """What metrics show the gateway instead of the truth; the engines are unchanged.
+    """Wrong values in the metrics for the gateway; the engines are unchanged.
 
-    `waiting` requests too many wait, `preemptions` a second never happened, the KV cache is `kv_times` as large, and
-    `max_num_seqs` is what the gateway gets (None = the truth).
+    Metrics show `waiting` requests too many, `preemptions` a second that never happened, a KV cache of `kv_times` its
+    size, and `max_num_seqs` (None = the truth).
     """
 
     waiting: int = 0
@@ -62,9 +62,9 @@ class Misleading:
 
 @dataclass(frozen=True, slots=True)
 class EngineFaults:
-    """What is wrong: slow engines (`slow_factor` x all step times), engines that lose their cache midway, metrics.
+    """Faults: slow engines (`slow_factor` x all step times), engines that lose their cache midway, wrong metrics.
 
-    Or what changes: engines that join.
+    Changes: engines that join.
     """
 
     slow_factor: float = 1.0
@@ -81,7 +81,7 @@ class EngineFaults:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One cell of the grid but for the policy. `engines`: from the beginning on; others may join."""
+    """One cell of the grid, without the policy. `engines`: from the beginning on; others may join."""
 
     engines: int
     rate_per_second: float
@@ -98,7 +98,7 @@ class Scenario:
 
     @property
     def all_engines(self) -> int:
-        """Engines at the end: those that join are the last ones."""
+        """The number of engines at the end; joining engines are the last ones."""
         return self.engines + self.faults.join_engines
 
     @property
@@ -130,6 +130,6 @@ class Scenario:
         return self.speeds() if self.faults.slow_is_told else (1.0,) * self.all_engines
 
     def cold_prefill_seconds(self, prompt_tokens: int) -> float:
-        """Time to the first token on an idle engine that holds nothing of the prompt."""
+        """Time to the first token on an idle engine without cached parts of the prompt."""
         steps = -(-prompt_tokens // self.max_num_batched_tokens)
         return steps * self.step_time.base_seconds + self.step_time.prefill_seconds(prompt_tokens, 0)

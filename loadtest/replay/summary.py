@@ -1,4 +1,4 @@
-"""What one replay came to, and how policies compare over many."""
+"""The result of one replay, and a comparison of policies over many."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ JOIN_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JoinFigures:
-    """The minute after engines joined: requests that arrived in it, and those of them that the new engines got."""
+    """The minute after engines joined: requests that arrived in it, and the ones sent to the new engines."""
 
     ttft_before: Percentiles  # of requests that arrived in the minute before
     ttft: Percentiles
@@ -62,7 +62,7 @@ class PolicyFigures:
     goodput_per_second: float = 0.0  # requests that kept both bounds
     output_tokens_per_second: float = 0.0  # over the whole replay, all engines together
     mean_running: float = 0.0  # sequences in an engine's batch, over the whole replay
-    most_waiting: int = 0  # in one engine: those that a step had no place for
+    most_waiting: int = 0  # in one engine: sequences without a place in the step
     waited_p99_seconds: float = 0.0  # in the gateway, before a request is sent
     join: JoinFigures | None = None  # if engines joined
 

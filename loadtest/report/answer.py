@@ -1,4 +1,4 @@
-"""What a search for the highest load found, in words: the load, and what limited it. Pure."""
+"""The result of a search for the highest load, in words: the load, and its limit. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from loadtest.report.statistics import value_of
 
 @dataclass(frozen=True, slots=True)
 class FoundLoad:
-    """The highest load that keeps the SLO, None where none does, and what to say of it."""
+    """The highest load that keeps the SLO (None = none does), and its description."""
 
     load: float | None
     lines: list[str]
@@ -26,7 +26,7 @@ def carries(results: Results) -> bool:
 
 
 def _idle_users(results: Results) -> int:
-    """Users for whom there was no request: the load was less than it is called."""
+    """Users without a request: the load was below its nominal value."""
     return max(0, (results.plan["concurrency"] or 0) - results.requests.offered)
 
 
@@ -76,7 +76,7 @@ def slo_words(ran: Sequence[Ran]) -> str:
 
 
 def _limiting(ran: Sequence[Ran], limit: float) -> str:
-    """What the runs at that load missed."""
+    """The bounds missed by the runs at that load."""
     failed = [one.results for one in ran if _offered(one) == limit and not carries(one.results)]
     results = failed[-1]
     if not results.verdict.valid:

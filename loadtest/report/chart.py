@@ -12,7 +12,7 @@ _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Maps values from `low` to `high` to pixels; knows where its ticks are and what they are called."""
+    """Maps values from `low` to `high` to pixels; has the places and labels of its ticks."""
 
     place: Callable[[float], float]
     ticks: list[tuple[float, str]]
@@ -55,7 +55,7 @@ def logarithmic(low: float, high: float, start_px: float, end_px: float) -> Axis
 
 
 def doubling(marked: Sequence[int], low: float, high: float, start_px: float, end_px: float) -> Axis:
-    """A log axis of numbers above zero, with ticks at those that are marked."""
+    """A log axis of numbers above zero, with ticks at the marked ones."""
     span = math.log2(high / low)
     ticks = [(float(value), str(value)) for value in marked]
     return Axis(
@@ -143,10 +143,10 @@ class ChartSeries:
 class Chart:
     """A titled set of series; on pages, dots lie below them, and marks (failures) on the horizontal axis.
 
-    `x_shown`: what the points of the first series are called, where that is not the number itself. `bounds`: level
-    lines with a name, such as the limits of an SLO; one outside the vertical axis is not drawn. `uprights`: the same on
-    the horizontal axis. `dot_rows`: which of the shown requests each dot is. `labels`: texts at points; `ringed`:
-    points that stand out. `routes`: a style and points that are joined in their own order, not from left to right.
+    `x_shown`: labels of the first series' points, if not the number itself. `bounds`: level lines with a name, such as
+    the limits of an SLO; one outside the vertical axis is not drawn. `uprights`: the same on the horizontal axis.
+    `dot_rows`: which of the shown requests each dot is. `labels`: texts at points; `ringed`: points that stand out.
+    `routes`: a style and points that are joined in their own order, not from left to right.
     """
 
     title: str

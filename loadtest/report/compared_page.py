@@ -1,4 +1,4 @@
-"""Runs, or series, beside each other on one page, each against the first; folders can be dropped on it."""
+"""Runs, or series, side by side on one page, each against the first; folders can be dropped on it."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def compared_page(
     checkpoints: Sequence[Mapping[str, Any]],
     broken: Sequence[str] = (),
 ) -> str:
-    """The whole page. `paired`: each of the others against the first one; `checkpoints`: what else is known of how each
-    was made; `broken`: what rules were broken.
+    """The whole page. `paired`: each of the others against the first one; `checkpoints`: further facts about the making
+    of each; `broken`: the broken rules.
     """
     names = _names(saved)
     sides = [one.series for one in saved]
@@ -199,7 +199,7 @@ def _points(buckets: Sequence[Bucket], name: str) -> list[ChartPoint]:
 
 
 def _distributions(sides: Sequence[_RunSide]) -> Iterator[Chart]:
-    """TTFT and E2E of the runs whose requests are known."""
+    """TTFT and E2E of the runs with known requests."""
     for kind, latency in (("TTFT", ttft_seconds), ("E2E", e2e_seconds)):
         found = [(side, [value * 1e3 for one in side.records if (value := latency(one)) is not None]) for side in sides]
         chart = curves([(side.name, side.style, its) for side, its in found if its], "from the intended send")

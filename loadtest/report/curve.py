@@ -1,4 +1,4 @@
-"""The batch-size curve of a closed loop in words and a small table: what more users bring, and what each pays. Pure."""
+"""The batch-size curve of a closed loop in words and a table: the gain of more users, and the cost for each. Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def curve_table(series: Series) -> list[list[str]]:
 
 
 def curve_words(series: Series) -> list[str]:
-    """What the curve says; empty where there is none."""
+    """The curve in words; empty without one."""
     points, spoilt = _curve(series), [point for point in series.points if not point.valid]
     if not points:
         return []

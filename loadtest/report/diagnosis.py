@@ -1,4 +1,4 @@
-"""What limits a server, as far as a run shows it: one sentence each, with the flag of vLLM to change. Pure."""
+"""The limits of a server, as seen in a run: one sentence each, with the flag of vLLM to change. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tokens_per_joule(samples: Samples | None, window: Throughput) -> float | Non
 
 
 def diagnose(figures: Figures, prompts: Sequence[MeasuredPrompt]) -> list[str]:
-    """What to change in the server, most pressing first; empty where nothing stands out."""
+    """Changes to the server, most pressing first; empty without findings."""
     return [
         *_preempted(figures),
         *(finding for page in _engines(figures) for finding in _of_engine(page)),

@@ -1,4 +1,4 @@
-"""What differs between two runs, or two series, in setup and in figures, and rules that fail on it. Pure.
+"""Differences between two runs, or two series, in setup and in figures, and rules that fail on them. Pure.
 
 Rules look like `ttft_p95>+5%`, `output_tokens_per_second<-3%`, `hit_ratio<0.5`, `failed_ratio>0`.
 """
@@ -23,7 +23,7 @@ _HIGHER_IS_BETTER = {
     name for name in FIGURES if "per_second" in name or name in ("attainment", "hit_ratio", "tokens_per_joule")
 }
 _NEITHER = {"peak_in_flight", "gpu_percent", "gpu_watts"}
-# What differs between any two runs, and what is compared by its parts.
+# Fields that differ between any two runs, and fields that are compared by their parts.
 _ALWAYS = ("plan.cache_salt", "workload.seed", "environment.started_at", "environment.command")
 _FLEETING = {"pid", "started_at", "clocks", "directory", "backends"}
 
@@ -81,7 +81,7 @@ class Diff:
 
 
 def diff(before: Series, after: Series, made_before: Mapping[str, Any], made_after: Mapping[str, Any]) -> Diff:
-    """`made_...`: what else is known of how each was made, in any nesting."""
+    """`made_...`: further facts about the making of each, in any nesting."""
     pairs, unmatched = _paired(before.points, after.points)
     made = made_of((before, after), (made_before, made_after))
     return Diff(made, _judged(pairs, _unlike(before, after)), unmatched)
@@ -97,7 +97,7 @@ def diff_of_many(sides: Sequence[Series]) -> list[list[Pair]]:
 
 
 def made_of(sides: Sequence[Series], more: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """How the sides were made where that differs: what, and its value for each. `more`: what else is known of each."""
+    """Differences in how the sides were made: key, and its value for each. `more`: further facts of each."""
     found = [
         dict(_flat({"plan": one.plan, "environment": one.environment.model_dump(), **its}))
         for one, its in zip(sides, more, strict=True)
@@ -124,7 +124,7 @@ def _judged(pairs: Sequence[Pair], unlike: Collection[str]) -> list[Pair]:
                 known[place, change.figure] = Significance.REDEFINED
             elif pair.before.valid and pair.after.valid and can_tell(len(before), len(after)):
                 known[place, change.figure] = Significance.NO
-                if len({*before, *after}) > 1:  # what is always the same is no test
+                if len({*before, *after}) > 1:  # a constant value is no test
                     p_values[place, change.figure] = mann_whitney(before, after)
     known |= dict.fromkeys(significant(p_values), Significance.YES)
     return [
@@ -140,7 +140,7 @@ def _judged(pairs: Sequence[Pair], unlike: Collection[str]) -> list[Pair]:
 
 
 def _paired(before: Sequence[Point], after: Sequence[Point]) -> tuple[list[Pair], list[str]]:
-    """By target and load; a single target, or a single load, is the other's whatever it is called."""
+    """By target and load; a single target, or a single load, matches the other's under any name."""
     places = []
     for points in (before, after):
         one_target = all(len({point.target for point in side}) == 1 for side in (before, after))
@@ -196,7 +196,7 @@ def colour(change: Change) -> str | None:
 
 
 def change_text(change: Change) -> str:
-    """In percent of what it was."""
+    """The change in percent of the former value."""
     if change.before.median == change.after.median:
         return "same"
     return "from zero" if change.relative is None else f"{change.relative:+.1%}"
@@ -211,7 +211,7 @@ class RuleError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FailRule:
-    """Fails what is above or below the bound: the value itself, its change, or its change in percent."""
+    """Fails above or below the bound: of the value itself, its change, or its change in percent."""
 
     text: str
     figure: str
@@ -260,7 +260,7 @@ def rule_of(text: str) -> FailRule:
 
 
 def broken(rules: Sequence[FailRule], pairs: Sequence[Pair]) -> list[str]:
-    """What each rule finds, pair by pair. Figures that cannot be believed, or are not there, break it."""
+    """The findings of each rule, pair by pair. Untrustworthy or missing figures break it."""
     if not pairs:
         return ["nothing was measured in both"] if rules else []
     return [text for rule in rules for pair in pairs for text in _broken(rule, pair)]

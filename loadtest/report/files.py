@@ -39,7 +39,7 @@ _PASSED = {"ok": True, "failed": False}
 
 
 class _SavedFinding(BaseModel):
-    """A check as checkpoint.json has it; what else it holds is not read."""
+    """A check in the form of checkpoint.json; its other fields are not read."""
 
     name: str
     status: str
@@ -178,7 +178,7 @@ def write_series(series: Series, folder: Path) -> list[Path]:
 
 
 def write_summary(results: Results, folder: Path) -> list[Path]:
-    """What a single run comes to, for other programs to read; after its checkpoint, where it has one."""
+    """The result of a single run, for other programs to read; after its checkpoint, if it has one."""
     return _write(
         folder,
         {
@@ -189,7 +189,7 @@ def write_summary(results: Results, folder: Path) -> list[Path]:
 
 
 def write_results(results: Results, records: Sequence[Record], folder: Path) -> list[Path]:
-    """Writes into `folder`, made where it is missing; returns what was written."""
+    """Writes into `folder`, made if missing; returns the written results."""
     folder.mkdir(parents=True, exist_ok=True)
     figures, lines = folder / "results.json", folder / "requests.jsonl"
     figures.write_text(results.model_dump_json(indent=2) + "\n", encoding="utf-8")
@@ -200,7 +200,7 @@ def write_results(results: Results, records: Sequence[Record], folder: Path) -> 
 
 
 def write_page(results: Results, records: Sequence[Record], folder: Path) -> Path:
-    """With what the checkpoint beside it has, if there is one."""
+    """With the contents of the checkpoint next to it, if there is one."""
     (written,) = _write(folder, {PAGE_NAME: page(results, records, _checkpoint(folder))})
     return written
 
@@ -231,7 +231,7 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a folder holds: a series, or a run, which can be read as a series of one as well."""
+    """The contents of a folder: a series, or a run, which can be read as a series of one as well."""
 
     name: str
     folder: Path

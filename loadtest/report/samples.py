@@ -1,4 +1,4 @@
-"""What was watched beside the load, in words and pictures."""
+"""The samples taken during the load, in words and charts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def samples_rows(samples: Samples) -> list[tuple[str, str]]:
 
 
 def sample_charts(samples: Samples, time: Axis) -> Iterator[Chart]:
-    """GPU utilisation, requests in the engines, how full their KV caches were and what was found in them."""
+    """GPU utilisation, requests in the engines, and the usage and hits of their KV caches."""
     if samples.gpus:
         lines = [(gpu.name, gpu.at, gpu.utilization_percent) for gpu in samples.gpus]
         yield from _chart(
@@ -97,7 +97,7 @@ def on_one_grid(lines: Sequence[_Line], length_seconds: float) -> list[list[Poin
 
 
 def _held(cells: Mapping[int, list[float]], cell: int) -> list[float] | None:
-    """A reading that came a moment late leaves no gap."""
+    """A slightly late reading leaves no gap."""
     return cells.get(cell) or cells.get(cell - 1)
 
 
@@ -117,7 +117,7 @@ def _percents(ratios: Sequence[float | None]) -> list[float | None]:
 def _recent_ratio(
     at: Sequence[float], parts: Sequence[float | None], wholes: Sequence[float | None]
 ) -> list[float | None]:
-    """What two totals gained over the last seconds, one as a share of the other; None where nothing was gained."""
+    """The growth of two totals over the last seconds, one as a share of the other; None without growth."""
     ratios: list[float | None] = []
     since = 0
     for index, moment in enumerate(at):

@@ -1,4 +1,4 @@
-"""The schema of results.json, and the versions of what its figures mean.
+"""The schema of results.json, and the versions of its figures' definitions.
 
 Latencies are milliseconds, moments are seconds from the start of the run.
 """
@@ -129,7 +129,7 @@ class Streaming(StrictModel):
 
 
 class Stall(StrictModel):
-    """A stretch in which nothing came for any of the requests in flight."""
+    """A stretch without data for any of the requests in flight."""
 
     start: float
     seconds: float
@@ -218,7 +218,7 @@ class GpuSeries(StrictModel):
 
 
 class BackendGauges(StrictModel):
-    """What a gateway reported of one backend, at the moments of its page."""
+    """A gateway's reports of one backend, at the moments of its page."""
 
     in_flight: list[float | None] = Field(default_factory=list)
     limit: list[float | None] = Field(default_factory=list, description="Sequences that it may have.")
@@ -241,7 +241,7 @@ class PageSeries(StrictModel):
 
 
 class Samples(StrictModel):
-    """What was watched beside the load."""
+    """Samples taken during the load."""
 
     gpus: list[GpuSeries]
     no_gpu: str | None = Field(description="Why no GPU was seen, or no longer.")
@@ -326,13 +326,13 @@ class Figures(StrictModel):
 
 
 class Results(Figures):
-    """One run: the figures and what to think of them."""
+    """One run: the figures and their assessment."""
 
     verdict: Verdict
 
 
 class Bounds(BaseModel):
-    """What a run must keep to for it to pass."""
+    """The conditions for a run to pass."""
 
     model_config = ConfigDict(frozen=True)
 

@@ -61,7 +61,7 @@ def series_charts(series: Runs) -> list[Chart]:
 
 
 def trade_off(series: Runs) -> list[Chart]:
-    """Throughput against latency, and against what each user gets; a point a load. The note has the best load."""
+    """Throughput against latency, and against each user's throughput; a point a load. The note has the best load."""
     rate = next(
         (name for name in _TOTALS if any(_median(point, name) for point in series.points)), "requests_per_second"
     )
@@ -119,7 +119,7 @@ def _offered(point: Measured) -> float:
 
 
 def _best(points: Sequence[Measured]) -> Measured | None:
-    """The load with the most goodput of those that passed, or else of all valid ones; None without an SLO."""
+    """The load with the most goodput of passed ones, or else of all valid ones; None without an SLO."""
     measured = [one for one in points if one.valid and _median(one, _GOODPUT)]
     good = [one for one in measured if one.passed and one.passed == one.valid] or measured
     return max(good, key=lambda one: _median(one, _GOODPUT), default=None)
@@ -136,7 +136,7 @@ def _note_of(best: Measured | None, points: Sequence[Measured]) -> str:
 
 
 def _overlap(one: Measured, other: Measured) -> bool:
-    """Whether the goodput of both may be the same, as far as their intervals are known."""
+    """Whether the goodput of both may be the same, by their known intervals."""
     first, second = (each.figures[_GOODPUT].interval if _GOODPUT in each.figures else None for each in (one, other))
     return first is not None and second is not None and first[0] <= second[1] and second[0] <= first[1]
 
@@ -277,7 +277,7 @@ def _note(points: Sequence[Measured]) -> str:
 
 
 def whisker(spread: Spread) -> Interval:
-    """What is drawn at a point: its 95 % confidence interval, or the point alone where none is known."""
+    """The interval drawn at a point: its 95 % confidence interval, or the point alone if none is known."""
     return spread.interval or (spread.median, spread.median)
 
 

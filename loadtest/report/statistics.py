@@ -1,6 +1,6 @@
 """Percentiles, means, intervals and significance tests of repeated runs. Pure.
 
-A percentile is a value that was measured (nearest rank), never one in between.
+A percentile is a measured value (nearest rank), never interpolated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Key = TypeVar("Key", bound=Hashable)
 
 ALPHA = 0.05
 FEWEST = 4  # runs of each of two sides that can differ significantly at all
-# Beyond so many values the normal approximation of the rank sum is as good as its exact distribution.
+# Beyond this number of values the normal approximation of the rank sum is as good as its exact distribution.
 _MOST_EXACT = 60
 
 
@@ -78,7 +78,7 @@ def can_tell(first: int, other: int) -> bool:
 
 
 def significant(p_values: Mapping[Key, float]) -> set[Key]:
-    """Those that hold when all are looked at together (Benjamini and Hochberg).
+    """The significant ones among multiple tests (Benjamini and Hochberg).
 
     If nothing differs, any is named in at most 5 % of the cases. Of those that are named, at most 5 % are chance on
     average.

@@ -1,4 +1,4 @@
-"""What the figures of a run are of: engines with versions and flags, GPUs, load, checks; from its checkpoint. Pure."""
+"""The tested system of a run: engines with versions and flags, GPUs, load, checks; from its checkpoint. Pure."""
 
 from __future__ import annotations
 

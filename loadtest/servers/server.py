@@ -38,7 +38,7 @@ _ERROR_LINE = re.compile(r".* ERROR [^\]]*\] \S*(?:Error|Exception|Interrupt)\b"
 
 
 class ServerFailed(Exception):
-    """A server did not start, or has ended by itself: `why`, and in `log` what it said last."""
+    """A server did not start, or has ended by itself: `why`, and its last output in `log`."""
 
     def __init__(self, why: str, log: Sequence[str] = ()) -> None:
         super().__init__("\n".join([f"{why}; its log ends with:", *log]) if log else why)
@@ -48,7 +48,7 @@ class ServerFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a server is started, and how it is known to be ready. `apart`: what it prints is kept beside its errors."""
+    """The start of a server, and its check for readiness. `apart`: its output is kept in a file next to its errors."""
 
     command: Sequence[str]
     url: str
@@ -65,7 +65,7 @@ class Launch:
 class Server:
     """Runs inside its block, or from `start` to `stop`; `start` starts it again at the same address.
 
-    `on_poll` is called with the seconds of waiting, and what it raises ends the wait.
+    `on_poll` is called with the seconds of waiting; its errors end the wait.
     """
 
     def __init__(self, how: Launch, log: Path, on_poll: Callable[[float], None] | None = None) -> None:
@@ -98,14 +98,14 @@ class Server:
         return self._started().pid
 
     def exit_code(self) -> int | None:
-        """What it ended with; None while it runs."""
+        """Its exit code; None while it runs."""
         return self._started().poll()
 
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start it; returns at once. Raises ServerFailed."""
+        """Start it; returns immediately. Raises ServerFailed."""
         if self.is_running():
             raise ServerFailed(f"{self.launch.name} is running")
         how = self.launch
@@ -122,11 +122,11 @@ class Server:
             raise ServerFailed(f"cannot start {how.command[0]}: {error.strerror}") from None
 
     def wait_ready(self) -> None:
-        """Return once it serves. Raises ServerFailed, and what `on_poll` raises."""
+        """Return once it serves. Raises ServerFailed, and the errors of `on_poll`."""
         self.wait_until(lambda: serves(self.url + self.launch.ready_path))
 
     def wait_until(self, ready: Callable[[], bool]) -> None:
-        """Return once that holds. Raises ServerFailed, and what `on_poll` raises."""
+        """Return once that holds. Raises ServerFailed, and the errors of `on_poll`."""
         try:
             self.start_seconds = wait_until(ready, self.exit_code, self.launch.ready_seconds, self._on_poll)
         except ServerFailed as failed:
@@ -138,11 +138,11 @@ class Server:
             raise self._failed(f"ended by itself, exit code {code}")
 
     def terminate(self) -> None:
-        """Ask it to stop, as an orchestrator does; returns at once."""
+        """Request a stop, as an orchestrator does; returns immediately."""
         self._started().terminate()
 
     def stop(self, grace_seconds: float | None = None) -> bool:
-        """Terminate it, then kill what is left of its group. Whether the grace was enough; harmless if it is over."""
+        """Terminate it, then kill the rest of its group. Whether the grace was enough; harmless if it is over."""
         if self._process is None or self._guard is None:
             return True
         try:
@@ -166,13 +166,13 @@ class Server:
         self._signal(signal.SIGCONT)
 
     def wait_gone(self) -> None:
-        """Wait for all of its group: what it had in memory is free then."""
+        """Wait for all of its group: its memory is free then."""
         deadline = time.monotonic() + _GONE_SECONDS
         while self._is_left() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
     def log_end(self) -> list[str]:
-        """The exceptions in its log, and its last lines; what it printed where there are no errors."""
+        """The exceptions in its log, and its last lines; its output if there are no errors."""
         for path in (self.log, self._printed):
             lines = path.read_text(errors="replace").splitlines() if path.is_file() else []
             lines = [line[:_LINE_CHARS] for line in lines if line.strip()]
@@ -237,7 +237,7 @@ def wait_until(
     deadline_seconds: float,
     on_poll: Callable[[float], None] = lambda _elapsed_seconds: None,
 ) -> float:
-    """Seconds until the server whose exit code that is serves. Raises ServerFailed, and what ON_POLL raises."""
+    """Seconds until the server with this exit code serves. Raises ServerFailed, and the errors of ON_POLL."""
     started = time.monotonic()
     while not ready():
         elapsed = time.monotonic() - started
@@ -254,7 +254,7 @@ def wait_until(
 
 
 def open_direct(request: str | urllib.request.Request, timeout_seconds: float) -> Any:
-    """The answer, by no proxy. Raises OSError, of which HTTPError is one."""
+    """The answer, without a proxy. Raises OSError, including HTTPError."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     return direct.open(request, timeout=timeout_seconds)
 

@@ -27,7 +27,7 @@ from loadtest.sweep.space import Configuration
 
 
 def outcome(sweep: Sweep, *, finished: bool) -> SweepOutcome:
-    """What the sweep's folder holds for its plan."""
+    """The contents of the sweep's folder for its plan."""
     plan, space = sweep.plan, sweep.space
     winners, entries = [], []
     for workload in plan.workloads:
@@ -222,7 +222,7 @@ _LOG_LINES = 8
 
 
 def write_report(sweep: Sweep, found: SweepOutcome) -> list[Path]:
-    """Writes into the sweep's folder what all runs together say."""
+    """Writes the joint results of all runs into the sweep's folder."""
     folder = sweep.store.folder
     figures, page = folder / "sweep.json", folder / "report.md"
     figures.write_text(found.model_dump_json(indent=2) + "\n", encoding="utf-8")

@@ -51,16 +51,16 @@ class Pace:
     _shares: float = 0.0
 
     def started(self, seconds: float) -> None:
-        """A server took so long, stopping it included or not."""
+        """Record a server's duration, with or without its stop."""
         self._starts.append(seconds)
 
     def ran(self, seconds: float, share: float) -> None:
-        """A run of that share of a whole one took so long."""
+        """Record the duration of a run of that share of a whole one."""
         self._run_seconds += seconds
         self._shares += share
 
     def seconds_left(self, work: Work) -> float | None:
-        """None as long as nothing is known."""
+        """None before the first start, or the first run if runs remain."""
         if not self._starts or (work.shares and not self._shares):
             return None
         runs = work.shares * self._run_seconds / self._shares if work.shares else 0.0
@@ -69,7 +69,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A round under one workload: what was tried in it."""
+    """A round under one workload: its trials."""
 
     workload: Workload
     share: float
@@ -91,7 +91,7 @@ class Sweep:
     _site: CommandContext | None = None
 
     def carry_out(self) -> None:
-        """All rounds. Raises Stopped; what has ended by then is kept."""
+        """All rounds. Raises Stopped; finished runs are kept."""
         still = {workload.name: self.space.configurations for workload in self.plan.workloads}
         ahead = self.rounds()
         for place, this in enumerate(ahead):
@@ -106,7 +106,7 @@ class Sweep:
         return rounds(len(self.space.configurations), self.plan.halving if self.plan.search == "halving" else None)
 
     def found(self, stage: Stage, way: Way) -> dict[Configuration, Judged]:
-        """What the configurations of a stage came to; those that failed, or have not run, are not there."""
+        """The results of a stage's configurations, without failed or pending ones."""
         found = {}
         for configuration in stage.configurations:
             runs = [self.store.results(cell) for cell in self._cells(configuration, stage, way)]
@@ -139,7 +139,7 @@ class Sweep:
         ]
 
     def _expected(self, ahead: Sequence[Round]) -> Work:
-        """What later rounds will take: workloads may keep different configurations."""
+        """The expected work of later rounds: workloads may keep different configurations."""
         loads = len(self.plan.workloads)
         whole = loads * len(self.plan.through) * self.plan.repeat
         most = len(self.space.configurations)
@@ -267,7 +267,7 @@ class Sweep:
 
 
 def summary_line(found: Judged, plan: SweepPlan) -> str:
-    """What a configuration came to, in a line."""
+    """The result of a configuration, in a line."""
     parts = [f"{number(found.value)} {plan.objective.maximise.value.replace('_', ' ')}"]
     parts += [
         f"{name} p95 {milliseconds(1e3 * value)}"

@@ -1,4 +1,4 @@
-"""The schema of sweep.json: each configuration's figures, winners, and what ties with them."""
+"""The schema of sweep.json: each configuration's figures, winners, and their ties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SWEEP_SCHEMA_VERSION = 3
 
 
 class ConfigurationResult(StrictModel):
-    """A configuration under a workload: what it came to, or why it failed."""
+    """A configuration under a workload: its result, or the cause of its failure."""
 
     label: str
     flags: dict[str, FlagValue]
@@ -34,7 +34,7 @@ class ConfigurationResult(StrictModel):
 
 
 class Winner(StrictModel):
-    """The configuration with the best median within all bounds, and those that do not differ from it significantly."""
+    """The configuration with the best median within all bounds, and those with no significant difference to it."""
 
     workload: str
     label: str
@@ -47,7 +47,7 @@ class Winner(StrictModel):
 
 
 class SweepOutcome(StrictModel):
-    """A sweep: finished, or as far as it came."""
+    """A sweep, finished or partial."""
 
     schema_version: int = SWEEP_SCHEMA_VERSION
     finished: bool

@@ -28,13 +28,13 @@ class Configuration:
         return " ".join(f"{flag}={shown(value)}" for flag, value in self.flags) or "as it is"
 
     def arguments(self) -> list[str]:
-        """What is appended to the server's command line; the last word on a flag counts there."""
+        """The flags appended to the server's command line, where the last value of a flag counts."""
         return [word for flag, value in self.flags for word in spelled(flag, value)]
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What is tried, and what is not and why."""
+    """The configurations to try, and the excluded ones with reasons."""
 
     configurations: list[Configuration]
     left_out: list[tuple[Configuration, str]]
@@ -76,7 +76,7 @@ def space_of(plan: SweepPlan) -> Space:
 
 
 def fixed_flags(plan: SweepPlan) -> dict[str, FlagValue]:
-    """What the server's own command says, for the flags that a constraint may need."""
+    """The values in the server's own command of flags that a constraint may need."""
     if plan.serve.simulated is not None:
         return dict(plan.serve.simulated)
     return flags_in(plan.serve.command or [])
@@ -113,7 +113,7 @@ def gpus_of(flags: Mapping[str, FlagValue]) -> int:
 
 
 def _complaints(flags: Mapping[str, FlagValue], own: Mapping[str, FlagValue], plan: SweepPlan) -> Iterator[str]:
-    """Why a configuration is not worth a start. Only what is known counts: vLLM's defaults depend on the GPU."""
+    """The reason to skip a configuration. Only known values count: vLLM's defaults depend on the GPU."""
     for part in plan.exclude:
         if all(own.get(flag) == value and type(own.get(flag)) is type(value) for flag, value in part.items()):
             yield "excluded by the plan"

@@ -82,7 +82,7 @@ def environment(options: VllmOptions) -> dict[str, str]:
         "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": "1",
-        "TORCHDYNAMO_DISABLE": "1",  # compiling what `logprobs` needs holds the whole engine up for 17 s
+        "TORCHDYNAMO_DISABLE": "1",  # compiling the code of `logprobs` blocks the whole engine for 17 s
         **options.environment,
     }
 
@@ -119,11 +119,11 @@ class VllmProcess(Server):
 
     @property
     def kv_replay_endpoint(self) -> str:
-        """Where missed KV events can be asked for."""
+        """The endpoint of replays of missed KV events."""
         return f"tcp://{self.options.host}:{self.options.kv_replay_port}"
 
     def start(self) -> None:
-        """Start it; returns at once. Raises ServerFailed, also where vLLM or the model is not installed."""
+        """Start it; returns immediately. Raises ServerFailed, also if vLLM or the model is not installed."""
         python = self.launch.command[0]
         if not Path(python).exists():
             raise ServerFailed(f"{python} is missing; run: python -m loadtest.vllm_cpu.install")

@@ -1,8 +1,8 @@
-"""Requests of a file that are sent as they are: JSON lines of OpenAI bodies, or of OpenAI's batches.
+"""Requests of a file, sent unchanged: JSON lines of OpenAI bodies, or of OpenAI's batches.
 
-A line is a body, or has it under `body` with its `url` beside it. Beside the body there may be `timestamp` (when it
-came, as in traces), `session_id` (lines of one session are its turns, in their order) and `think_s` (the pause before
-the turn). Lines are read when they are due: of a file only the places of its lines are in memory.
+A line is a body, or has it under `body`, next to its `url`. Next to the body there may be `timestamp` (its arrival, as
+in traces), `session_id` (lines of one session are its turns, in their order) and `think_s` (the pause before the turn).
+Lines are read when they are due: of a file only the places of its lines are in memory.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DatasetError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RecordedLine:
-    """One line: the request, and what was recorded beside it."""
+    """One line: the request, and its recorded data."""
 
     recorded: Recorded
     at: float | None = None
@@ -48,7 +48,7 @@ class RecordedLine:
 
 
 def parsed_line(line: bytes) -> RecordedLine:
-    """Raises ValueError with what is wrong."""
+    """Raises ValueError for an invalid line, with the reason."""
     document = orjson.loads(line)
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
@@ -122,7 +122,7 @@ class BodyFile:
         return len(self._starts) if self._conversations is None else len(self._conversations)
 
     def lines(self, index: int) -> Iterator[RecordedLine]:
-        """The lines of a conversation, each read when it is asked for."""
+        """The lines of a conversation, each read on demand."""
         places = (index,) if self._conversations is None else self._conversations[index]
         for place in places:
             with self.path.open("rb", buffering=0) as file:
@@ -229,7 +229,7 @@ class BodiesSource(Source):
         return rng.expovariate(1 / self.spec.think_seconds) if self.spec.think_seconds else 0.0
 
     def warmup(self, index: int) -> Prompt:
-        """A short prompt of made-up words: one of the file would be cached."""
+        """A short prompt of made-up words: a prompt of the file would be cached."""
         return Prompt(NO_GROUP, prefix="", tail=self.distinct(f"warm-up {index}", self.spec.tail_tokens), max_tokens=8)
 
 
@@ -251,7 +251,7 @@ def _parts(lines: Iterator[RecordedLine]) -> Iterator[RecordedLine]:
 def _answer_places(
     known: tuple[int | None, ...], before: Sequence[Any], messages: Sequence[Any]
 ) -> tuple[int | None, ...]:
-    """For each turn before, which message is its answer; None for what is to stay as it was recorded."""
+    """For each earlier turn, the message that is its answer; None = keep the recorded one."""
     place = len(before)
     if not place or len(messages) <= place or list(messages[:place]) != list(before) or not _is_answer(messages[place]):
         return (None,) * (len(known) + 1)

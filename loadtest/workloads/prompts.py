@@ -44,7 +44,7 @@ _LATER = ("most_tail_tokens", "tokenizer", "audio_seconds")
 
 
 class SourceFile(BaseModel):
-    """A file that prompts are made from, and what was in it."""
+    """A source file of prompts, and its contents."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -62,7 +62,7 @@ class SourceFile(BaseModel):
 
 
 class WorkloadSpec(BaseModel):
-    """Sizes are asked in tokens and approximated by bytes; the report says what the server counted."""
+    """Sizes are requested in tokens and approximated by bytes; the report shows the server's counts."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,7 +85,7 @@ class WorkloadSpec(BaseModel):
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens asked for in one prompt, where all are alike; 0 where a file has the prompts."""
+        """Requested tokens of each prompt, if all are alike; 0 if a file has the prompts."""
         if self.kind in (WorkloadKind.BODIES, WorkloadKind.AUDIO):
             return 0
         if self.kind is WorkloadKind.SESSIONS and self.file is not None:
@@ -168,7 +168,7 @@ class Endpoint(StrEnum):
 
     @property
     def generates(self) -> bool:
-        """Whether it continues a prompt, up to a length that is asked for."""
+        """Whether it continues a prompt, up to a requested length."""
         return self in (Endpoint.CHAT, Endpoint.COMPLETIONS, Endpoint.RESPONSES)
 
     @property
@@ -178,7 +178,7 @@ class Endpoint(StrEnum):
 
     @property
     def streams(self) -> bool:
-        """Whether it can answer token by token; else with numbers, at once."""
+        """Whether it can answer token by token; else with numbers, in one piece."""
         return self.generates or self.takes_audio
 
     @property
@@ -209,7 +209,7 @@ class Recorded:
     answers_at: tuple[int | None, ...] = ()
 
     def after(self, answers: Sequence[str]) -> Recorded:
-        """With what the server answered to the turns before, in place of what was recorded."""
+        """With the server's answers to earlier turns, in place of the recorded ones."""
         said = {place: text for place, text in zip(self.answers_at, answers, strict=False) if text}
         if said.keys() <= {None}:
             return self
@@ -222,10 +222,10 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt: what its group shares (may be empty), then what is its own, and how long its answer is to be.
+    """One prompt: its group's shared part (may be empty), then its own, and the length of its answer.
 
-    `asked_tokens` is its length as planned; `history` is what was said between prefix and tail, in turns of user and
-    assistant; `inputs` are those of an embeddings request that has several; `audio` stands for all text.
+    `asked_tokens` is its length as planned; `history` has the turns of user and assistant between prefix and tail;
+    `inputs` are the texts of an embeddings request with several; `audio` stands for all text.
     """
 
     group: int
@@ -258,7 +258,7 @@ class Turn:
 class Source(ABC):
     """Every conversation of a workload, many of one turn, and prompts to warm up with that share no prefix with any.
 
-    `count` is how many there are (None: no end); `arrivals_seconds` is when they came, where that was recorded.
+    `count` is their number (None: no end); `arrivals_seconds` are the recorded arrivals, if any.
     """
 
     def __init__(self, spec: WorkloadSpec) -> None:
@@ -366,13 +366,13 @@ QUERY = "Which of these texts speaks of light and water?"
 
 
 def fingerprint(body: bytes) -> str:
-    """A short hash by which a body that was sent is known again."""
+    """A short hash that identifies a sent body."""
     return hashlib.sha256(body).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True)
 class BodyMaker:
-    """Turns prompts into bodies; what is the same for every request is set once."""
+    """Turns prompts into bodies; the constant part of requests is set once."""
 
     endpoint: Endpoint
     model: str
@@ -404,7 +404,7 @@ class BodyMaker:
         return orjson.dumps(fields | dict(self.extra))
 
     def _form(self, audio: Audio) -> bytes:
-        """What differs from another upload is the audio: there is no prefix cache to salt."""
+        """Uploads differ by their audio: there is no prefix cache to salt."""
         fields: dict[str, Any] = {"model": self.model, "response_format": "json"}
         if self.stream:
             fields |= {"stream": True, "stream_include_usage": True}
@@ -416,7 +416,7 @@ class BodyMaker:
         return b"".join(made) + f"--{_BOUNDARY}--\r\n".encode()
 
     def _recorded_fields(self, recorded: Recorded) -> dict[str, Any]:
-        """As recorded, but for the salt and what the user adds; a stream reports its usage."""
+        """As recorded, except for the salt and the user's additions; a stream reports its usage."""
         fields = {"model": self.model, **recorded.fields}
         if self.cache_salt:
             own = fields.get("cache_salt")

@@ -1,4 +1,4 @@
-"""Made traces of regimes that recorded ones do not have: `regime:NAME` stands in place of a trace file.
+"""Synthetic traces of regimes without recorded ones: `regime:NAME` replaces a trace file.
 
 Lengths are lognormal: a mean, and the deviation of the logarithm. Arrivals are a Poisson process. The same name and
 block size always make the same rows. Each is made at a rate near what four engines of the default size carry.
@@ -56,11 +56,11 @@ class _Prompts:
         return accumulate(iter(lambda: self.rng.expovariate(rate_per_second), None))
 
     def keys(self, tokens: int, prefix: _Keys = ()) -> _Keys:
-        """Of a prompt's full blocks, with the keys of what it begins with."""
+        """Of a prompt's full blocks, beginning with the keys of its opening."""
         return prefix + tuple(islice(self._keys, max(0, tokens // self._block_tokens - len(prefix))))
 
     def zipf(self, choices: Sequence[tuple[int, _Keys]]) -> tuple[int, _Keys]:
-        """One of the prefixes; the n-th is drawn 1/n times as often as the first."""
+        """A random prefix; the n-th is drawn 1/n times as often as the first."""
         return self.rng.choices(choices, [1 / (place + 1) for place in range(len(choices))])[0]
 
     def prefixes(self, number: int, mean: float, deviation: float, most: int) -> list[tuple[int, _Keys]]:

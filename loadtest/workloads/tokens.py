@@ -1,4 +1,4 @@
-"""A model's own tokenizer, on this machine: counts the tokens of texts, and cuts texts to so many of them."""
+"""A model's own tokenizer, on this machine: counts the tokens of texts, and cuts texts to a number of tokens."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _TRIED_TOKENS = (1, 2, 5, 30, 100, 300, 1000) * 2
 
 
 class TokenizerError(Exception):
-    """A tokenizer that cannot be loaded; the message says what to do."""
+    """A tokenizer that cannot be loaded; the message has the remedy."""
 
 
 class TokenOffsets(Protocol):
-    """What the tokenizer makes of a text: where each token begins and ends in it, in characters."""
+    """The tokens of a text: the beginning and end of each in it, in characters."""
 
     @property
     def offsets(self) -> list[tuple[int, int]]: ...
@@ -38,7 +38,7 @@ class TokenCounter:
         return self._encode(text).offsets
 
     def cut(self, text_of: Callable[[int], str], bytes_per_token: float, tokens: int) -> str:
-        """The beginning of a text that has exactly so many tokens; `text_of` gives that many bytes of it, or more.
+        """The beginning of a text with exactly this number of tokens; `text_of` gives that many bytes of it, or more.
 
         Some tokenizers cannot cut a text to every number: then it has one token more or less.
         """
@@ -62,7 +62,7 @@ class TokenCounter:
 
 
 class ExactProse:
-    """Texts of exact numbers of tokens out of one that was cut into tokens before: only their heads are counted.
+    """Texts of exact numbers of tokens out of a tokenized text: only their heads are counted.
 
     That holds for tokenizers that never join words, which is tried at the start; with others each text is counted.
     """

@@ -20,7 +20,7 @@ class TraceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One recorded request. `keys` are those of its prompt's full blocks, chained: equal keys mean equal prefixes.
+    """One recorded request. `keys` are of its prompt's full blocks, chained: equal keys mean equal prefixes.
 
     In a trace of sessions `at_seconds` is the session's start, and `think_seconds` the pause after the answer before.
     """
@@ -42,7 +42,7 @@ class Trace:
     rows: Sequence[Row]
     block_tokens: int
     _: KW_ONLY
-    tick_seconds: float = 0.0  # what its times are multiples of, if that is coarse
+    tick_seconds: float = 0.0  # the common divisor of its times, if coarse
     sessions: bool = field(default=False)
 
     @property
@@ -54,7 +54,7 @@ class Trace:
 
     @property
     def rate_per_second(self) -> float:
-        """Requests per second, as recorded; of sessions, what a steady stream of them makes."""
+        """Requests per second, as recorded; for sessions, the rate of a steady stream of them."""
         return len(self.rows) / self.span_seconds
 
 
@@ -71,7 +71,7 @@ _POWERS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 def read_trace(
     path: Path, block_tokens: int | None = None, limit: int | None = None, minutes: float | None = None
 ) -> Trace:
-    """The trace in `path`; its first line shows its format. `limit` rows, or those of the first `minutes`.
+    """The trace in `path`; its first line shows its format. `limit` rows, or the rows of the first `minutes`.
 
     Raises TraceError.
     """

@@ -29,14 +29,14 @@ from loadtest.workloads.prompts import Endpoint, WorkloadSpec
 _EVERY_SECONDS = 0.25
 _TIMEOUT = aiohttp.ClientTimeout(total=1.0)
 _ENDED = re.compile(r"^http_requests_total(\{[^}]*\}) (\S+)", re.MULTILINE)
-# An engine has its share again once it gets half of what it got before: routers that follow prefixes share unevenly.
+# An engine has its share again once it gets half of its former requests: routers that follow prefixes share unevenly.
 _OF_ITS_SHARE = 0.5
 _WINDOW_SECONDS = 2.0
 _FEWEST = 3
 
 
 def reached(page: str) -> float:
-    """Requests that have reached an engine: those that ended in whatever way, and those that it holds."""
+    """Requests that have reached an engine: ended ones of any outcome, and running ones."""
     ended = sum(
         float(value)
         for labels, value in _ENDED.findall(page)
@@ -48,13 +48,13 @@ def reached(page: str) -> float:
 
 @dataclass(slots=True)
 class Reached:
-    """What the engines said, by time; None where one said nothing."""
+    """The engines' reports, by time; None for an engine without one."""
 
     at: list[float] = field(default_factory=list)
     counts: list[tuple[float | None, ...]] = field(default_factory=list)
 
     def arrivals(self) -> list[tuple[float, ...]]:
-        """By engine, how many came since the look before; an engine that was started again counts from zero."""
+        """New requests since the last look, by engine; a restarted engine counts from zero."""
         rows: list[tuple[float, ...]] = []
         last: dict[int, float] = {}
         missed: set[int] = set()
@@ -200,7 +200,7 @@ async def _observe(engines: Engines, outage: Outage, plan: Plan) -> Observed:
 async def _go(engines: Engines, outage: Outage, watch: Watch, clock: Callable[[], float]) -> Moments:
     process = engines.processes[outage.engine]
     await asyncio.sleep(max(0.0, outage.gone - clock()))
-    await watch.look()  # what it counted is lost with it
+    await watch.look()  # its counts are lost with it
     gone = clock()
     await asyncio.to_thread(process.kill if outage.fault is Fault.KILL else process.suspend)
     await asyncio.sleep(max(0.0, outage.let_back - clock()))
@@ -273,6 +273,6 @@ class OutageLoad:
 
 
 def usual(kind: Kind, seconds: float | None = None) -> OutageLoad:
-    """What is left of two engines of that kind can carry it; real ones take long to start."""
+    """One of two engines of that kind can carry it; real ones take long to start."""
     load = OutageLoad(10.0, 45.0, 256) if kind is Kind.SIM else OutageLoad(1.5, 180.0, 64)
     return load if seconds is None else replace(load, seconds=seconds)

@@ -43,7 +43,7 @@ class Moments:
 
 
 def fate_of(record: Record, moments: Moments) -> Fate:
-    """Lost is what was not answered whole: refused, broken, or not answered within the client's patience."""
+    """Lost requests got no whole answer: refused, broken, or not answered within the client's patience."""
     if record.ok:
         # A whole answer does not separate waiting from length.
         began = record.sent if record.first_token is None else record.first_token
@@ -55,7 +55,7 @@ def fate_of(record: Record, moments: Moments) -> Fate:
         return Fate.AFTERWARDS
     if record.sent > moments.gone:
         return Fate.WHILE_AWAY
-    # What a client has of an answer cannot be taken back, so such a request cannot be sent again.
+    # The client's part of an answer cannot be taken back, so such a request cannot be sent again.
     return Fate.BEGUN if record.first_token is not None else Fate.NOT_BEGUN
 
 
@@ -72,7 +72,7 @@ def steered_away_seconds(records: Sequence[Record], moments: Moments) -> float:
 
 
 class Fault(StrEnum):
-    """What happens to one engine from a third to two thirds of the load."""
+    """The fault of one engine from a third to two thirds of the load."""
 
     KILL = "kill"
     HANG = "hang"

@@ -28,7 +28,7 @@ def usage(prompt_tokens: int, output_tokens: int, details: dict[str, Any] | None
 
 
 def final_chunk_usage(prompt_tokens: int, output_tokens: int, details: dict[str, Any] | None) -> dict[str, Any]:
-    """The `usage` object of a stream's last chunk, which leaves out what is null."""
+    """The `usage` object of a stream's last chunk, without null fields."""
     return {
         key: {name: count for name, count in value.items() if count is not None} if isinstance(value, dict) else value
         for key, value in usage(prompt_tokens, output_tokens, details).items()
@@ -262,13 +262,13 @@ class ChatEvents:
         return (before + text + end + self._usage(stop) + fingerprint + b"}\n\n",)
 
     def _call(self, choice: Choice, start: int, stop: int) -> tuple[bytes, bytes]:
-        """What a chunk of a tool's call has instead of text: the name at first, and a piece of the arguments."""
+        """The part of a chunk of a tool's call in place of text: the name at first, and a piece of the arguments."""
         arguments = choice.text(start, stop)
         call = {"function": {"arguments": arguments}} if start else _tool_call(choice, arguments)
         return self._head + b'{"index":%d,"delta":{"tool_calls":' % choice.index, orjson.dumps([{"index": 0, **call}])
 
     def closing(self) -> Sequence[bytes]:
-        """The chunk with the usage, if it was asked for."""
+        """The chunk with the usage, if requested."""
         if not self._sampling.include_usage:
             return ()
         outputs = sum(choice.sequence.output_tokens for choice in self._choices)

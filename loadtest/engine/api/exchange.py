@@ -15,7 +15,7 @@ from loadtest.engine.tokens import TokenisedText, from_ids
 
 Body: TypeAlias = dict[str, Any]
 
-# What vLLM's server and its CORS middleware add to every answer.
+# Headers that vLLM's server and its CORS middleware add to every answer.
 COMMON_HEADERS: Final = MappingProxyType({"Server": "uvicorn", "Vary": "Origin"})
 
 
@@ -61,7 +61,7 @@ async def read_json(request: web.BaseRequest) -> Body:
 
 
 def _read_leniently(raw: bytes) -> Any:
-    """What Python's parser accepts beyond the standard (NaN, lone surrogates), or the error in vLLM's words."""
+    """The value, including extensions of Python's parser (NaN, lone surrogates), or the error in vLLM's words."""
     try:
         return json.loads(raw)
     except json.JSONDecodeError as problem:
@@ -145,7 +145,7 @@ class EventStream:
 
     @property
     def congested(self) -> bool:
-        """Whether the client reads too slowly: what is to be sent should wait and be merged."""
+        """Whether the client reads too slowly: output should wait and be merged."""
         transport = self._request.transport if self._request else None
         return transport is None or transport.get_write_buffer_size() > _HIGH_WATER_BYTES
 
@@ -156,7 +156,7 @@ class EventStream:
             transport.write(b"".join([b"%x\r\n%b\r\n" % (len(event), event) for event in events]))
 
     async def drained(self) -> None:
-        """Wait until the client has read what was sent."""
+        """Wait until the client has read the sent output."""
         if self._request is not None:
             await self._request.writer.drain()
 
