@@ -1,5 +1,6 @@
 """What differs between tests of the gateway's Python and of its compiled build; ports for tests side by side."""
 
+import gc
 import os
 import re
 from collections.abc import Iterator
@@ -36,6 +37,12 @@ def pytest_configure() -> None:
         size = len(CHOSEN_PORTS) // workers
         first = CHOSEN_PORTS[int(worker) % workers * size]  # one that replaces another has a higher number
         os.environ["LOADTEST_PORTS"] = f"{first}-{first + size - 1}"
+
+
+def pytest_collection_finish() -> None:
+    """Keep the tests themselves out of collections of garbage: each of these would look through all of them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_report_header() -> str:
