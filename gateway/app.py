@@ -151,14 +151,17 @@ class Gateway:
             chain.from_iterable(each.batch_consumers() for each in features),
         )
 
+    def _switched_on(self, config: Config) -> list[FeatureEntry]:
+        """The features of a configuration that are not built yet."""
+        return [each for each in self._entries if each.name not in self.features and each.is_on(config)]
+
     def _build(self, config: Config) -> list[Feature]:
         """Build the features that a configuration switches on. Those that it switches off stay, and do nothing."""
         built = list[Feature]()
-        for entry in self._entries:
-            if entry.name not in self.features and entry.is_on(config):
-                feature = self.features[entry.name] = entry.found()(self.core)
-                self.core.connect(feature)
-                built.append(feature)
+        for entry in self._switched_on(config):
+            feature = self.features[entry.name] = entry.found()(self.core)
+            self.core.connect(feature)
+            built.append(feature)
         return built
 
     def _routes(self) -> RouteTable:
@@ -168,9 +171,8 @@ class Gateway:
     def _read(self) -> Config:
         """The configuration anew, in a thread, where new features are imported. Raises ConfigError."""
         config = self._load()
-        for entry in self._entries:
-            if entry.is_on(config):
-                entry.found()
+        for entry in self._switched_on(config):
+            entry.found()
         for feature in self.features.values():
             feature.read_ahead(config)
         return config

@@ -36,7 +36,7 @@ class FeatureEntry:
 
 
 def _always(_: Config) -> bool:
-    """It has routes, or pages of the admin port, which no reload can add."""
+    """Every gateway uses it, or it has pages of the admin port, which no reload can add."""
     return True
 
 

@@ -128,9 +128,7 @@ class HttpRequest:
         self.method = method
         self.path = path
         self.headers = headers
-        self.body = body
-        self.held_bytes = len(body)
-        self.keep_alive = True
+        self.take_body(body, True)
 
     def follow_trace(self, line: bytes) -> None:
         self.trace_line = line

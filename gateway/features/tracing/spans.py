@@ -42,8 +42,6 @@ _OPERATIONS = {
 }  # of the conventions for generative AI; others have the endpoint's name
 _GOOD = ("completed", "refused_by_backend")  # outcomes that are not the gateway's or a backend's failure
 _CLIENTS_FAULT = ("rejected", "rate_limited", "refused_by_backend")
-_PARENT_IS_OURS = SpanFlags.SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK
-_PARENT_IS_THE_CLIENTS = _PARENT_IS_OURS | SpanFlags.SPAN_FLAGS_CONTEXT_IS_REMOTE_MASK
 
 
 _REQUEST_ID = Attribute("gateway.request_id")
