@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, Field, StrictStr, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, StrictStr, ValidationError
 from pydantic_core import PydanticCustomError
 
 from gateway.core.errors import InvalidRequest
@@ -32,11 +32,23 @@ def _checked_window(window: str) -> str:
     return window
 
 
+def _whole(value: Any) -> int:
+    """Forms and queries have digits; no other spelling of a number is one."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    if type(value) is not int:
+        raise PydanticCustomError("whole_number", "must be a whole number")
+    return value
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
 class Expiry(BaseModel):
     """A lifetime that a client sets."""
 
     anchor: Literal["created_at"]
-    seconds: int = Field(ge=3600, le=2592000)
+    seconds: Whole = Field(ge=3600, le=2592000)
 
 
 class NewBatch(BaseModel):
@@ -62,14 +74,14 @@ class BatchesPage(BaseModel):
     """A page of a list of batches."""
 
     after: str | None = None
-    limit: int = Field(20, ge=1, le=100)
+    limit: Whole = Field(20, ge=1, le=100)
 
 
 class FilesPage(BaseModel):
     """A page of a list of files."""
 
     after: str | None = None
-    limit: int = Field(10000, ge=1, le=10000)
+    limit: Whole = Field(10000, ge=1, le=10000)
     order: Literal["asc", "desc"] = "desc"
     purpose: str | None = None
 
